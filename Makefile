@@ -1,0 +1,94 @@
+# Headway's commands. `make` alone prints them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+UV_VERSION := 0.13.7
+READY := $(VENV)/.ready
+CODE := $(wildcard src tests bench examples)
+
+# The commands that install into the environment must not be led astray by one that is active.
+unexport VIRTUAL_ENV
+# Trust whom the system trusts, as pip, curl and apt do.
+export UV_SYSTEM_CERTS ?= true
+
+.PHONY: help
+help: ## Print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: $(READY) ## Make .venv with everything that the other commands need
+
+$(UV): scripts/make-venv
+	@scripts/make-venv $(PYTHON) $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@touch $(UV)
+
+$(READY): $(UV) requirements.lock pyproject.toml
+	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $(READY)
+	@echo "Ready: $(BIN)/headway"
+
+.PHONY: demo
+demo: setup ## See schedules fire and jobs run, on SQLite, in a minute
+	@$(BIN)/headway demo $(ARGS)
+
+.PHONY: dev
+dev: setup ## Run scheduler and worker in one process for development
+	@$(BIN)/headway dev $(ARGS)
+
+.PHONY: check
+check: setup ## Style, types and architecture (a few seconds)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy $(CODE)
+	$(BIN)/pytest -q tests/tidy
+
+.PHONY: format
+format: setup ## Format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix-only --quiet $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+.PHONY: servers
+servers: ## Install PostgreSQL and PgBouncer where they are missing
+	@scripts/install-servers
+
+.PHONY: test
+test: setup servers check ## Everything: check, then all tests on SQLite and PostgreSQL
+	$(BIN)/pytest $(ARGS)
+
+.PHONY: test-fast
+test-fast: setup ## Unit tests, conformance on SQLite, architecture (no server, under a minute)
+	$(BIN)/pytest -q -m 'not slow and not postgres' $(wildcard tests/unit tests/conformance tests/tidy) $(ARGS)
+
+.PHONY: sim
+sim: setup ## Simulate many seeds (SEEDS=1000), or replay one (SEED=42)
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(ARGS)
+
+.PHONY: chaos
+chaos: setup servers ## Kill, freeze and restart real processes and a real PostgreSQL
+	$(BIN)/pytest tests/chaos $(ARGS)
+
+.PHONY: bench
+bench: setup servers ## Measure against the bare database (ARGS= for options)
+	$(BIN)/python -m bench $(ARGS)
+
+.PHONY: docs
+docs: setup ## Build the documentation into site/
+	$(BIN)/zensical build --clean --strict
+
+.PHONY: lock
+lock: $(UV) ## Renew requirements.lock from pyproject.toml (ARGS=--upgrade for newer releases)
+	@$(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' \
+		--all-extras --group dev pyproject.toml --output-file requirements.lock $(ARGS)
+
+.PHONY: clean
+clean: ## Remove what the commands made, .venv included
+	rm -rf $(VENV) site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

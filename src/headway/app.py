@@ -1,0 +1,574 @@
+"""Headway, the object that users hold: the registry of tasks and schedules, and the way into the store.
+
+Async inside, sync outside: every call that does I/O is a coroutine with a blocking twin named `…_sync`, a thin
+facade that submits the coroutine to a loop of its own in the background and works in threads and scripts alike.
+
+Schedules declared here belong to the app, by its name. `sync()` brings the store in line with what is declared and
+removes what this app declared before and no longer does; schedules of other apps, and those put by hand, stay.
+"""
+
+import asyncio
+import functools
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Generic, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from headway.clock import Clock
+from headway.errors import InvalidSchedule, InvalidTask, TaskNotFound
+from headway.instants import Instant, parse_duration, parse_instant, to_datetime
+from headway.lifecycle import Backoff, Status
+from headway.model import (
+    ATTEMPTS_MAX,
+    KEY_LENGTH_MAX,
+    PRIORITY_MAX,
+    Job,
+    NewJob,
+    Occurrence,
+    Schedule,
+    ScheduleSpec,
+    check_int,
+    check_name,
+    check_tags,
+    encode_args,
+)
+from headway.node import SchedulerNode, World
+from headway.scheduling.triggers import Cron, Trigger
+from headway.settings import Settings
+from headway.store import Store
+from headway.store.foreign import run_inside, run_inside_async
+from headway.store.queue import EnqueuedRow, enqueue
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SYNC_PAGE: Final = 200
+
+
+class Retry:
+    """How often and how soon a failed job is tried again: `Retry(max_attempts=3, backoff="5s..5m")`."""
+
+    __slots__ = ("backoff", "max_attempts")
+
+    def __init__(self, *, max_attempts: int = 3, backoff: str = "5s..5m") -> None:
+        self.max_attempts = check_int(max_attempts, "max_attempts", 1, ATTEMPTS_MAX)
+        self.backoff = Backoff.parse(backoff)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How one job differs from what its task says."""
+
+    queue: str = "default"
+    priority: int = 0
+    tenant: str = "default"
+    max_attempts: int = 1
+    backoff: Backoff | None = None
+    delay: int = 0
+    at: Instant | None = None
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    tx: Any = None
+
+    def changed(self, given: Mapping[str, Any]) -> "Options":
+        """Return these options with what a caller gives, checked."""
+        unknown = given.keys() - _OPTION_READERS.keys()
+        if unknown:
+            raise InvalidTask(f"unknown option {min(unknown)[:40]!r}; known are {', '.join(_OPTION_READERS)}")
+        read = {name: _OPTION_READERS[name](value) for name, value in given.items() if value is not None}
+        merged = replace(self, **read)
+        if merged.delay and merged.at is not None:
+            raise InvalidTask("delay and at exclude each other: say when in one way")
+        return merged
+
+
+_OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "queue": lambda value: check_name(value, "queue"),
+    "priority": lambda value: check_int(value, "priority", -PRIORITY_MAX, PRIORITY_MAX),
+    "tenant": lambda value: check_name(value, "tenant"),
+    "max_attempts": lambda value: check_int(value, "max_attempts", 1, ATTEMPTS_MAX),
+    "delay": lambda value: parse_duration(value, what="delay"),
+    "at": lambda value: parse_instant(value, what="at"),
+    "key": lambda value: check_name(value, "key", KEY_LENGTH_MAX),
+    "tags": check_tags,
+    "tx": lambda value: value,
+}
+
+
+class JobHandle:
+    """A job as it was when last looked at; `refresh` looks again."""
+
+    __slots__ = ("_app", "job")
+
+    def __init__(self, app: "Headway", job: Job) -> None:
+        self._app = app
+        self.job = job
+
+    @property
+    def id(self) -> str:
+        """The id of the job."""
+        return self.job.id
+
+    @property
+    def status(self) -> Status:
+        """Where the job is in its life."""
+        return self.job.status
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return self.job.task
+
+    @property
+    def args(self) -> Any:
+        """The arguments of the job."""
+        return msgspec.json.decode(self.job.args)
+
+    @property
+    def progress(self) -> int:
+        """How far the job is, in percent."""
+        return self.job.progress
+
+    @property
+    def run_at(self) -> datetime:
+        """When it may start."""
+        return to_datetime(self.job.run_at)
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was enqueued."""
+        return to_datetime(self.job.created_at)
+
+    async def refresh(self) -> "JobHandle":
+        """Read the job again."""
+        self.job = await (await self._app.store()).queue.get(self.id)
+        return self
+
+    def refresh_sync(self) -> "JobHandle":
+        """Read the job again."""
+        return self._app.blocking(self.refresh())
+
+    async def cancel(self, reason: str = "") -> "JobHandle":
+        """End the job, or ask it to stop when it runs."""
+        self.job = await (await self._app.store()).queue.cancel(self.id, author="api", reason=reason)
+        return self
+
+    def cancel_sync(self, reason: str = "") -> "JobHandle":
+        """End the job, or ask it to stop when it runs."""
+        return self._app.blocking(self.cancel(reason))
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.task} {self.status}>"
+
+
+class Task(Generic[P, R]):
+    """A registered callable. Calling it runs it here and now; `enqueue` makes a job of it."""
+
+    def __init__(self, app: "Headway", function: Callable[P, R], name: str, options: Options) -> None:
+        functools.update_wrapper(self, function)
+        self._app = app
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._options = options
+        self.name = name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function itself."""
+        return self._function(*args, **kwargs)
+
+    @property
+    def defaults(self) -> Options:
+        """What jobs of this task are enqueued with unless told otherwise."""
+        return self._options
+
+    def options(self, **given: Any) -> "Task[P, R]":
+        """Return the task with other options for its next jobs: delay, at, key, priority, queue, tenant, tags, tx."""
+        return Task(self._app, self._function, self.name, self._options.changed(given))
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+        """Enqueue a job with these arguments; it is durable when this returns (or when `tx` commits)."""
+        return (await self._app.enqueue_jobs([self._job(args, kwargs)], self._options.tx))[0]
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+        """Enqueue a job with these arguments; it is durable when this returns (or when `tx` commits)."""
+        return self._app.enqueue_jobs_sync([self._job(args, kwargs)], self._options.tx)[0]
+
+    async def enqueue_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[JobHandle]:
+        """Enqueue one job per set of arguments, all or none, at most 10,000."""
+        return await self._app.enqueue_jobs([self._job((), given) for given in arguments], self._options.tx)
+
+    def enqueue_many_sync(self, arguments: Iterable[Mapping[str, Any]]) -> list[JobHandle]:
+        """Enqueue one job per set of arguments, all or none, at most 10,000."""
+        return self._app.enqueue_jobs_sync([self._job((), given) for given in arguments], self._options.tx)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Name every argument as the function does, or say which one does not fit."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidTask(f"task {self.name!r}: {error}") from None
+        named = dict(bound.arguments)
+        for parameter in self._signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                named.update(named.pop(parameter.name, {}))
+        return named
+
+    def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:
+        return self._app.new_job(self.name, self.bind(args, kwargs), self._options)
+
+
+class _Portal:
+    """An event loop in the background that runs coroutines for callers who cannot await."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headway-portal", daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine over there and wait for its result."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise InvalidTask("a _sync call inside of Headway's own loop would wait for itself; await its twin instead")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+class Headway:
+    """The app: tasks, schedules and the store they live in."""
+
+    def __init__(
+        self,
+        store: str | None = None,
+        *,
+        name: str | None = None,
+        coordination: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.settings = settings or Settings.load({"store": store, "coordination": coordination})
+        self.name = check_name(name or self.settings.app or _calling_module(), "app name")
+        self.tasks: dict[str, Task[Any, Any]] = {}
+        self.declared: dict[str, ScheduleSpec] = {}
+        self._clock = Clock(node=f"app:{self.name}")
+        self._stores: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._portal: _Portal | None = None
+        self._lock = threading.Lock()
+
+    # --- definitions
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        retry: Retry | None = None,
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        retry: Retry | None = None,
+    ) -> Any:
+        """Register a function as a task; its name defaults to the function's."""
+        options = Options().changed({"queue": queue, "priority": priority, "tenant": tenant})
+        if retry is not None:
+            options = replace(options, max_attempts=retry.max_attempts, backoff=retry.backoff)
+
+        def register(callee: Callable[..., Any]) -> Task[..., Any]:
+            task_name = check_name(name or callee.__name__, "task")
+            if task_name in self.tasks:
+                raise InvalidTask(f"two tasks are named {task_name!r}; give one of them another name=")
+            self.tasks[task_name] = task = Task(self, callee, task_name, options)
+            return task
+
+        return register if function is None else register(function)
+
+    def schedule(
+        self,
+        name: str,
+        task: "Task[Any, Any] | str",
+        trigger: Trigger,
+        *,
+        args: Mapping[str, Any] | None = None,
+        **policies: Any,
+    ) -> ScheduleSpec:
+        """Declare when a task runs; `sync` (or a starting scheduler with this app) brings it into the store."""
+        check_name(name, "schedule name")
+        if name in self.declared:
+            raise InvalidSchedule(f"two schedules are named {name!r}")
+        self.declared[name] = spec = self._spec(task, trigger, args, policies)
+        return spec
+
+    def cron(
+        self, expr: str, *, name: str | None = None, tz: str = "UTC", dst: str = "shift", **policies: Any
+    ) -> Callable[[Callable[P, R] | Task[P, R]], Task[P, R]]:
+        """Register a function as a task that runs at the times of a cron text; the schedule has the task's name."""
+
+        def register(callee: Callable[P, R] | Task[P, R]) -> Task[P, R]:
+            task = callee if isinstance(callee, Task) else self.task(callee)
+            self.schedule(name or task.name, task, Cron(expr, tz=tz, dst=dst), **policies)  # type: ignore[arg-type]
+            return task
+
+        return register
+
+    def _spec(
+        self, task: "Task[Any, Any] | str", trigger: Trigger, args: Mapping[str, Any] | None, policies: dict[str, Any]
+    ) -> ScheduleSpec:
+        if isinstance(task, str):
+            if self.tasks and task not in self.tasks:
+                raise TaskNotFound(f"no task is named {task!r}; known are {', '.join(sorted(self.tasks)[:20])}")
+            task = self.tasks.get(task, task)
+        if isinstance(task, str):
+            return ScheduleSpec.build(task=task, trigger=trigger, args=dict(args or {}), **policies)
+        options = task.defaults
+        inherited = {
+            "queue": options.queue,
+            "priority": options.priority,
+            "tenant": options.tenant,
+            "max_attempts": options.max_attempts,
+            "backoff": options.backoff,
+        }
+        named = task.bind((), dict(args or {}))
+        return ScheduleSpec.build(task=task.name, trigger=trigger, args=named, **(inherited | policies))
+
+    # --- the store
+
+    async def store(self) -> Store:
+        """Return the store of the running event loop, opened on first use."""
+        loop = asyncio.get_running_loop()
+        opening = self._stores.get(loop)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
+            opening = loop.create_task(
+                Store.open(self.settings.store, self._clock, synchronous=self.settings.sqlite_synchronous)
+            )
+            self._stores[loop] = opening
+        return await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        """Close the store of the running event loop."""
+        opening = self._stores.pop(asyncio.get_running_loop(), None)
+        if opening is not None:
+            await (await opening).close()
+
+    async def __aenter__(self) -> "Headway":
+        await self.store()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def blocking(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine on the background loop and wait for it."""
+        with self._lock:
+            if self._portal is None:
+                self._portal = _Portal()
+        return self._portal.call(coroutine)
+
+    # --- jobs
+
+    def new_job(self, task: str, args: Mapping[str, Any], options: Options) -> NewJob:
+        """Make a job that is checked and ready to be handed in."""
+        return NewJob(
+            id=self._clock.new_id("job"),
+            task=task,
+            args=encode_args(args),
+            tenant=options.tenant,
+            queue=options.queue,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            backoff=options.backoff,
+            key=options.key,
+            tags=options.tags,
+            delay=options.delay,
+            run_at=options.at,
+        )
+
+    async def enqueue_jobs(self, jobs: list[NewJob], tx: Any = None) -> list[JobHandle]:
+        """Hand in jobs, all or none; inside the caller's transaction when `tx` is its connection."""
+        if tx is not None:
+            rows = await run_inside_async(tx, lambda: enqueue(jobs), self._dialect)
+        else:
+            rows = await (await self.store()).queue.enqueue(jobs)
+        return [self._handle(job, row) for job, row in zip(jobs, rows, strict=True)]
+
+    def enqueue_jobs_sync(self, jobs: list[NewJob], tx: Any = None) -> list[JobHandle]:
+        """Hand in jobs, all or none; inside the caller's transaction when `tx` is its connection."""
+        if tx is None:
+            return self.blocking(self.enqueue_jobs(jobs))
+        rows = run_inside(tx, lambda: enqueue(jobs), self._dialect)
+        return [self._handle(job, row) for job, row in zip(jobs, rows, strict=True)]
+
+    async def enqueue(self, task: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobHandle:
+        """Enqueue a job by the name of its task, which need not be known here."""
+        known = self.tasks.get(task)
+        chosen = (known.defaults if known else Options()).changed(options)
+        named = known.bind((), dict(args or {})) if known else dict(args or {})
+        job = self.new_job(check_name(task, "task"), named, chosen)
+        return (await self.enqueue_jobs([job], chosen.tx))[0]
+
+    def enqueue_sync(self, task: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobHandle:
+        """Enqueue a job by the name of its task, which need not be known here."""
+        return self.blocking(self.enqueue(task, args, **options))
+
+    async def job(self, job_id: str) -> JobHandle:
+        """Look up a job by its id, or by the beginning of it."""
+        return JobHandle(self, await (await self.store()).queue.get(job_id))
+
+    def job_sync(self, job_id: str) -> JobHandle:
+        """Look up a job by its id, or by the beginning of it."""
+        return self.blocking(self.job(job_id))
+
+    async def jobs(
+        self,
+        *,
+        status: str | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        tenant: str | None = None,
+        schedule: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> list[JobHandle]:
+        """Return a page of jobs, newest first; `before` is the last id of the page before."""
+        found = await (await self.store()).queue.page(
+            status=status, task=task, queue=queue, tenant=tenant, schedule=schedule, before=before, limit=limit
+        )
+        return [JobHandle(self, job) for job in found]
+
+    def jobs_sync(self, **filters: Any) -> list[JobHandle]:
+        """Return a page of jobs, newest first."""
+        return self.blocking(self.jobs(**filters))
+
+    async def cancel(self, job_id: str, reason: str = "") -> JobHandle:
+        """End a job, or ask it to stop when it runs."""
+        return await (await self.job(job_id)).cancel(reason)
+
+    def cancel_sync(self, job_id: str, reason: str = "") -> JobHandle:
+        """End a job, or ask it to stop when it runs."""
+        return self.blocking(self.cancel(job_id, reason))
+
+    # --- schedules
+
+    async def put_schedule(
+        self,
+        name: str,
+        *,
+        task: "Task[Any, Any] | str",
+        trigger: Trigger,
+        args: Mapping[str, Any] | None = None,
+        **policies: Any,
+    ) -> Schedule:
+        """Create or change a schedule at run time; it belongs to nobody's code and is never removed by `sync`."""
+        spec = self._spec(task, trigger, args, policies)
+        store = await self.store()
+        await store.schedules.put(check_name(name, "schedule name"), spec, author=f"app:{self.name}")
+        return await store.schedules.get(name)
+
+    def put_schedule_sync(
+        self,
+        name: str,
+        *,
+        task: "Task[Any, Any] | str",
+        trigger: Trigger,
+        args: Mapping[str, Any] | None = None,
+        **policies: Any,
+    ) -> Schedule:
+        """Create or change a schedule at run time."""
+        return self.blocking(self.put_schedule(name, task=task, trigger=trigger, args=args, **policies))
+
+    async def remove_schedule(self, name: str) -> bool:
+        """Remove a schedule from now on; False when there was none."""
+        return await (await self.store()).schedules.remove(name, author=f"app:{self.name}")
+
+    def remove_schedule_sync(self, name: str) -> bool:
+        """Remove a schedule from now on; False when there was none."""
+        return self.blocking(self.remove_schedule(name))
+
+    async def occurrences(self, schedule: str, *, limit: int = 50) -> list[Occurrence]:
+        """Return what was decided for a schedule, newest first."""
+        return await (await self.store()).ledger.occurrences(schedule, limit=limit)
+
+    def occurrences_sync(self, schedule: str, *, limit: int = 50) -> list[Occurrence]:
+        """Return what was decided for a schedule, newest first."""
+        return self.blocking(self.occurrences(schedule, limit=limit))
+
+    async def sync(self) -> dict[str, str]:
+        """Bring the store in line with the schedules declared here; return what became of each."""
+        store = await self.store()
+        author = f"app:{self.name}"
+        done = {
+            name: await store.schedules.put(name, spec, owner=self.name, author=author, may_be_over=True)
+            for name, spec in self.declared.items()
+        }
+        after = ""
+        while page := await store.schedules.page(owner=self.name, after=after, limit=SYNC_PAGE):
+            after = page[-1].name
+            for name in (schedule.name for schedule in page if schedule.name not in self.declared):
+                if await store.schedules.remove(name, author=author, owner=self.name):
+                    done[name] = "removed"
+        return done
+
+    def sync_sync(self) -> dict[str, str]:
+        """Bring the store in line with the schedules declared here; return what became of each."""
+        return self.blocking(self.sync())
+
+    def _handle(self, job: NewJob, row: EnqueuedRow) -> JobHandle:
+        return JobHandle(
+            self,
+            Job(
+                id=row.id,
+                task=job.task,
+                status=Status(row.status),
+                tenant=job.tenant,
+                queue=job.queue,
+                priority=job.priority,
+                args=job.args,
+                created_at=row.created_at,
+                run_at=row.run_at,
+                max_attempts=job.max_attempts,
+                key=job.key,
+                tags=job.tags,
+            ),
+        )
+
+    @property
+    def _dialect(self) -> str:
+        return "sqlite" if self.settings.store.startswith("sqlite") else "postgresql"
+
+
+def _calling_module() -> str:
+    """Name an app after the module that makes it, so that two services never take each other for themselves."""
+    frame = sys._getframe(2)
+    module = str(frame.f_globals.get("__name__", "app"))
+    return Path(frame.f_code.co_filename).stem or "app" if module == "__main__" else module
+
+
+def new_node_id(clock: Clock) -> str:
+    """Make the id of a process incarnation."""
+    return clock.new_id("node")
+
+
+def scheduler_node(store: Store, settings: Settings, clock: Clock, version: str = "") -> SchedulerNode:
+    """Wire the scheduler role to a store. The clock must be the one the store was opened with."""
+    world = World(ledger=store.ledger, queue=store.queue, leases=store.leases, nodes=store.nodes, watch=store.watch)
+    return SchedulerNode(world, settings, clock, version=version)

@@ -1,0 +1,169 @@
+"""Who acts: leases on roles, trusted no longer than can be known.
+
+An elector tries to hold the lease of each role it is asked for. There are two states per role and four ways between
+them:
+
+                    acquired
+      FOLLOWER ───────────────────▶ LEADER
+          ▲   lost · not trusted ·     │
+          └── stood still · released ──┘
+
+*Trust.* A term is trusted until (monotonic time when the request was *sent*) + lease − margin. The answer may have taken
+long, the process may have been frozen in between; counting from the sending can only be too careful. Past that moment
+the term counts as lost without waiting to hear "no". The store checks the token again with every write, so a holder that
+is wrong about its term wastes work and does no harm.
+
+*Standing still.* A process can be alive and renew its leases while the loop that should do the work hangs. Before every
+renewal the elector asks how long that loop has been silent, and steps down when it is longer than the lease.
+
+*Sharing.* With several shards and several nodes each node takes at most its fair share, so that a newcomer finds work and
+a dead node's shards go to the living.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headway.clock import Clock
+from headway.events import TermLost, TermWon, emit
+from headway.instants import SECOND, Duration
+from headway.model import Lease
+from headway.ports import Fence, Leases
+
+RENEWALS_PER_LEASE: Final = 3
+MARGIN: Final = 0.2  # The part of a lease in which its holder no longer trusts it.
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A lease on a role, and the monotonic time until which it can be trusted."""
+
+    lease: Lease
+    trusted_until: float
+
+
+class Elector:
+    """Holds the leases of roles for one node. `tick` is run by a `Loop`."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        *,
+        clock: Clock,
+        node_id: str,
+        node_name: str,
+        duration: Duration,
+        silence_s: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._leases = leases
+        self._clock = clock
+        self._node_id = node_id
+        self._node_name = node_name
+        self._duration = duration
+        self._silence_s = silence_s
+        self._on_change = on_change
+        self._terms: dict[str, Term] = {}
+        self._roles: tuple[str, ...] = ()
+        self._share = 0
+        self._resting_until = 0.0
+
+    def seek(self, roles: Sequence[str], share: int) -> None:
+        """Say which roles to try for, and how many of them at most."""
+        self._roles = tuple(roles)
+        self._share = share
+
+    def held(self) -> dict[str, Lease]:
+        """Return the leases that can be trusted at this moment."""
+        now = self._clock.monotonic()
+        return {role: term.lease for role, term in self._terms.items() if now < term.trusted_until}
+
+    def fence(self, roles: Sequence[str]) -> Fence:
+        """Return what a write under these roles has to be checked against."""
+        return Fence(holder=self._node_id, tokens={role: self._terms[role].lease.token for role in roles})
+
+    def lose(self, reason: str) -> None:
+        """Give up every term at once, without talking to the store: somebody said that they are not ours."""
+        for role in tuple(self._terms):
+            self._drop(role, reason)
+
+    async def tick(self) -> float:
+        """Renew what is held, try for what is not, and return when to do so again."""
+        self._drop_untrusted()
+        if self._stands_still():
+            await self._step_down("the loop stands still")
+        else:
+            await self._renew()
+            await self._give_up_surplus()
+            await self._acquire()
+        return self._duration / SECOND / RENEWALS_PER_LEASE
+
+    async def resign(self) -> None:
+        """Hand every lease over at once: somebody else can have it without waiting."""
+        await self._step_down("released")
+
+    def _stands_still(self) -> bool:
+        now = self._clock.monotonic()
+        if self._silence_s() > self._duration / SECOND:
+            self._resting_until = now + self._duration / SECOND  # Let somebody else try first.
+        return now < self._resting_until
+
+    def _drop_untrusted(self) -> None:
+        now = self._clock.monotonic()
+        for role, term in tuple(self._terms.items()):
+            if now >= term.trusted_until:
+                self._drop(role, "not renewed in time")
+
+    async def _renew(self) -> None:
+        if not self._terms:
+            return
+        sent = self._clock.monotonic()
+        renewed = await self._leases.renew([term.lease for term in self._terms.values()], duration=self._duration)
+        self._trust(renewed, sent)
+        for role in self._terms.keys() - {lease.name for lease in renewed}:
+            self._drop(role, "taken by somebody else")
+
+    async def _acquire(self) -> None:
+        room = self._share - len(self._terms)
+        wanted = [role for role in self._roles if role not in self._terms]
+        if room <= 0 or not wanted:
+            return
+        if len(wanted) > room:  # Everybody begins elsewhere, or all would fight for the first one.
+            self._clock.chance.shuffle(wanted)
+        sent = self._clock.monotonic()
+        for role in wanted:
+            if room <= 0:
+                return
+            won = await self._leases.acquire(
+                [role], holder=self._node_id, holder_name=self._node_name, duration=self._duration
+            )
+            self._trust(won, sent)
+            for lease in won:
+                room -= 1
+                emit(TermWon(node=self._node_id, role=lease.name, token=lease.token))
+                self._on_change()
+            sent = self._clock.monotonic()
+
+    async def _give_up_surplus(self) -> None:
+        surplus = sorted(self._terms)[self._share :] + [role for role in self._terms if role not in self._roles]
+        if surplus:
+            await self._release(dict.fromkeys(surplus), "left to another node")
+
+    async def _step_down(self, reason: str) -> None:
+        await self._release(self._terms, reason)
+
+    async def _release(self, roles: dict[str, None] | dict[str, Term], reason: str) -> None:
+        leases = [self._terms[role].lease for role in roles]
+        for role in tuple(roles):
+            self._drop(role, reason)  # Before the store hears of it: nobody may act on it any more.
+        await self._leases.release(leases)
+
+    def _trust(self, leases: Sequence[Lease], sent: float) -> None:
+        until = sent + self._duration / SECOND * (1 - MARGIN)
+        for lease in leases:
+            self._terms[lease.name] = Term(lease, until)
+
+    def _drop(self, role: str, reason: str) -> None:
+        term = self._terms.pop(role)
+        emit(TermLost(node=self._node_id, role=role, token=term.lease.token, reason=reason))
+        self._on_change()

@@ -1,0 +1,61 @@
+"""The heartbeat: a node says that it lives, hears the store's time, listens for others and learns who they are."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+from headway.clock import Clock
+from headway.instants import SECOND, Duration
+from headway.model import JsonObject, Node
+from headway.ports import Nodes, WakeUps
+
+BEAT_S: Final = 2.0
+WATCH_CHECK_S: Final = 10.0
+
+
+class Heartbeat:
+    """Keeps one node's row and its ears alive. `tick` is run by a `Loop`."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        listen: Callable[[], Awaitable[WakeUps]],
+        node: Node,
+        *,
+        clock: Clock,
+        lease: Duration,
+        state: Callable[[], JsonObject],
+        on_peers: Callable[[list[Node]], None],
+    ) -> None:
+        self._nodes = nodes
+        self._listen = listen
+        self._wake_ups: WakeUps | None = None
+        self._node = node
+        self._clock = clock
+        self._lease = lease
+        self._state = state
+        self._on_peers = on_peers
+        self._check_at = 0.0
+
+    @property
+    def wake_mode(self) -> str:
+        """How this node learns of new work: `notify`, `watch` or `poll`."""
+        return self._wake_ups.mode if self._wake_ups else "poll"
+
+    async def tick(self) -> float:
+        """Beat, look around, and now and then see whether wake-ups still arrive."""
+        await self._nodes.beat(replace(self._node, state=self._state()))
+        self._on_peers(await self._nodes.alive(self._lease))
+        if self._wake_ups is None:
+            self._wake_ups = await self._listen()
+            self._check_at = self._clock.monotonic() + WATCH_CHECK_S
+        elif self._clock.monotonic() >= self._check_at:
+            await self._wake_ups.check()
+            self._check_at = self._clock.monotonic() + WATCH_CHECK_S
+        return min(BEAT_S, self._lease / SECOND / 3)
+
+    async def leave(self) -> None:
+        """Say goodbye and stop listening."""
+        if self._wake_ups is not None:
+            await self._wake_ups.close()
+        await self._nodes.leave(self._node.id)

@@ -1,0 +1,103 @@
+"""Every error that Headway raises.
+
+    HeadwayError
+    ├── DefinitionError       what the program or the caller asked for makes no sense; never retried
+    │   ├── InvalidSchedule   a trigger, zone or policy that cannot be kept
+    │   ├── InvalidTask       a name, argument or option that no job can have
+    │   └── InvalidConfig     a setting that cannot be used
+    ├── NotFound
+    │   ├── TaskNotFound
+    │   ├── ScheduleNotFound
+    │   └── JobNotFound
+    ├── Conflict              somebody else was first; read again and decide anew
+    │   ├── ScheduleChanged   the schedule has another revision than the caller saw
+    │   ├── ScheduleOwned     the schedule belongs to another app
+    │   ├── AlreadyFinal      the job has ended, and final states never change
+    │   └── DuplicateKey      the idempotency key was used with other arguments
+    ├── LeaseLost             this attempt or term is no longer ours: stop, write nothing
+    └── StoreError
+        ├── StoreUnavailable  try again later; loops handle this one and no other
+        ├── StoreFull         the disk or quota under the store is used up; nothing was written
+        └── SchemaMismatch    the database is older or newer than this program
+
+A branch exists only where a caller would act differently. The docstring of a class is its default message.
+"""
+
+
+class HeadwayError(Exception):
+    """Something went wrong in Headway."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+class DefinitionError(HeadwayError):
+    """The definition cannot be used."""
+
+
+class InvalidSchedule(DefinitionError):
+    """The schedule cannot be kept."""
+
+
+class InvalidTask(DefinitionError):
+    """The task, its arguments or its options cannot be used."""
+
+
+class InvalidConfig(DefinitionError):
+    """The setting cannot be used."""
+
+
+class NotFound(HeadwayError):
+    """There is no such thing."""
+
+
+class TaskNotFound(NotFound):
+    """No task has this name."""
+
+
+class ScheduleNotFound(NotFound):
+    """No schedule has this name."""
+
+
+class JobNotFound(NotFound):
+    """No job has this id."""
+
+
+class Conflict(HeadwayError):
+    """Somebody else was first."""
+
+
+class ScheduleChanged(Conflict):
+    """The schedule was changed by somebody else; read it again."""
+
+
+class ScheduleOwned(Conflict):
+    """The schedule belongs to another app."""
+
+
+class AlreadyFinal(Conflict):
+    """The job has ended already, and final states never change."""
+
+
+class DuplicateKey(Conflict):
+    """The idempotency key was used before with other arguments."""
+
+
+class LeaseLost(HeadwayError):
+    """The lease is no longer ours."""
+
+
+class StoreError(HeadwayError):
+    """The store refused."""
+
+
+class StoreUnavailable(StoreError):
+    """The store does not answer; try again later."""
+
+
+class StoreFull(StoreError):
+    """The store has no room left; nothing was written."""
+
+
+class SchemaMismatch(StoreError):
+    """The database has another schema version than this program; run `headway migrate`."""

@@ -1,0 +1,143 @@
+"""What happens inside a process, said once.
+
+Loops call `emit(Event(...))` and go on; log lines, the live view, the simulation's checkers and tests subscribe.
+These events are a commentary on this process. They are not the ledger: what must survive is in the store.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headway.instants import Instant
+from headway.model import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermWon:
+    """This node holds the lease on a role."""
+
+    node: str
+    role: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermLost:
+    """This node no longer holds the lease on a role, and why."""
+
+    node: str
+    role: str
+    token: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulesDecided:
+    """Plans were committed: every decision in them is now in the ledger."""
+
+    node: str
+    plans: tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRefused:
+    """The store refused plans: somebody else had decided first, or our lease was gone."""
+
+    node: str
+    schedules: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleHeld:
+    """A schedule could not be planned and is set aside until somebody looks at it."""
+
+    node: str
+    schedule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsPromoted:
+    """Waiting jobs became ready."""
+
+    node: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesExpired:
+    """Running jobs were taken back from workers that stopped extending their leases."""
+
+    node: str
+    job_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """History older than the retention was deleted."""
+
+    node: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickFailed:
+    """A loop could not reach the store; it rests and tries again."""
+
+    node: str
+    loop: str
+    error: str
+    rest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockStepped:
+    """The measured offset between this process and the store moved by more than a second."""
+
+    node: str
+    by_s: float
+    store_now: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeModeChanged:
+    """How this node learns of new work: by notification or by polling."""
+
+    node: str
+    mode: str
+    reason: str
+
+
+Event: TypeAlias = (
+    TermWon
+    | TermLost
+    | SchedulesDecided
+    | DecisionRefused
+    | ScheduleHeld
+    | JobsPromoted
+    | LeasesExpired
+    | Pruned
+    | TickFailed
+    | ClockStepped
+    | WakeModeChanged
+)
+
+_subscribers: list[Callable[[Event], None]] = []
+
+
+def emit(event: Event) -> None:
+    """Tell every subscriber, in the order in which they came."""
+    for subscriber in tuple(_subscribers):
+        subscriber(event)
+
+
+@contextmanager
+def subscribed(subscriber: Callable[[Event], None]) -> Iterator[None]:
+    """Subscribe for the time of a `with` block."""
+    _subscribers.append(subscriber)
+    try:
+        yield
+    finally:
+        _subscribers.remove(subscriber)

@@ -1,0 +1,102 @@
+"""Instants and durations: the arithmetic of time that everything shares.
+
+An *instant* is an `int`: microseconds since the Unix epoch, UTC. It compares, adds and stores without
+conversion, and the same number stands in Python, SQLite and PostgreSQL. A *duration* is an `int` of
+microseconds too. People see neither: text is parsed and written here, at the edges. Nothing in this
+module reads a clock.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
+from zoneinfo import ZoneInfo
+
+from headway.errors import DefinitionError
+
+Instant: TypeAlias = int
+Duration: TypeAlias = int
+DurationLike: TypeAlias = "str | int | float | timedelta"
+InstantLike: TypeAlias = "str | datetime"
+
+MILLISECOND: Final = 1_000
+SECOND: Final = 1_000_000
+MINUTE: Final = 60 * SECOND
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR
+
+DURATION_MAX: Final = 3660 * DAY  # Ten years: longer waits are mistakes, and sums stay far from 64 bits.
+
+_UNITS: Final = {"us": 1, "ms": MILLISECOND, "s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY, "w": 7 * DAY}
+_PART: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(us|ms|[smhdw])")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TEXT_LENGTH_MAX: Final = 64
+
+
+def parse_duration(value: DurationLike, *, what: str = "duration") -> Duration:
+    """Read `"90s"`, `"1h30m"`, `"2d"`, a number of seconds or a `timedelta`; refuse anything else by name."""
+    micros = _micros(value, what)
+    if not 0 <= micros <= DURATION_MAX:
+        raise DefinitionError(f"{what} must be between 0 and {format_duration(DURATION_MAX)}, not {_quote(value)}")
+    return micros
+
+
+def _micros(value: DurationLike, what: str) -> int:
+    if isinstance(value, timedelta):
+        return value // timedelta(microseconds=1)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value != value or abs(value) > DURATION_MAX:
+            raise DefinitionError(f"{what} must be a finite number of seconds, not {_quote(value)}")
+        return round(value * SECOND)
+    if isinstance(value, str) and len(value) <= _TEXT_LENGTH_MAX:
+        text = value.replace(" ", "")
+        parts = _PART.findall(text)
+        if parts and "".join(number + unit for number, unit in parts) == text:
+            return sum(round(float(number) * _UNITS[unit]) for number, unit in parts)
+    raise DefinitionError(f'{what} must look like "90s", "1h30m" or "2d", not {_quote(value)}')
+
+
+def format_duration(micros: Duration) -> str:
+    """Write a duration the way `parse_duration` reads it, largest unit first: `1h30m`."""
+    if micros < 0:
+        return "-" + format_duration(-micros)
+    text = ""
+    for unit in ("d", "h", "m", "s", "ms", "us"):
+        whole, micros = divmod(micros, _UNITS[unit])
+        if whole:
+            text += f"{whole}{unit}"
+    return text or "0s"
+
+
+def parse_instant(value: InstantLike, *, tz: str | None = None, what: str = "time") -> Instant:
+    """Read ISO 8601 text or a `datetime`. Without an offset of its own it is local to `tz`, else UTC."""
+    moment = value
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment.strip()[:_TEXT_LENGTH_MAX])
+        except ValueError:
+            raise DefinitionError(f'{what} must look like "2027-01-31T06:00:00Z", not {_quote(value)}') from None
+    if not isinstance(moment, datetime):
+        raise DefinitionError(f"{what} must be a datetime or ISO 8601 text, not {_quote(value)}")
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=ZoneInfo(tz) if tz else UTC)
+    return from_datetime(moment)
+
+
+def from_datetime(moment: datetime) -> Instant:
+    """Convert an aware `datetime` exactly."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def to_datetime(instant: Instant) -> datetime:
+    """Convert to an aware UTC `datetime` exactly."""
+    return _EPOCH + timedelta(microseconds=instant)
+
+
+def isoformat(instant: Instant) -> str:
+    """Write ISO 8601 UTC with `Z`, with a fraction only where there is one."""
+    return to_datetime(instant).replace(tzinfo=None).isoformat() + "Z"
+
+
+def _quote(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _TEXT_LENGTH_MAX else text[: _TEXT_LENGTH_MAX - 1] + "…"

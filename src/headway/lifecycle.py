@@ -1,0 +1,220 @@
+"""The life of a job, decided once.
+
+               promote              claim                settle
+    SCHEDULED ─────────▶ PENDING ───────▶ RUNNING ───────────▶ COMPLETED · FAILED · TIMED_OUT · CANCELLED
+    RETRYING  ─────────▶    ▲                │
+    BLOCKED   ─────────▶    │                ├──▶ RETRYING   (failed, another attempt is due later)
+                            └────────────────┘    PENDING    (handed back, costs no attempt)
+    SCHEDULED · PENDING · RETRYING · BLOCKED ── cancel ──▶ CANCELLED
+
+Four verbs change a status and nothing else does: `TRANSITIONS` is the whole of it. The SQL statements of
+these names apply what is decided here, guarded by (id, attempt); the chart in docs/lifecycle.md, the CHECK
+constraint and the conformance tests are derived from the same table. Final states never change: a rerun is
+a new job.
+
+`settle()` decides what a finished attempt makes of its job. `attempt` is the fence and only ever rises;
+what counts against `max_attempts` is `failures`. Cancelling a *running* job only asks for it; the worker that
+runs it settles with `Cancelled()` once the code has stopped, so that CANCELLED means "has stopped".
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from headway.errors import DefinitionError
+from headway.instants import SECOND, Duration, format_duration, parse_duration
+
+
+class Status(StrEnum):
+    """Where a job is in its life."""
+
+    SCHEDULED = "SCHEDULED"
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    RETRYING = "RETRYING"
+    BLOCKED = "BLOCKED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_final(self) -> bool:
+        """Say whether the job has ended for good."""
+        return self in FINAL
+
+
+FINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMED_OUT, Status.CANCELLED})
+
+TRANSITIONS: Final[dict[str, tuple[frozenset[Status], frozenset[Status]]]] = {
+    "promote": (
+        frozenset({Status.SCHEDULED, Status.RETRYING, Status.BLOCKED}),
+        frozenset({Status.PENDING}),
+    ),
+    "claim": (frozenset({Status.PENDING}), frozenset({Status.RUNNING})),
+    "settle": (frozenset({Status.RUNNING}), frozenset({Status.PENDING, Status.RETRYING}) | FINAL),
+    "cancel": (
+        frozenset({Status.SCHEDULED, Status.PENDING, Status.RETRYING, Status.BLOCKED}),
+        frozenset({Status.CANCELLED}),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """How long to wait before the next attempt: doubling from `first` up to `most`, with jitter."""
+
+    first: Duration = 5 * SECOND
+    most: Duration = 300 * SECOND
+
+    @classmethod
+    def parse(cls, text: str) -> "Backoff":
+        """Read `5s..5m`, or one duration for a wait that stays the same."""
+        first, dots, most = str(text).partition("..")
+        backoff = cls(
+            first=parse_duration(first, what="backoff"), most=parse_duration(most if dots else first, what="backoff")
+        )
+        if backoff.first > backoff.most:
+            raise DefinitionError(f'backoff must look like "5s..5m", shortest first, not {str(text)[:40]!r}')
+        return backoff
+
+    def __str__(self) -> str:
+        return f"{format_duration(self.first)}..{format_duration(self.most)}"
+
+    def wait(self, failures: int, spread: float) -> Duration:
+        """Return the wait after so many failures; `spread` in [0, 1) picks the point in its upper half."""
+        doubled = min(self.first << min(failures - 1, 40), self.most)
+        return doubled // 2 + round(doubled / 2 * spread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try at a job under one lease: everything that `settle` needs to know of it."""
+
+    job_id: str
+    attempt: int
+    failures: int
+    max_attempts: int
+    schedule: str | None = None
+    backoff: Backoff = Backoff()
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The task returned; `result` is JSON text."""
+
+    result: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The task raised; `error` is JSON text, `retry_in` overrides the back-off."""
+
+    error: str
+    retryable: bool = True
+    retry_in: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The task used up its time and was stopped."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The task was asked to stop, and has stopped."""
+
+    reason: str = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The worker hands the job back unfinished; it costs no attempt."""
+
+    reason: str = "handed back"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExpired:
+    """Nobody extended the lease in time: the worker is dead, frozen or cut off."""
+
+
+Outcome: TypeAlias = Succeeded | Raised | TimedOut | Cancelled | Released | LeaseExpired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What an ended attempt makes of its job, to be written by the statement `settle`."""
+
+    job_id: str
+    attempt: int
+    status: Status
+    outcome: str
+    reason: str
+    failures: int
+    schedule: str | None = None
+    retry_in: Duration = 0
+    result: str | None = None
+    error: str | None = None
+
+
+def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
+    """Decide what a finished attempt makes of its job; `spread` in [0, 1) jitters a back-off."""
+    match outcome:
+        case Succeeded(result):
+            return _settlement(attempt, Status.COMPLETED, "completed", "", result=result)
+        case Cancelled(reason):
+            return _settlement(attempt, Status.CANCELLED, "cancelled", reason)
+        case Released(reason):
+            return _settlement(attempt, Status.PENDING, "released", reason)
+        case Raised(error, retryable, retry_in):
+            if not retryable:
+                return _failure(attempt, Status.FAILED, "failed", "not retryable", error)
+            return _retry_or(Status.FAILED, attempt, "failed", error, spread, retry_in)
+        case TimedOut(error):
+            return _retry_or(Status.TIMED_OUT, attempt, "timed_out", error, spread, None)
+        case LeaseExpired():
+            error = '{"type":"LeaseExpired","message":"the worker stopped extending its lease"}'
+            return _retry_or(Status.FAILED, attempt, "expired", error, spread, None)
+
+
+def _retry_or(
+    last: Status, attempt: Attempt, outcome: str, error: str, spread: float, retry_in: Duration | None
+) -> Settlement:
+    failures = attempt.failures + 1
+    if failures >= attempt.max_attempts:
+        return _failure(attempt, last, outcome, f"failure {failures} of {attempt.max_attempts}", error)
+    wait = attempt.backoff.wait(failures, spread) if retry_in is None else retry_in
+    reason = f"failure {failures} of {attempt.max_attempts}, retrying"
+    return _settlement(attempt, Status.RETRYING, outcome, reason, failures=failures, retry_in=wait, error=error)
+
+
+def _failure(attempt: Attempt, status: Status, outcome: str, reason: str, error: str) -> Settlement:
+    return _settlement(attempt, status, outcome, reason, failures=attempt.failures + 1, error=error)
+
+
+def _settlement(
+    attempt: Attempt,
+    status: Status,
+    outcome: str,
+    reason: str,
+    *,
+    failures: int | None = None,
+    retry_in: Duration = 0,
+    result: str | None = None,
+    error: str | None = None,
+) -> Settlement:
+    return Settlement(
+        job_id=attempt.job_id,
+        attempt=attempt.attempt,
+        status=status,
+        outcome=outcome,
+        reason=reason,
+        failures=attempt.failures if failures is None else failures,
+        schedule=attempt.schedule,
+        retry_in=retry_in,
+        result=result,
+        error=error,
+    )

@@ -1,0 +1,469 @@
+"""The nouns: frozen values that every other module passes around.
+
+A `ScheduleSpec` is what a person wrote: task, trigger and policies. It has one JSON form, the same in a
+file for `headway schedules apply`, in the store and over HTTP. A `Schedule` is a spec with its place in time: its
+revision, how far it is decided and what comes next. A `Plan` is what the planner makes of a schedule: decisions, each
+for one instant or for a run of equal ones. Nothing here reads a clock or talks to a store.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from headway.errors import DefinitionError, InvalidSchedule, InvalidTask
+from headway.instants import (
+    SECOND,
+    Duration,
+    DurationLike,
+    Instant,
+    format_duration,
+    isoformat,
+    parse_duration,
+    parse_instant,
+)
+from headway.lifecycle import Backoff, Status
+from headway.scheduling.triggers import Trigger, trigger_from_dict, trigger_to_dict
+
+JsonObject: TypeAlias = dict[str, Any]
+
+NAME_LENGTH_MAX: Final = 200
+KEY_LENGTH_MAX: Final = 512
+ARGS_BYTES_MAX: Final = 256 * 1024
+TAGS_MAX: Final = 32
+PRIORITY_MAX: Final = 1_000
+CATCH_UP_LIMIT_MAX: Final = 10_000
+QUEUE_LIMIT_MAX: Final = 1_000
+ATTEMPTS_MAX: Final = 1_000
+
+
+class Overlap(StrEnum):
+    """What happens to an instant while an earlier job of its schedule is still live."""
+
+    SKIP = "skip"
+    QUEUE = "queue"
+    ALLOW = "allow"
+    REPLACE = "replace"
+
+
+class Missed(StrEnum):
+    """What happens to instants that nobody decided in time."""
+
+    LATEST = "latest"
+    ALL = "all"
+    SKIP = "skip"
+
+
+class Decided(StrEnum):
+    """The outcome of an occurrence."""
+
+    FIRED = "fired"
+    SKIPPED = "skipped"
+    MISSED = "missed"
+    COALESCED = "coalesced"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many in so long, written `10/m`."""
+
+    count: int
+    per: Duration
+
+    @classmethod
+    def parse(cls, text: str) -> "Rate":
+        """Read `10/m`, `1/s` or `100/h`."""
+        count, slash, unit = text.partition("/")
+        if not slash or not count.isdecimal() or not 0 < int(count[:7]) <= 1_000_000 or unit not in _RATE_UNITS:
+            raise InvalidSchedule(f'catch_up_rate must look like "10/m", "1/s" or "100/h", not {text[:40]!r}')
+        return cls(int(count), _RATE_UNITS[unit])
+
+    def __str__(self) -> str:
+        return f"{self.count}/{next(unit for unit, per in _RATE_UNITS.items() if per == self.per)}"
+
+    @property
+    def interval(self) -> Duration:
+        """The time between two starts."""
+        return self.per // self.count
+
+
+_RATE_UNITS: Final = {"s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSpec:
+    """What runs, when, and what to do when it cannot."""
+
+    task: str
+    trigger: Trigger
+    args: str = "{}"
+    tenant: str = "default"
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int = 1
+    backoff: Backoff | None = None
+    tags: tuple[str, ...] = ()
+    overlap: Overlap = Overlap.SKIP
+    queue_limit: int = 1
+    missed: Missed = Missed.LATEST
+    deadline: Duration | None = None
+    grace: Duration = 60 * SECOND
+    catch_up_limit: int = 100
+    catch_up_rate: Rate | None = None
+    jitter: Duration = 0
+    start: Instant | None = None
+    end: Instant | None = None
+    expect: Duration | None = None
+
+    @classmethod
+    def build(cls, *, task: str, trigger: Trigger, **options: Any) -> "ScheduleSpec":
+        """Make a spec from what a person gives: durations as text, times as text or datetime, args as a dict."""
+        unknown = options.keys() - _SPEC_READERS.keys()
+        if unknown:
+            raise InvalidSchedule(
+                f"unknown schedule option {min(unknown)[:40]!r}; known are {', '.join(_SPEC_READERS)}"
+            )
+        try:
+            values = {name: _SPEC_READERS[name](name, value) for name, value in options.items() if value is not None}
+        except InvalidSchedule:
+            raise
+        except DefinitionError as error:
+            raise InvalidSchedule(str(error)) from None
+        spec = cls(task=check_name(task, "task"), trigger=trigger, **values)
+        if spec.start is not None and spec.end is not None and spec.start >= spec.end:
+            raise InvalidSchedule(f"start {isoformat(spec.start)} must be before end {isoformat(spec.end)}")
+        return spec
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ScheduleSpec":
+        """Read the JSON form; refuse what it does not know."""
+        if not isinstance(data, Mapping):
+            raise InvalidSchedule("a schedule must be an object with task and trigger")
+        options = dict(data)
+        task, trigger = options.pop("task", None), options.pop("trigger", None)
+        if not isinstance(task, str):
+            raise InvalidSchedule("a schedule needs a task: the name of what to run")
+        if not isinstance(trigger, Mapping):
+            raise InvalidSchedule('a schedule needs a trigger, such as {"kind": "cron", "expr": "0 6 * * *"}')
+        return cls.build(task=task, trigger=trigger_from_dict(trigger), **options)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ScheduleSpec":
+        """Read the stored form."""
+        return cls.from_dict(msgspec.json.decode(text))
+
+    def to_dict(self) -> JsonObject:
+        """Write the JSON form: the task, the trigger and every option that is not the default."""
+        data: JsonObject = {"task": self.task, "trigger": trigger_to_dict(self.trigger)}
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name in data or value == option.default:
+                continue
+            data[option.name] = _SPEC_WRITERS.get(option.name, lambda plain: plain)(value)
+        return data
+
+    def to_json(self) -> str:
+        """Write the stored form; equal specs have equal text."""
+        return msgspec.json.encode(self.to_dict(), order="sorted").decode()
+
+    @property
+    def exclusive(self) -> bool:
+        """Say whether at most one job of the schedule may be live (promise S7)."""
+        return self.overlap is not Overlap.ALLOW
+
+
+def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> str:
+    """Return a name that is safe to store and show, or say what is wrong with it."""
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidTask(f"{what} must be a text that is not empty, not {str(value)[:40]!r}")
+    if len(value) > length_max:
+        raise InvalidTask(f"{what} must have at most {length_max} characters, not {len(value)}")
+    if not value.isprintable():
+        raise InvalidTask(f"{what} must not have control characters: {value[:40]!r}")
+    return value
+
+
+def check_int(value: object, what: str, low: int, high: int) -> int:
+    """Return a whole number within its bounds, or say which they are."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidTask(f"{what} must be a whole number from {low} to {high}, not {str(value)[:40]!r}")
+    return value
+
+
+def check_tags(value: object, what: str = "tags") -> tuple[str, ...]:
+    """Return tags as a tuple of names, at most `TAGS_MAX`."""
+    if isinstance(value, str) or not isinstance(value, list | tuple) or len(value) > TAGS_MAX:
+        raise InvalidTask(f"{what} must be a list of at most {TAGS_MAX} texts")
+    return tuple(check_name(tag, "tag") for tag in value)
+
+
+def encode_args(value: object, what: str = "args") -> str:
+    """Write arguments as canonical JSON text, so that equal arguments are equal text; bounded."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise InvalidTask(f"{what} must be JSON: {error}") from None
+    if not isinstance(value, Mapping):
+        raise InvalidTask(f"{what} must be an object of names and values, not {type(value).__name__}")
+    try:
+        text = msgspec.json.encode(value, order="deterministic").decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidTask(f"{what} must be JSON: {error}") from None
+    if len(text) > ARGS_BYTES_MAX or len(text.encode()) > ARGS_BYTES_MAX:
+        raise InvalidTask(f"{what} must have at most {ARGS_BYTES_MAX} bytes as JSON; store large data elsewhere")
+    if "\\u0000" in text:
+        raise InvalidTask(f"{what} must not contain NUL characters; PostgreSQL cannot store them")
+    return text
+
+
+def _choice(kind: type[Overlap] | type[Missed]) -> Any:
+    def read(name: str, value: object) -> Overlap | Missed:
+        try:
+            return kind(str(value))
+        except ValueError:
+            options = ", ".join(member.value for member in kind)
+            raise InvalidSchedule(f"{name} must be one of {options}, not {str(value)[:40]!r}") from None
+
+    return read
+
+
+def _read_duration(name: str, value: DurationLike) -> Duration:
+    return parse_duration(value, what=name)
+
+
+def _read_instant(name: str, value: Any) -> Instant:
+    return parse_instant(value, what=name)
+
+
+def _read_rate(name: str, value: object) -> Rate:
+    return value if isinstance(value, Rate) else Rate.parse(str(value))
+
+
+# One reader per option, in the order in which people would list them. Unknown options are refused against this table.
+_SPEC_READERS: Final[dict[str, Any]] = {
+    "args": lambda name, value: encode_args(value, name),
+    "tenant": lambda name, value: check_name(value, name),
+    "queue": lambda name, value: check_name(value, name),
+    "priority": lambda name, value: check_int(value, name, -PRIORITY_MAX, PRIORITY_MAX),
+    "max_attempts": lambda name, value: check_int(value, name, 1, ATTEMPTS_MAX),
+    "backoff": lambda name, value: value if isinstance(value, Backoff) else Backoff.parse(value),
+    "tags": lambda name, value: check_tags(value, name),
+    "overlap": _choice(Overlap),
+    "queue_limit": lambda name, value: check_int(value, name, 1, QUEUE_LIMIT_MAX),
+    "missed": _choice(Missed),
+    "deadline": _read_duration,
+    "grace": _read_duration,
+    "catch_up_limit": lambda name, value: check_int(value, name, 1, CATCH_UP_LIMIT_MAX),
+    "catch_up_rate": _read_rate,
+    "jitter": _read_duration,
+    "start": _read_instant,
+    "end": _read_instant,
+    "expect": _read_duration,
+}
+_SPEC_WRITERS: Final[dict[str, Any]] = {
+    "args": msgspec.json.decode,
+    "tags": list,
+    "backoff": str,
+    "overlap": str,
+    "missed": str,
+    "deadline": format_duration,
+    "grace": format_duration,
+    "catch_up_rate": str,
+    "jitter": format_duration,
+    "start": isoformat,
+    "end": isoformat,
+    "expect": format_duration,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A window of time in which a schedule does not run; open when `until` is None."""
+
+    since: Instant
+    until: Instant | None = None
+    reason: str = ""
+    author: str = ""
+
+    def covers(self, instant: Instant) -> bool:
+        """Say whether the instant falls into the window."""
+        return self.since < instant and (self.until is None or instant <= self.until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A spec with its place in time. `version` changes with every write and guards the next one."""
+
+    name: str
+    spec: ScheduleSpec
+    owner: str = ""
+    revision: int = 1
+    version: int = 1
+    created_at: Instant = 0
+    decided_through: Instant = 0
+    next_at: Instant | None = None
+    pauses: tuple[Pause, ...] = ()
+    removed_at: Instant | None = None
+    attention: str | None = None
+
+    def paused_at(self, now: Instant) -> Pause | None:
+        """Return the pause that is open at this time."""
+        return next((pause for pause in self.pauses if pause.covers(now + 1)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """One definition of a schedule and the time from which it counts; no spec means removed."""
+
+    schedule: str
+    revision: int
+    effective_at: Instant
+    spec: ScheduleSpec | None
+    author: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJobs:
+    """The jobs of one schedule that have not ended, oldest first: those in the way and those in line."""
+
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> str | None:
+        """The job that a new one would have to wait for."""
+        return (self.waiting or self.running or (None,))[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is decided for one instant, or for a run of equal instants from `instant` to `until`."""
+
+    instant: Instant
+    outcome: Decided
+    reason: str
+    until: Instant | None = None
+    count: int = 1
+    start_at: Instant | None = None
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All decisions for one schedule up to `decided_through`, and when to look again."""
+
+    schedule: Schedule
+    now: Instant
+    decisions: tuple[Decision, ...]
+    decided_through: Instant
+    next_at: Instant | None
+    live: LiveJobs = LiveJobs()
+    replaces: bool = False
+
+    @property
+    def fires(self) -> int:
+        """The number of jobs that the plan makes."""
+        return sum(decision.outcome is Decided.FIRED for decision in self.decisions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job as its author hands it in."""
+
+    id: str
+    task: str
+    args: str = "{}"
+    tenant: str = "default"
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int = 1
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    delay: Duration = 0
+    run_at: Instant | None = None
+    schedule: str | None = None
+    occurrence_at: Instant | None = None
+    blocked_by: str | None = None
+    exclusive: bool = False
+    backoff: Backoff | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as the store has it."""
+
+    id: str
+    task: str
+    status: Status
+    tenant: str
+    queue: str
+    priority: int
+    args: str
+    created_at: Instant
+    run_at: Instant
+    max_attempts: int
+    attempt: int = 0
+    failures: int = 0
+    version: int = 1
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    schedule: str | None = None
+    occurrence_at: Instant | None = None
+    blocked_by: str | None = None
+    node: str | None = None
+    lease_until: Instant | None = None
+    ready_at: Instant | None = None
+    started_at: Instant | None = None
+    finished_at: Instant | None = None
+    updated_at: Instant = 0
+    cancel_requested_at: Instant | None = None
+    progress: int = 0
+    reason: str = ""
+    result: str | None = None
+    error: str | None = None
+    backoff: Backoff | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occurrence:
+    """One recorded decision, as it stands in the ledger."""
+
+    schedule: str
+    instant: Instant
+    outcome: Decided
+    reason: str
+    decided_at: Instant
+    until: Instant | None = None
+    count: int = 1
+    revision: int = 1
+    token: int = 0
+    job_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A right to act on a name for a time. Its token only ever grows, whoever held the name before."""
+
+    name: str
+    holder: str
+    token: int
+    until: Instant
+    holder_name: str = ""
+    since: Instant = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One incarnation of a process; a restart makes another node."""
+
+    id: str
+    name: str
+    roles: tuple[str, ...]
+    version: str = ""
+    started_at: Instant = 0
+    beat_at: Instant = 0
+    state: JsonObject = field(default_factory=dict)

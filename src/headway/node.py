@@ -1,0 +1,195 @@
+"""One process of Headway in the role of a scheduler: its loops, and the order in which they stop.
+
+    heartbeat     lives, hears the store's time, listens, counts its peers
+    electors      hold the leases on the shards and on the housekeeping
+    scheduler     decides due instants                       (with a shard's lease, or with a lock per instant)
+    promoter      makes due jobs ready                       (with the housekeeping lease)
+    janitor       expires, revives, prunes                   (with the housekeeping lease)
+
+They start in any order, since each asks the store what it may do. Stop: decide no more, hand the leases over, say
+goodbye; so a clean stop makes nobody wait, and a crash costs one lease.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from headway.clock import Clock, Loop
+from headway.coordination.elector import Elector
+from headway.coordination.heartbeat import Heartbeat
+from headway.errors import StoreError
+from headway.instants import SECOND
+from headway.model import JsonObject, Node
+from headway.ports import Leases, Ledger, Nodes, Queue, WakeUps
+from headway.queue.janitor import Janitor
+from headway.queue.promoter import Promoter
+from headway.scheduling.scheduler import LeaderMandate, LockMandate, Mandate, Scheduler
+from headway.settings import Settings
+
+ROLE: Final = "scheduler"
+HOUSEKEEPING: Final = "housekeeping"
+GOODBYE_S_MAX: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Everything that a node needs of the outside."""
+
+    ledger: Ledger
+    queue: Queue
+    leases: Leases
+    nodes: Nodes
+    watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
+
+
+class SchedulerNode:
+    """The scheduler role of one process. Its id is `clock.node`, made anew with every start."""
+
+    def __init__(self, world: World, settings: Settings, clock: Clock, *, version: str = "") -> None:
+        self._world = world
+        self._settings = settings
+        self._clock = clock
+        self._stopping = asyncio.Event()
+        self._shards = self._elector(lambda: self._scheduler_loop.idle_s())
+        self._housekeeping = self._elector(lambda: max(self._promoter_loop.idle_s(), self._janitor_loop.idle_s()))
+        self._scheduler_loop = self._scheduler()
+        self._promoter_loop = self._promoter()
+        self._janitor_loop = self._janitor()
+        self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
+        self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
+        self._heartbeat = Heartbeat(
+            world.nodes,
+            lambda: world.watch(self._hear),
+            Node(id=clock.node, name=settings.node, roles=(ROLE,), version=version),
+            clock=clock,
+            lease=settings.leader_lease,
+            state=self._state,
+            on_peers=self._meet,
+        )
+        self._heartbeat_loop = Loop("heartbeat", self._heartbeat.tick, clock=clock, rest_s_max=self._rest_s_max)
+        self._meet([])
+
+    async def run(self) -> None:
+        """Work until `stop`. An error that is not the store's absence ends the node, and leaves its leases in order."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for loop in self._loops():
+                    group.create_task(loop.run(), name=loop.name)
+                await self._stopping.wait()
+                for loop in self._loops():
+                    loop.stop()
+        finally:
+            await self._say_goodbye()
+
+    def stop(self) -> None:
+        """End soon, in good order."""
+        self._stopping.set()
+
+    def holds(self) -> dict[str, int]:
+        """Return the roles that this node may act in at this moment, with their tokens."""
+        held = {**self._shards.held(), **self._housekeeping.held()}
+        return {role: lease.token for role, lease in held.items()}
+
+    @property
+    def _rest_s_max(self) -> float:
+        return max(self._settings.leader_lease, self._settings.poll) / SECOND
+
+    def _loops(self) -> tuple[Loop, ...]:
+        return (
+            self._heartbeat_loop,
+            self._shards_loop,
+            self._house_loop,
+            self._scheduler_loop,
+            self._promoter_loop,
+            self._janitor_loop,
+        )
+
+    def _elector(self, silence_s: Callable[[], float]) -> Elector:
+        return Elector(
+            self._world.leases,
+            clock=self._clock,
+            node_id=self._clock.node,
+            node_name=self._settings.node,
+            duration=self._settings.leader_lease,
+            silence_s=silence_s,
+            on_change=self._wake_workers,
+        )
+
+    def _scheduler(self) -> Loop:
+        scheduler = Scheduler(self._world.ledger, self._mandate(), clock=self._clock, poll=self._settings.poll)
+        return Loop("scheduler", scheduler.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
+
+    def _mandate(self) -> Mandate:
+        if self._settings.coordination_mode == "lock":
+            return LockMandate(
+                self._world.leases,
+                node_id=self._clock.node,
+                node_name=self._settings.node,
+                duration=self._settings.leader_lease,
+            )
+        return LeaderMandate(self._settings.scheduler_shards, self._shards.held, self._clock.node, self._shards.lose)
+
+    def _promoter(self) -> Loop:
+        poll = self._settings.poll
+        promoter = Promoter(self._world.queue, clock=self._clock, is_mine=self._keeps_house, poll=poll)
+        return Loop("promoter", promoter.tick, clock=self._clock, rest_s_max=poll / SECOND)
+
+    def _janitor(self) -> Loop:
+        janitor = Janitor(
+            self._world.queue,
+            self._world.ledger,
+            clock=self._clock,
+            is_mine=self._keeps_house,
+            poll=self._settings.poll,
+            retention=self._settings.retention,
+        )
+        return Loop("janitor", janitor.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
+
+    def _keeps_house(self) -> bool:
+        return HOUSEKEEPING in self._housekeeping.held()
+
+    def _wake_workers(self) -> None:
+        self._scheduler_loop.wake()
+        self._promoter_loop.wake()
+
+    def _hear(self, topic: str) -> None:
+        """Wake whoever could find work after this commit; `anything` may be all of it."""
+        if topic in ("schedules", "anything"):
+            self._scheduler_loop.wake()
+        if topic in ("waiting", "anything"):
+            self._promoter_loop.wake()
+        if topic == "leases":
+            self._shards_loop.wake()
+            self._house_loop.wake()
+
+    def _meet(self, peers: list[Node]) -> None:
+        """Take a fair share of the shards: the same arithmetic on every node, by the order of their ids."""
+        self._housekeeping.seek([HOUSEKEEPING], 1)
+        if self._settings.coordination_mode == "lock":
+            return
+        shards = self._settings.scheduler_shards
+        ids = sorted({peer.id for peer in peers if ROLE in peer.roles} | {self._clock.node})
+        share, rest = divmod(shards, len(ids))
+        mine = share + (ids.index(self._clock.node) < rest)
+        # With fewer shards than nodes everybody may try, so that a free one is never left lying.
+        self._shards.seek([LeaderMandate.role(shard) for shard in range(shards)], max(mine, 1))
+
+    def _state(self) -> JsonObject:
+        return {
+            "loops": {loop.name: round(loop.idle_s(), 3) for loop in self._loops()},
+            "holds": self.holds(),
+            "wake_ups": self._heartbeat.wake_mode,
+            "skew_s": round(self._clock.skew_s(), 3),
+            "mode": self._settings.coordination_mode,
+        }
+
+    async def _say_goodbye(self) -> None:
+        """Hand over what we hold. If the store does not answer, the leases run out by themselves."""
+        try:
+            async with asyncio.timeout(GOODBYE_S_MAX):
+                await self._shards.resign()
+                await self._housekeeping.resign()
+                await self._heartbeat.leave()
+        except (TimeoutError, StoreError):
+            pass

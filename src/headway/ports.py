@@ -1,0 +1,151 @@
+"""What the loops need of the world, as narrow as they need it. The conformance suite tests these contracts.
+
+Every method may raise `StoreUnavailable`; the outcome of a write is then unknown, and repeating it is safe.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headway.instants import Duration, Instant
+from headway.lifecycle import Settlement
+from headway.model import Job, Lease, LiveJobs, Node, Plan, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """The leases under which something is written; the write is refused unless all of them are still held."""
+
+    holder: str
+    tokens: dict[str, int]
+
+    @property
+    def token(self) -> int:
+        """The newest of the tokens, which is what is recorded."""
+        return max(self.tokens.values(), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """Schedules with undecided instants at the store's time `now`."""
+
+    now: Instant
+    schedules: tuple[tuple[Schedule, LiveJobs], ...]
+    unreadable: tuple[tuple[str, int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """Which part of all schedules: those whose slot modulo `of` is in `held`."""
+
+    of: int
+    held: frozenset[int]
+
+
+class Ledger(Protocol):
+    """What the scheduler writes into."""
+
+    async def due(self, shards: Shards, limit: int) -> Due:
+        """Return up to `limit` schedules that have undecided instants, those that are due longest first."""
+        ...
+
+    async def next_due(self, shards: Shards) -> Instant | None:
+        """Return when the next decision is due."""
+        ...
+
+    async def fire(self, plans: Sequence[Plan], fence: Fence | None) -> frozenset[str]:
+        """Commit plans: decisions, their jobs and the advanced schedules in one transaction.
+
+        A plan whose schedule changed since it was read is left out, as if it had not been given; the names of these
+        are returned. Raises `LeaseLost`, and writes nothing, when a lease of the fence is not held any more.
+        """
+        ...
+
+    async def hold(self, schedule: str, version: int, reason: str) -> None:
+        """Set a schedule aside for a minute that cannot be planned, with a reason for people to read."""
+        ...
+
+    async def revive_stranded(self, limit: int) -> int:
+        """Give fixed-delay schedules whose job is gone their next instant."""
+        ...
+
+
+class Leases(Protocol):
+    """Rights to act on names, each with a token that only ever grows."""
+
+    async def acquire(self, names: Sequence[str], *, holder: str, holder_name: str, duration: Duration) -> list[Lease]:
+        """Take those leases that are free, have run out or are the holder's own; each with a token above all before."""
+        ...
+
+    async def renew(self, leases: Sequence[Lease], *, duration: Duration) -> list[Lease]:
+        """Extend those leases that are still ours; one that does not come back is lost."""
+        ...
+
+    async def release(self, leases: Sequence[Lease]) -> None:
+        """Give leases back at once. One that is no longer ours is left alone."""
+        ...
+
+
+class Queue(Protocol):
+    """What housekeeping and workers need of the queue."""
+
+    async def promote(self, limit: int) -> int:
+        """Make waiting jobs ready whose time has come and whose predecessor has ended; return how many."""
+        ...
+
+    async def next_promotion(self) -> Instant | None:
+        """Return when the next waiting job is due."""
+        ...
+
+    async def claim(self, queue: str, *, node: str, lease: Duration, limit: int) -> list[Job]:
+        """Take up to `limit` ready jobs of a queue, highest priority first, then oldest."""
+        ...
+
+    async def extend(self, attempts: Iterable[tuple[str, int]], *, lease: Duration) -> dict[str, bool]:
+        """Extend attempts given as (job id, attempt). Those still running come back, with whether to stop."""
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement]) -> frozenset[str]:
+        """Write what ended attempts make of their jobs; return the ids of stale ones, which change nothing."""
+        ...
+
+    async def expire(self, limit: int) -> list[str]:
+        """Settle running attempts whose lease has run out; return their job ids."""
+        ...
+
+    async def prune(self, retention: Duration, limit: int) -> int:
+        """Delete history older than the retention; return how many rows went."""
+        ...
+
+
+class Nodes(Protocol):
+    """Who is alive."""
+
+    async def beat(self, node: Node) -> Instant:
+        """Say that the node lives, and return the store's time."""
+        ...
+
+    async def alive(self, within: Duration) -> list[Node]:
+        """Return the nodes that were heard of lately."""
+        ...
+
+    async def leave(self, node_id: str) -> None:
+        """Forget the node."""
+        ...
+
+
+class WakeUps(Protocol):
+    """The subscription to other processes' commits."""
+
+    @property
+    def mode(self) -> str:
+        """`notify`, `watch` or `poll`."""
+        ...
+
+    async def check(self) -> None:
+        """Make sure that wake-ups still arrive, and fall back to polling when they do not."""
+        ...
+
+    async def close(self) -> None:
+        """Stop hearing."""
+        ...

@@ -1,0 +1,59 @@
+"""The janitor's tick: what others left lying about.
+
+Leases of dead workers are ended, fixed-delay schedules whose job is gone get their next instant, and history older than
+the retention is deleted, a bounded piece at a time.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from headway.clock import Clock
+from headway.events import LeasesExpired, Pruned, emit
+from headway.instants import SECOND, Duration
+from headway.ports import Ledger, Queue
+
+BATCH: Final = 500
+PRUNE_EVERY_S: Final = 30.0
+
+
+class Janitor:
+    """Cleans up after the dead and the past. `tick` is run by a `Loop`."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        ledger: Ledger,
+        *,
+        clock: Clock,
+        is_mine: Callable[[], bool],
+        poll: Duration,
+        retention: Duration,
+    ) -> None:
+        self._queue = queue
+        self._ledger = ledger
+        self._clock = clock
+        self._is_mine = is_mine
+        self._poll_s = poll / SECOND
+        self._retention = retention
+        self._prune_at = clock.monotonic()
+
+    async def tick(self) -> float:
+        """Expire, revive and prune; go on at once while there is more."""
+        if not self._is_mine():
+            return self._poll_s
+        expired = await self._queue.expire(BATCH)
+        if expired:
+            emit(LeasesExpired(node=self._clock.node, job_ids=tuple(expired)))
+        await self._ledger.revive_stranded(BATCH)
+        pruned = await self._prune()
+        return 0.0 if len(expired) == BATCH or pruned >= BATCH else self._poll_s
+
+    async def _prune(self) -> int:
+        if self._clock.monotonic() < self._prune_at:
+            return 0
+        rows = await self._queue.prune(self._retention, BATCH)
+        if rows:
+            emit(Pruned(node=self._clock.node, rows=rows))
+        if rows < BATCH:
+            self._prune_at = self._clock.monotonic() + PRUNE_EVERY_S
+        return rows

@@ -1,0 +1,35 @@
+"""The promoter's tick: jobs whose time has come become ready."""
+
+from collections.abc import Callable
+from typing import Final
+
+from headway.clock import Clock
+from headway.events import JobsPromoted, emit
+from headway.instants import SECOND, Duration
+from headway.ports import Queue
+
+BATCH: Final = 1_000
+REST_S_MIN: Final = 0.001
+
+
+class Promoter:
+    """Moves SCHEDULED, RETRYING and BLOCKED jobs on. `tick` is run by a `Loop`."""
+
+    def __init__(self, queue: Queue, *, clock: Clock, is_mine: Callable[[], bool], poll: Duration) -> None:
+        self._queue = queue
+        self._clock = clock
+        self._is_mine = is_mine
+        self._poll_s = poll / SECOND
+
+    async def tick(self) -> float:
+        """Promote what is due and return the time until the next."""
+        if not self._is_mine():
+            return self._poll_s
+        promoted = await self._queue.promote(BATCH)
+        if promoted:
+            emit(JobsPromoted(node=self._clock.node, count=promoted))
+            return 0.0
+        next_at = await self._queue.next_promotion()
+        if next_at is None:
+            return self._poll_s
+        return min(max((next_at - self._clock.now()) / SECOND, REST_S_MIN), self._poll_s)

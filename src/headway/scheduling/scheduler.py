@@ -1,0 +1,171 @@
+"""The scheduler's tick: find what is due, plan it, commit it.
+
+In *leader* mode a node decides the schedules of the shards whose leases it holds. In *lock* mode every node evaluates
+everything and takes a lease for each (schedule, instant) before it decides; the lease is kept past the decision, since one
+that is released at once lets a slow node fire again. Both only save work. What makes a decision happen once is in
+`Ledger.fire`: the fence, the schedule's version, and the ledger's key.
+
+A schedule that cannot be planned is set aside with a reason, so that it never holds up its neighbours.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from headway.clock import Clock
+from headway.errors import LeaseLost
+from headway.events import DecisionRefused, ScheduleHeld, SchedulesDecided, emit
+from headway.instants import SECOND, Duration, Instant
+from headway.model import Lease, LiveJobs, Plan, Schedule
+from headway.ports import Due, Fence, Leases, Ledger, Shards
+from headway.scheduling.planner import plan
+
+BATCH: Final = 1_000
+REST_S_MIN: Final = 0.001
+OCCURRENCE_LEASE_PREFIX: Final = "occurrence/"
+
+
+class Mandate(Protocol):
+    """What the scheduler may decide, and in whose name."""
+
+    def shards(self) -> Shards | None:
+        """Return the shards to work on; None when there is nothing to do."""
+        ...
+
+    async def fence(self, plans: Sequence[Plan]) -> tuple[list[Plan], Fence | None]:
+        """Return those plans that may be committed, and what to check them against."""
+        ...
+
+    def lost(self) -> None:
+        """Hear that the store did not accept the fence."""
+        ...
+
+
+class Scheduler:
+    """Decides schedules for one node. `tick` is run by a `Loop`."""
+
+    def __init__(self, ledger: Ledger, mandate: Mandate, *, clock: Clock, poll: Duration) -> None:
+        self._ledger = ledger
+        self._mandate = mandate
+        self._clock = clock
+        self._poll_s = poll / SECOND
+
+    async def tick(self) -> float:
+        """Turn every due instant of every due schedule into exactly one record."""
+        shards = self._mandate.shards()
+        if shards is None:
+            return self._poll_s
+        due = await self._ledger.due(shards, BATCH)
+        for name, version, reason in due.unreadable:
+            await self._hold(name, version, reason)
+        if due.schedules:
+            await self._decide(due)
+            return 0.0
+        if due.unreadable:
+            return 0.0
+        return self._rest_s(await self._ledger.next_due(shards))
+
+    async def _decide(self, due: Due) -> None:
+        plans = []
+        for schedule, live in due.schedules:
+            made = await self._plan(schedule, due.now, live)
+            if made is not None:
+                plans.append(made)
+        plans, fence = await self._mandate.fence(plans)
+        if not plans:
+            return
+        try:
+            refused = await self._ledger.fire(plans, fence)
+        except LeaseLost as error:
+            self._mandate.lost()
+            self._refused(plans, str(error))
+            return
+        if refused:
+            self._refused([made for made in plans if made.schedule.name in refused], "decided by somebody else")
+        done = tuple(made for made in plans if made.schedule.name not in refused)
+        emit(SchedulesDecided(node=self._clock.node, plans=done))
+
+    async def _plan(self, schedule: Schedule, now: Instant, live: LiveJobs) -> Plan | None:
+        try:
+            return plan(schedule, now, live)
+        except Exception as error:  # noqa: BLE001 - one bad schedule must not stop the others
+            await self._hold(schedule.name, schedule.version, f"cannot be planned: {type(error).__name__}: {error}")
+            return None
+
+    async def _hold(self, name: str, version: int, reason: str) -> None:
+        await self._ledger.hold(name, version, reason)
+        emit(ScheduleHeld(node=self._clock.node, schedule=name, reason=reason))
+
+    def _refused(self, plans: Sequence[Plan], reason: str) -> None:
+        names = tuple(made.schedule.name for made in plans)
+        emit(DecisionRefused(node=self._clock.node, schedules=names, reason=reason))
+
+    def _rest_s(self, next_at: Instant | None) -> float:
+        if next_at is None:
+            return self._poll_s
+        # Our estimate of the store's time is never ahead of it, so when we wake, the store agrees that it is due.
+        return min(max((next_at - self._clock.now()) / SECOND, REST_S_MIN), self._poll_s)
+
+
+class LeaderMandate:
+    """Leader mode: the shards whose leases this node holds and trusts."""
+
+    def __init__(
+        self, shards: int, held: Callable[[], dict[str, Lease]], holder: str, lose: Callable[[str], None]
+    ) -> None:
+        self._count = shards
+        self._held = held
+        self._holder = holder
+        self._lose = lose
+
+    @staticmethod
+    def role(shard: int) -> str:
+        """Return the name of a shard's lease."""
+        return f"scheduler/{shard}"
+
+    def shards(self) -> Shards | None:
+        """Return the shards that this node may decide now."""
+        held = self._held()
+        mine = frozenset(shard for shard in range(self._count) if self.role(shard) in held)
+        return Shards(of=self._count, held=mine) if mine else None
+
+    async def fence(self, plans: Sequence[Plan]) -> tuple[list[Plan], Fence | None]:
+        """Return all plans under the tokens of the held shards; none when trust ran out while planning."""
+        held = self._held()
+        tokens = {role: lease.token for role, lease in held.items() if role.startswith("scheduler/")}
+        return (list(plans), Fence(holder=self._holder, tokens=tokens)) if tokens else ([], None)
+
+    def lost(self) -> None:
+        """Step down at once."""
+        self._lose("the store refused its token")
+
+
+class LockMandate:
+    """Lock mode: everybody evaluates everything, and locks each (schedule, instant) before deciding it."""
+
+    def __init__(self, leases: Leases, *, node_id: str, node_name: str, duration: Duration) -> None:
+        self._leases = leases
+        self._node_id = node_id
+        self._node_name = node_name
+        self._duration = duration
+
+    def shards(self) -> Shards | None:
+        """Return everything."""
+        return Shards(of=1, held=frozenset({0}))
+
+    async def fence(self, plans: Sequence[Plan]) -> tuple[list[Plan], Fence | None]:
+        """Take the locks of the first undecided instants; keep the plans whose lock is ours."""
+        names = {self._name(made): made for made in plans}
+        won = await self._leases.acquire(
+            list(names), holder=self._node_id, holder_name=self._node_name, duration=self._duration
+        )
+        tokens = {lease.name: lease.token for lease in won}
+        return [names[name] for name in tokens], Fence(holder=self._node_id, tokens=tokens)
+
+    def lost(self) -> None:
+        """Nothing to step down from: the lock ran out, and another node may take it."""
+
+    @staticmethod
+    def _name(made: Plan) -> str:
+        # The cursor names the instant: it stays the same until somebody has decided it, so a holder that dies
+        # blocks it only until its lease ends, and the instant is never lost.
+        return f"{OCCURRENCE_LEASE_PREFIX}{made.schedule.name}/{made.schedule.next_at}"

@@ -1,0 +1,152 @@
+"""Settings: defaults, then headway.toml, then HEADWAY_* in the environment, then flags. The last one wins.
+
+A wrong value stops the start with one line that names the setting, where it came from and what it may be.
+"""
+
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from headway.errors import DefinitionError, InvalidConfig
+from headway.instants import DAY, SECOND, Duration, parse_duration
+
+STORE_DEFAULT: Final = "sqlite:///headway.db"
+FILE_DEFAULT: Final = "headway.toml"
+SHARDS_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be set from outside. Durations are microseconds."""
+
+    store: str = STORE_DEFAULT
+    app: str | None = None
+    node: str = ""
+    coordination: str = "store"
+    coordination_mode: str = "leader"
+    scheduler_shards: int = 1
+    leader_lease: Duration = 10 * SECOND
+    worker_lease: Duration = 30 * SECOND
+    poll: Duration = 1 * SECOND
+    retention: Duration = 30 * DAY
+    sqlite_synchronous: str = "full"
+
+    @classmethod
+    def load(
+        cls,
+        flags: Mapping[str, object] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        file: Path | None = None,
+    ) -> "Settings":
+        """Read every source in its order; flags that are None do not count."""
+        environ = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        sources: dict[str, str] = {}
+        for source, given in (
+            ("file", _from_file(file or Path(FILE_DEFAULT))),
+            ("environment", _from_environ(environ)),
+            ("flag", {name: value for name, value in (flags or {}).items() if value is not None}),
+        ):
+            for name, value in given.items():
+                values[name] = value
+                sources[name] = _label(source, name)
+        read: dict[str, Any] = {name: _READERS[name](sources[name], value) for name, value in values.items()}
+        if not read.get("node"):
+            read["node"] = f"{socket.gethostname()}-{os.getpid()}"
+        return cls(**read)
+
+
+def mask_url(url: str) -> str:
+    """Hide the credentials of a URL, for every place where people or logs can see it."""
+    masked = re.sub(r"//[^/@]*@", "//***@", url)
+    return re.sub(r"(?i)((?:password|passwd|token|secret|key)=)[^&]*", r"\1***", masked)
+
+
+def _label(source: str, name: str) -> str:
+    labels = {"environment": f"HEADWAY_{name.upper()}", "file": f"{name} in {FILE_DEFAULT}"}
+    return labels.get(source, "--" + name.replace("_", "-"))
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, object]:
+    names = {f"HEADWAY_{name.upper()}": name for name in _READERS}
+    return {names[variable]: value for variable, value in environ.items() if variable in names and value}
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        values = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise InvalidConfig(f"{path} cannot be read: {error}") from None
+    unknown = values.keys() - _READERS.keys()
+    if unknown:
+        raise InvalidConfig(f"{path} has an unknown setting {min(unknown)!r}; known are {', '.join(_READERS)}")
+    return values
+
+
+def _text(label: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise InvalidConfig(f"{label} must be a text that is not empty")
+    return value
+
+
+def _store(label: str, value: object) -> str:
+    text = _text(label, value)
+    if not text.startswith(("sqlite://", "postgresql://", "postgres://")):
+        raise InvalidConfig(f"{label} must start with sqlite:/// or postgresql://, not {mask_url(text)[:60]!r}")
+    return text
+
+
+def _duration(low: Duration, high: Duration) -> Callable[[str, object], Duration]:
+    def read(label: str, value: object) -> Duration:
+        try:
+            micros = parse_duration(value, what=label)  # type: ignore[arg-type]
+        except DefinitionError as error:
+            raise InvalidConfig(str(error)) from None
+        if not low <= micros <= high:
+            raise InvalidConfig(f"{label} must be from {low / SECOND:g}s to {high / SECOND:g}s, not {value!r}")
+        return micros
+
+    return read
+
+
+def _choice(*options: str) -> Callable[[str, object], str]:
+    def read(label: str, value: object) -> str:
+        if value not in options:
+            raise InvalidConfig(f"{label} must be {' or '.join(options)}, not {str(value)[:40]!r}")
+        return str(value)
+
+    return read
+
+
+def _whole(low: int, high: int) -> Callable[[str, object], int]:
+    def read(label: str, value: object) -> int:
+        text = str(value)
+        if not text.isascii() or not text.isdecimal() or not low <= int(text[:9]) <= high:
+            raise InvalidConfig(f"{label} must be a whole number from {low} to {high}, not {text[:40]!r}")
+        return int(text)
+
+    return read
+
+
+_READERS: Final[dict[str, Callable[[str, object], object]]] = {
+    "store": _store,
+    "app": _text,
+    "node": _text,
+    "coordination": _choice("store"),
+    "coordination_mode": _choice("leader", "lock"),
+    "scheduler_shards": _whole(1, SHARDS_MAX),
+    "leader_lease": _duration(SECOND, 3600 * SECOND),
+    "worker_lease": _duration(SECOND, 3600 * SECOND),
+    "poll": _duration(SECOND // 100, 60 * SECOND),
+    "retention": _duration(60 * SECOND, 3650 * DAY),
+    "sqlite_synchronous": _choice("full", "normal"),
+}
+assert _READERS.keys() == {setting.name for setting in fields(Settings)}

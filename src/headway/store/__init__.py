@@ -1,0 +1,76 @@
+"""The store: the only package that knows SQL. SQLite and PostgreSQL behind one face.
+
+store = await Store.open("postgresql://…", clock)
+store.ledger · store.schedules · store.queue · store.leases · store.nodes      what the ports of the engine promise
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.clock import Clock
+from headway.errors import InvalidConfig
+from headway.ports import WakeUps
+from headway.store.coordination import StoreLeases, StoreNodes
+from headway.store.ledger import StoreLedger
+from headway.store.migrations import check_schema, migrate
+from headway.store.queue import StoreQueue
+from headway.store.schedules import StoreSchedules
+from headway.store.sqlite import SqliteDriver, path_of
+from headway.store.transaction import Driver
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One database with everything that Headway keeps in it."""
+
+    driver: Driver
+    ledger: StoreLedger
+    schedules: StoreSchedules
+    queue: StoreQueue
+    leases: StoreLeases
+    nodes: StoreNodes
+
+    @classmethod
+    def on(cls, driver: Driver, clock: Clock) -> "Store":
+        """Wrap a driver."""
+        return cls(
+            driver,
+            StoreLedger(driver, clock),
+            StoreSchedules(driver, clock),
+            StoreQueue(driver, clock),
+            StoreLeases(driver),
+            StoreNodes(driver, clock),
+        )
+
+    @classmethod
+    async def open(cls, url: str, clock: Clock, *, synchronous: str = "full", checked: bool = True) -> "Store":
+        """Connect. An embedded store is brought to the present schema at once; a server's must be there already."""
+        store = cls.on(open_driver(url, node=clock.node, synchronous=synchronous), clock)
+        try:
+            if store.driver.dialect_name == "sqlite":
+                await migrate(store.driver)
+            if checked:
+                await check_schema(store.driver)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def watch(self, hear: Callable[[str], None]) -> WakeUps:
+        """Start to hear of other processes' commits."""
+        return await self.driver.watch(hear)
+
+    async def close(self) -> None:
+        """Give back every connection."""
+        await self.driver.close()
+
+
+def open_driver(url: str, *, node: str = "", synchronous: str = "full") -> Driver:
+    """Choose the driver by the beginning of the URL."""
+    if url.startswith("sqlite://"):
+        return SqliteDriver(path_of(url), synchronous=synchronous)
+    try:
+        from headway.store.postgres import PostgresDriver
+    except ImportError:
+        raise InvalidConfig("PostgreSQL needs a driver: pip install 'headway[postgres]'") from None
+    return PostgresDriver(url, node=node)

@@ -1,0 +1,130 @@
+"""Leases and nodes in the store.
+
+A lease runs on the store's own clock: it is taken, extended and stolen by statements that read the time where the row
+is, so no process can be early. Its token comes from a counter that outlives the row, so it only ever grows, also
+across release and deletion.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from headway.clock import Clock
+from headway.instants import Duration, Instant
+from headway.model import Lease, Node
+from headway.store.transaction import Driver, Row, Transaction, as_json, call
+
+NODES_MAX: Final = 1_000
+_LAST: Final = "~"  # Sorts after every character of a lease's name.
+
+
+def _acquire(names: Sequence[str], holder: str, holder_name: str, duration: Duration) -> Transaction[list[Lease]]:
+    taken = {row["name"] for row in (yield call("held_by_others", names=as_json(names), holder=holder))}
+    names = [name for name in names if name not in taken]
+    if not names:
+        return []
+    highest = (yield call("next_tokens", count=len(names)))[0]["value"]
+    tokens = range(highest - len(names) + 1, highest + 1)
+    leases = [{"name": name, "token": token} for name, token in zip(sorted(names), tokens, strict=True)]
+    rows = yield call("acquire", leases=as_json(leases), holder=holder, holder_name=holder_name, duration=duration)
+    return [_lease(row, holder, holder_name) for row in rows]
+
+
+def _lease(row: Row, holder: str, holder_name: str) -> Lease:
+    return Lease(
+        name=row["name"],
+        holder=holder,
+        holder_name=holder_name,
+        token=row["token"],
+        until=row["until"],
+        since=row["since"],
+    )
+
+
+def _lease_rows(leases: Sequence[Lease]) -> str:
+    ordered = sorted(leases, key=lambda lease: lease.name)
+    return as_json([{"lease_name": lease.name, "lease_token": lease.token} for lease in ordered])
+
+
+class StoreLeases:
+    """Leases as rows of the store. The port `Leases` says what its methods promise."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def acquire(self, names: Sequence[str], *, holder: str, holder_name: str, duration: Duration) -> list[Lease]:
+        """Take those leases that are free, have run out or are the holder's own."""
+        return await self._driver.run(lambda: _acquire(names, holder, holder_name, duration)) if names else []
+
+    async def renew(self, leases: Sequence[Lease], *, duration: Duration) -> list[Lease]:
+        """Extend those leases that are still ours."""
+        if not leases:
+            return []
+        rows = await self._driver.fetch(
+            call("renew", leases=_lease_rows(leases), holder=leases[0].holder, duration=duration)
+        )
+        return [_lease(row, leases[0].holder, leases[0].holder_name) for row in rows]
+
+    async def release(self, leases: Sequence[Lease]) -> None:
+        """Give leases back at once."""
+        if leases:
+            await self._driver.fetch(call("release", leases=_lease_rows(leases), holder=leases[0].holder))
+
+    async def held(self, prefix: str, limit: int = 1_000) -> list[tuple[Lease, bool]]:
+        """Read the leases whose name begins so, each with whether it still runs."""
+        rows = await self._driver.fetch(call("leases", low=prefix, high=prefix + _LAST, limit=limit))
+        return [(_lease(row, row["holder"], row["holder_name"]), row["until"] > row["now"]) for row in rows]
+
+    async def prune(self, prefix: str, age: Duration) -> None:
+        """Delete leases with this beginning that ran out long ago."""
+        await self._driver.fetch(call("prune_leases", low=prefix, high=prefix + _LAST, age=age))
+
+
+class StoreNodes:
+    """Nodes as rows of the store."""
+
+    def __init__(self, driver: Driver, clock: Clock) -> None:
+        self._driver = driver
+        self._clock = clock
+
+    async def beat(self, node: Node) -> Instant:
+        """Say that the node lives, and hear the store's time."""
+        sent = self._clock.monotonic()
+        rows = await self._driver.fetch(
+            call(
+                "beat",
+                id=node.id,
+                name=node.name,
+                roles=",".join(node.roles),
+                version=node.version,
+                state=msgspec.json.encode(node.state).decode(),
+            )
+        )
+        now: Instant = rows[0]["now"]
+        self._clock.observe(now, sent=sent)
+        return now
+
+    async def alive(self, within: Duration) -> list[Node]:
+        """Return the nodes that were heard of lately."""
+        rows = await self._driver.fetch(call("nodes", age=within, limit=NODES_MAX))
+        return [
+            Node(
+                id=row["id"],
+                name=row["name"],
+                roles=tuple(row["roles"].split(",")),
+                version=row["version"],
+                started_at=row["started_at"],
+                beat_at=row["beat_at"],
+                state=msgspec.json.decode(row["state"]),
+            )
+            for row in rows
+        ]
+
+    async def leave(self, node_id: str) -> None:
+        """Forget the node."""
+        await self._driver.fetch(call("leave", id=node_id))
+
+    async def prune(self, age: Duration) -> None:
+        """Forget nodes that were not heard of for long."""
+        await self._driver.fetch(call("prune_nodes", age=age))

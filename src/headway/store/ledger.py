@@ -1,0 +1,329 @@
+"""The ledger in the store: what is due, and the one transaction that decides it.
+
+`fire` is the heart. In one transaction it checks that the leases it acts under are still held, moves each schedule past
+what is decided, and writes the decisions and their jobs. Three walls stand between us and a second decision for an
+instant: the fence, the schedule's `version` (a plan made on an older one is left out), and the ledger's primary key.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from headway.clock import Clock
+from headway.errors import DefinitionError, InvalidSchedule, LeaseLost
+from headway.instants import DAY, MINUTE, Instant
+from headway.model import (
+    Decided,
+    Decision,
+    LiveJobs,
+    NewJob,
+    Occurrence,
+    Pause,
+    Plan,
+    Revision,
+    Schedule,
+    ScheduleSpec,
+)
+from headway.ports import Due, Fence, Shards
+from headway.store.queue import PAGE_MAX, cancel, job_row
+from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
+
+HELD_FOR: Final = MINUTE
+FOREVER: Final = 2**62
+NOTHING_LIVE: Final = LiveJobs()
+
+
+def read_schedule(row: Row) -> Schedule:
+    """Make a schedule of a row; raises `DefinitionError` when its definition cannot be read."""
+    try:
+        spec = ScheduleSpec.from_json(row["definition"])
+    except msgspec.DecodeError as error:
+        raise InvalidSchedule(f"the stored definition is not JSON: {error}") from None
+    pauses = row["pauses"]
+    return Schedule(
+        name=row["name"],
+        spec=spec,
+        owner=row["owner"],
+        revision=row["revision"],
+        version=row["version"],
+        created_at=row["created_at"],
+        decided_through=row["decided_through"],
+        next_at=row["next_at"],
+        pauses=() if pauses == "[]" else tuple(Pause(**pause) for pause in msgspec.json.decode(pauses)),
+        removed_at=row["removed_at"],
+        attention=row["attention"],
+    )
+
+
+def _read_occurrence(row: Row) -> Occurrence:
+    return Occurrence(
+        schedule=row["schedule"],
+        instant=row["instant"],
+        until=row["until"],
+        count=row["count"],
+        outcome=Decided(row["outcome"]),
+        reason=row["reason"],
+        decided_at=row["decided_at"],
+        revision=row["revision"],
+        token=row["token"],
+        job_id=row["job_id"],
+    )
+
+
+def pauses_json(pauses: Iterable[Pause]) -> str:
+    rows = [
+        {"since": pause.since, "until": pause.until, "reason": pause.reason, "author": pause.author} for pause in pauses
+    ]
+    return msgspec.json.encode(rows).decode() if rows else "[]"
+
+
+def live_by_schedule(rows: Sequence[Row]) -> dict[str, LiveJobs]:
+    running: dict[str, list[str]] = {}
+    waiting: dict[str, list[str]] = {}
+    for row in rows:
+        side = waiting if row["status"] == "BLOCKED" else running
+        side.setdefault(row["schedule"], []).append(row["id"])
+    return {
+        name: LiveJobs(running=tuple(running.get(name, ())), waiting=tuple(waiting.get(name, ())))
+        for name in running.keys() | waiting.keys()
+    }
+
+
+class Writer:
+    """Turns plans into the rows of one transaction."""
+
+    def __init__(self, clock: Clock, token: int) -> None:
+        self._clock = clock
+        self._token = token
+
+    def fire(self, plans: Sequence[Plan]) -> Transaction[frozenset[str]]:
+        """Advance the schedules, record the decisions, insert the jobs; return the names of plans left out."""
+        plans = sorted(plans, key=lambda plan: plan.schedule.name)  # One lock order for everybody.
+        advanced = yield call("advance", plans=as_json([_advance_row(plan) for plan in plans]))
+        if len(advanced) != len(plans):
+            names = {row["name"] for row in advanced}
+            refused = frozenset(plan.schedule.name for plan in plans) - names
+            plans = [plan for plan in plans if plan.schedule.name in names]
+        else:
+            refused = frozenset()
+        occurrences: list[dict[str, object]] = []
+        jobs: list[dict[str, object]] = []
+        for plan_ in plans:
+            last = plan_.live.last
+            if plan_.replaces:
+                last = yield from clear_line(plan_.live, "replaced by a later instant")
+            self._add_rows(plan_, last, occurrences, jobs)
+        if occurrences:
+            yield call("record", occurrences=as_json(occurrences))
+        if jobs:
+            yield call("enqueue", jobs=as_json(jobs))
+        return refused
+
+    def _add_rows(
+        self, plan_: Plan, last: str | None, occurrences: list[dict[str, object]], jobs: list[dict[str, object]]
+    ) -> None:
+        schedule = plan_.schedule
+        for decision in plan_.decisions:
+            job_id = None
+            if decision.outcome is Decided.FIRED:
+                job_id = self._clock.new_id("job")
+                jobs.append(job_row(_occurrence_job(job_id, schedule, decision, last if decision.waits else None)))
+                last = job_id
+            occurrences.append(self._occurrence_row(schedule, decision, job_id))
+
+    def _occurrence_row(self, schedule: Schedule, decision: Decision, job_id: str | None) -> dict[str, object]:
+        return {
+            "schedule": schedule.name,
+            "instant": decision.instant,
+            "until": decision.until,
+            "count": decision.count,
+            "outcome": decision.outcome,
+            "reason": decision.reason,
+            "revision": schedule.revision,
+            "token": self._token,
+            "node": self._clock.node,
+            "job_id": job_id,
+        }
+
+
+def _advance_row(plan_: Plan) -> dict[str, object]:
+    schedule = plan_.schedule
+    pauses = schedule.pauses
+    if pauses:  # Windows that are wholly decided have left their trace in the ledger.
+        pauses = tuple(pause for pause in pauses if pause.until is None or pause.until > plan_.decided_through)
+    return {
+        "schedule": schedule.name,
+        "seen_version": schedule.version,
+        "to_decided_through": plan_.decided_through,
+        "to_next_at": plan_.next_at,
+        "to_pauses": pauses_json(pauses) if schedule.pauses else "[]",
+    }
+
+
+def job_of(job_id: str, schedule: Schedule, **more: Any) -> NewJob:
+    spec = schedule.spec
+    return NewJob(
+        id=job_id,
+        task=spec.task,
+        args=spec.args,
+        tenant=spec.tenant,
+        queue=spec.queue,
+        priority=spec.priority,
+        max_attempts=spec.max_attempts,
+        backoff=spec.backoff,
+        tags=spec.tags,
+        schedule=schedule.name,
+        exclusive=spec.exclusive,
+        **more,
+    )
+
+
+def _occurrence_job(job_id: str, schedule: Schedule, decision: Decision, blocked_by: str | None) -> NewJob:
+    return job_of(job_id, schedule, run_at=decision.start_at, occurrence_at=decision.instant, blocked_by=blocked_by)
+
+
+def clear_line(live: LiveJobs, reason: str) -> Transaction[str | None]:
+    """Stop the live jobs of a schedule; return the one that still runs and has to be waited for."""
+    ids = [*live.running, *live.waiting]
+    ended, _ = yield from cancel(ids, reason)
+    still_running = [job_id for job_id in ids if job_id not in ended]
+    return still_running[-1] if still_running else None
+
+
+def _check_fence(fence: Fence) -> Transaction[None]:
+    rows = yield call("fence", names=as_json(sorted(fence.tokens)), holder=fence.holder)
+    held = {row["name"]: row["token"] for row in rows}
+    lost = [name for name, token in fence.tokens.items() if held.get(name) != token]
+    if lost:
+        raise LeaseLost(f"the lease {lost[0]!r} is no longer ours")
+
+
+def _fire(plans: Sequence[Plan], fence: Fence | None, clock: Clock) -> Transaction[frozenset[str]]:
+    if fence is not None:
+        yield from _check_fence(fence)
+    return (yield from Writer(clock, fence.token if fence else 0).fire(plans))
+
+
+def _revive(limit: int) -> Transaction[int]:
+    names = [row["name"] for row in (yield call("stranded", limit=limit))]
+    return len((yield call("follow", names=as_json(names)))) if names else 0
+
+
+class StoreLedger:
+    """The ledger on one store. The port `Ledger` says what the scheduler's methods promise."""
+
+    def __init__(self, driver: Driver, clock: Clock) -> None:
+        self._driver = driver
+        self._clock = clock
+
+    async def due(self, shards: Shards, limit: int) -> Due:
+        """Return schedules with undecided instants, with their live jobs."""
+        sent = self._clock.monotonic()
+        rows = await self._driver.fetch(
+            call("due", shards=shards.of, shard_ids=as_json([str(shard) for shard in shards.held]), limit=limit)
+        )
+        if not rows:
+            return Due(now=self._clock.now(), schedules=())
+        now: Instant = rows[0]["now"]
+        self._clock.observe(now, sent=sent)
+        readable, unreadable = [], []
+        for row in rows:
+            try:
+                readable.append(read_schedule(row))
+            except DefinitionError as error:
+                unreadable.append((row["name"], row["version"], str(error)))
+        live = await self._live(readable)
+        pairs = tuple((schedule, live.get(schedule.name, NOTHING_LIVE)) for schedule in readable)
+        return Due(now=now, schedules=pairs, unreadable=tuple(unreadable))
+
+    async def _live(self, schedules: Sequence[Schedule]) -> dict[str, LiveJobs]:
+        names = [{"name": schedule.name} for schedule in schedules if schedule.spec.exclusive]
+        return live_by_schedule(await self._driver.fetch(call("live_jobs", names=as_json(names)))) if names else {}
+
+    async def next_due(self, shards: Shards) -> Instant | None:
+        """Return when the next decision is due."""
+        sent = self._clock.monotonic()
+        rows = await self._driver.fetch(
+            call("next_due", shards=shards.of, shard_ids=as_json([str(shard) for shard in shards.held]))
+        )
+        if not rows:
+            return None
+        self._clock.observe(rows[0]["now"], sent=sent)
+        next_at: Instant = rows[0]["next_at"]
+        return next_at
+
+    async def fire(self, plans: Sequence[Plan], fence: Fence | None) -> frozenset[str]:
+        """Commit plans in one transaction; return the names of those left out."""
+        try:
+            return await self._driver.run(lambda: _fire(plans, fence, self._clock))
+        except ConstraintViolated:
+            if len(plans) == 1:
+                return frozenset({plans[0].schedule.name})
+        refused: set[str] = set()
+        for plan_ in plans:  # One of them breaks a constraint of the store; the others must not suffer for it.
+            refused |= await self.fire([plan_], fence)
+        return frozenset(refused)
+
+    async def hold(self, schedule: str, version: int, reason: str) -> None:
+        """Set a schedule aside for a while, with a reason for people to read."""
+        await self._driver.fetch(call("hold", name=schedule, version=version, pause=HELD_FOR, attention=reason[:500]))
+
+    async def revive_stranded(self, limit: int) -> int:
+        """Give fixed-delay schedules whose job is gone their next instant."""
+        return await self._driver.run(lambda: _revive(limit))
+
+    async def occurrences(
+        self, name: str, *, since: Instant = 0, before: Instant = FOREVER, limit: int = 50
+    ) -> list[Occurrence]:
+        """Read a page of a schedule's ledger, newest first."""
+        rows = await self._driver.fetch(
+            call("occurrences", schedule=name, since=since, before=before, limit=max(1, min(limit, PAGE_MAX)))
+        )
+        return [_read_occurrence(row) for row in rows]
+
+    async def revisions(self, name: str) -> list[Revision]:
+        """Read every definition that a schedule ever had."""
+        rows = await self._driver.fetch(call("revisions", schedule=name))
+        return [
+            Revision(
+                schedule=name,
+                revision=row["revision"],
+                effective_at=row["effective_at"],
+                spec=None if row["definition"] is None else ScheduleSpec.from_json(row["definition"]),
+                author=row["author"],
+            )
+            for row in rows
+        ]
+
+    async def ledger(
+        self, name: str, after: Instant, until: Instant, limit: int
+    ) -> list[tuple[Occurrence, Instant | None]]:
+        """Read a page of a schedule's ledger, oldest first, each with the end of its job."""
+        rows = await self._driver.fetch(call("ledger", schedule=name, after=after, until=until, limit=limit))
+        return [(_read_occurrence(row), row["finished_at"]) for row in rows]
+
+    async def names(self, after: str, limit: int) -> list[Schedule]:
+        """Read a page of all schedules, also removed ones."""
+        rows = await self._driver.fetch(call("ledger_names", after=after, limit=limit))
+        return [read_schedule(row) for row in rows]
+
+    async def pruned_through(self) -> Instant:
+        """Return the time up to which old decisions were deleted."""
+        pruned: Instant = (await self._driver.fetch(call("counter", name="pruned_through")))[0]["value"]
+        return pruned
+
+    async def summary(self) -> dict[str, Any]:
+        """Count schedules and decisions of the last day, and find the oldest undecided instant."""
+        row = (await self._driver.fetch(call("schedule_counts")))[0]
+        next_at = await self.next_due(Shards(of=1, held=frozenset({0})))
+        outcomes = await self._driver.fetch(call("outcome_counts", window=DAY))
+        undecided = max(0, row["now"] - next_at) if next_at is not None else 0
+        return {
+            "total": row["total"],
+            "paused": row["paused"],
+            "attention": row["attention"],
+            "next_at": next_at,
+            "oldest_undecided_seconds": undecided / 1e6,
+            "last_day": {outcome["outcome"]: int(outcome["decisions"]) for outcome in outcomes},
+        }

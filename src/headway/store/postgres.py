@@ -1,0 +1,290 @@
+"""PostgreSQL through asyncpg: a small pool, a deadline on every statement, and no trust in broken connections.
+
+A connection that met a connection-class or read-only error, a timeout or a cancellation is closed, never reused:
+after a failover the next one finds the new primary. Wake-ups come by LISTEN/NOTIFY on a connection of their own; a probe
+checks that they really arrive, since behind a pooler in transaction mode they do not. There, too, prepared statements
+vanish between transactions: the driver notices the error, stops caching them and runs each statement in a transaction.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from headway.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from headway.events import WakeModeChanged, emit
+from headway.store.statements import POSTGRES, catalogue, positional
+from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, call, one
+
+STATEMENT_S_MAX: Final = 10.0
+CONNECT_S_MAX: Final = 5.0
+PROBE_S_MAX: Final = 2.0
+POOL_SIZE: Final = 4
+DEADLOCK_TRIES_MAX: Final = 5
+CHANNEL: Final = "headway"
+
+_UNAVAILABLE: Final = ("08", "57", "53", "25006", "55P03", "58", "XX000")
+_DEADLOCK: Final = ("40001", "40P01")
+_STATEMENT_GONE: Final = ("26000", "42P05")  # The marks of a pooler in transaction mode.
+
+
+def translate(error: BaseException) -> StoreError | None:
+    """Say in our words what the driver said; None for what is not the database's."""
+    if isinstance(error, asyncpg.PostgresError):
+        state = error.sqlstate or ""
+        text = f"PostgreSQL: {error}"
+        if state.startswith("53100"):
+            return StoreFull(text)
+        if state.startswith((*_UNAVAILABLE, *_DEADLOCK, *_STATEMENT_GONE)):
+            return StoreUnavailable(text)
+        if state in ("42P01", "42703"):
+            return SchemaMismatch(f"{error}; run `headway migrate`")
+        if state.startswith("23"):
+            return ConstraintViolated(text)
+        return StoreError(text)
+    if isinstance(error, TimeoutError):
+        return StoreUnavailable("PostgreSQL did not answer in time")
+    if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
+        return StoreUnavailable(f"PostgreSQL: {error or type(error).__name__}")
+    return None
+
+
+def _keeps_connection(error: BaseException) -> bool:
+    """Say whether the connection is still good after this error: only after an ordinary answer of the server."""
+    return isinstance(error, asyncpg.PostgresError) and isinstance(
+        translate(error), ConstraintViolated | SchemaMismatch
+    )
+
+
+class PostgresDriver:
+    """Runs transactions on a bounded number of connections of one event loop."""
+
+    dialect_name = "postgresql"
+
+    def __init__(self, url: str, *, pool_size: int = POOL_SIZE, node: str = "") -> None:
+        self._url = url
+        self._node = node
+        self._texts = {
+            name: (positional(statement, lambda index: f"${index}"), statement.parameters)
+            for name, statement in catalogue(POSTGRES).items()
+        }
+        self._free: list[asyncpg.Connection] = []
+        self._slots = asyncio.Semaphore(pool_size)
+        self._behind_pooler = False
+        self._closed = False
+
+    async def run(self, begin: Begin[T]) -> T:
+        """Run a transaction; again from its beginning when the database broke a deadlock by ending it."""
+        for _ in range(DEADLOCK_TRIES_MAX - 1):
+            try:
+                return await self._run_once(begin)
+            except _Again:
+                continue
+        return await self._run_once(begin)
+
+    async def fetch(self, statement: Call) -> Rows:
+        """Run one call, committed by itself."""
+        if self._behind_pooler:
+            return await self.run(lambda: one(statement))
+        try:
+            async with self._connection() as connection:
+                return await self._execute(connection, statement)
+        except _Again:
+            return await self.run(lambda: one(statement))
+
+    async def script(self, statements: Iterable[str], lock: str) -> None:
+        """Run schema statements under an advisory lock."""
+        async with self._connection() as connection:
+            async with asyncio.timeout(10 * STATEMENT_S_MAX):
+                async with connection.transaction():
+                    await connection.execute("select pg_advisory_xact_lock(hashtext($1))", lock)
+                    for text in statements:
+                        await connection.execute(text)
+
+    async def watch(self, hear: Callable[[str], None]) -> "PostgresWatch":
+        """Listen, and probe whether anything arrives."""
+        watch = PostgresWatch(self, hear, self._node)
+        await watch.check()
+        return watch
+
+    async def close(self) -> None:
+        """Close every connection that is not in use; those in use are closed when they come back."""
+        self._closed = True
+        while self._free:
+            connection = self._free.pop()
+            try:
+                await connection.close(timeout=1.0)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                connection.terminate()
+
+    async def connect(self) -> asyncpg.Connection:
+        """Open a connection; one of several hosts must be the primary."""
+        several = "," in urlsplit(self._url).netloc
+        try:
+            return await asyncpg.connect(
+                self._url,
+                timeout=CONNECT_S_MAX,
+                statement_cache_size=0 if self._behind_pooler else 100,
+                server_settings={"application_name": "headway"},
+                target_session_attrs="read-write" if several else "any",
+            )
+        except (ValueError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            raise _cannot_connect(error) from None
+
+    async def _run_once(self, begin: Begin[T]) -> T:
+        async with self._connection() as connection:
+            await connection.execute("begin", timeout=STATEMENT_S_MAX)
+            try:
+                result = await self._steps(connection, begin)
+            except BaseException as error:
+                if isinstance(error, Exception) and (translate(error) is None or _keeps_connection(error)):
+                    await connection.execute("rollback", timeout=STATEMENT_S_MAX)
+                raise
+            await connection.execute("commit", timeout=STATEMENT_S_MAX)
+            return result
+
+    async def _steps(self, connection: asyncpg.Connection, begin: Begin[T]) -> T:
+        transaction = begin()
+        try:
+            statement = next(transaction)
+            while True:
+                statement = transaction.send(await self._execute(connection, statement))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            transaction.close()
+
+    async def _execute(self, connection: asyncpg.Connection, statement: Call) -> Rows:
+        text, order = self._texts[statement.statement]
+        arguments = [statement.parameters[name] for name in order]
+        rows: Rows = await connection.fetch(text, *arguments, timeout=STATEMENT_S_MAX)
+        return rows
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+        async with self._slot():
+            connection = self._free.pop() if self._free else await self.connect()
+            try:
+                yield connection
+            except BaseException as error:
+                self._give_back(connection, _keeps_connection(error) or _is_callers(error))
+                self._rethrow(error)
+            else:
+                self._give_back(connection, True)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(STATEMENT_S_MAX):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise StoreUnavailable("all connections to PostgreSQL are in use") from None
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    def _give_back(self, connection: asyncpg.Connection, is_good: bool) -> None:
+        if is_good and not self._closed and not connection.is_closed() and not connection.is_in_transaction():
+            self._free.append(connection)
+        else:
+            connection.terminate()
+
+    def _rethrow(self, error: BaseException) -> None:
+        state = getattr(error, "sqlstate", None) or ""
+        if state in _STATEMENT_GONE and not self._behind_pooler:
+            self._behind_pooler = True
+            while self._free:  # These still believe in their prepared statements.
+                self._free.pop().terminate()
+            raise _Again from error
+        if state in _DEADLOCK:
+            raise _Again(f"PostgreSQL: {error}") from error
+        translated = translate(error)
+        if translated is None:
+            raise error
+        raise translated from error
+
+
+class _Again(StoreUnavailable):
+    """The transaction was ended through no fault of its own; run it once more."""
+
+
+def _is_callers(error: BaseException) -> bool:
+    """Say whether the error came from the transaction's own logic, after which a rollback has been sent."""
+    return isinstance(error, Exception) and translate(error) is None
+
+
+def _cannot_connect(error: Exception) -> StoreError:
+    reason = str(error) or type(error).__name__
+    if isinstance(error, ValueError):
+        return StoreError(f"the PostgreSQL address cannot be used: {reason}")
+    return StoreUnavailable(f"cannot connect to PostgreSQL: {reason}")
+
+
+class PostgresWatch:
+    """Hears NOTIFY on a connection of its own, and knows whether it does."""
+
+    def __init__(self, driver: PostgresDriver, hear: Callable[[str], None], node: str) -> None:
+        self.mode = "poll"
+        self._driver = driver
+        self._hear = hear
+        self._node = node
+        self._connection: asyncpg.Connection | None = None
+        self._probe: tuple[str, asyncio.Event] = ("", asyncio.Event())
+
+    async def check(self) -> None:
+        """Send a notification to ourselves; what does not come back within two seconds does not arrive."""
+        reason = "notifications arrive"
+        try:
+            arrived = await self._round_trip()
+            if not arrived:
+                reason = "notifications do not arrive (a pooler in transaction mode?)"
+        except StoreError as error:
+            arrived, reason = False, str(error)
+        if not arrived:
+            await self._disconnect()
+        mode = "notify" if arrived else "poll"
+        if mode != self.mode:
+            self.mode = mode
+            emit(WakeModeChanged(node=self._node, mode=mode, reason=reason))
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._disconnect()
+
+    async def _round_trip(self) -> bool:
+        if self._connection is None or self._connection.is_closed():
+            await self._listen()
+        self._probe = (f"probe {secrets.token_hex(8)}", asyncio.Event())
+        await self._driver.fetch(call("notify", payload=self._probe[0]))
+        try:
+            async with asyncio.timeout(PROBE_S_MAX):
+                await self._probe[1].wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _listen(self) -> None:
+        connection = await self._driver.connect()
+        try:
+            async with asyncio.timeout(PROBE_S_MAX):
+                await connection.add_listener(CHANNEL, self._arrived)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            connection.terminate()
+            raise StoreUnavailable(f"cannot listen: {error}") from None
+        self._connection = connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    def _arrived(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        if payload == self._probe[0]:
+            self._probe[1].set()
+        elif not str(payload).startswith("probe "):
+            self._hear(str(payload))

@@ -1,0 +1,80 @@
+-- Leases and nodes. Leases run on the store's own clock; tokens come from a counter that outlives every lease.
+
+-- name: next_tokens
+-- Take fresh fencing tokens; the returned one is the highest of them.
+update headway_counters set value = value + :count where name = 'token' returning value;
+
+-- name: held_by_others
+-- Which of these leases does somebody else hold? Looked at first, so that waiting for a lease writes nothing.
+select name from headway_leases where name in {list names} and until > {now} and holder <> :holder;
+
+-- name: acquire
+-- Take leases that are free, have run out or are ours. Those held by somebody else do not come back.
+insert into headway_leases (name, holder, holder_name, token, since, until)
+select r.name, :holder, :holder_name, r.token, {now}, {now} + :duration
+from {rows leases as r (name text, token bigint)}
+where true
+on conflict (name) do update
+set holder = excluded.holder, holder_name = excluded.holder_name, token = excluded.token, since = excluded.since,
+  until = excluded.until
+where headway_leases.until <= {now} or headway_leases.holder = excluded.holder
+returning name, token, until, since, {now} as now;
+
+-- name: renew
+-- Extend leases that are still ours; those that do not come back are lost.
+update headway_leases
+set until = {now} + :duration
+from {rows leases as r (lease_name text, lease_token bigint)}
+where headway_leases.name = r.lease_name and headway_leases.token = r.lease_token and headway_leases.holder = :holder
+returning name, token, until, since, {now} as now;
+
+-- name: release
+-- Give leases back at once; the row stays, so that everybody sees who had it last.
+update headway_leases
+set until = {now}
+from {rows leases as r (lease_name text, lease_token bigint)}
+where headway_leases.name = r.lease_name and headway_leases.token = r.lease_token and headway_leases.holder = :holder
+  and headway_leases.until > {now}
+returning name, {notify_leases};
+
+-- name: fence
+-- Are these leases still ours? Keeps them from being taken until the transaction ends.
+select name, token, {now} as now from headway_leases
+where name in {list names} and holder = :holder {share};
+
+-- name: leases
+-- Read the leases by their beginning.
+select name, holder, holder_name, token, since, until, {now} as now from headway_leases
+where name >= :low and name < :high order by name limit :limit;
+
+-- name: prune_leases
+-- Delete the leases on single occurrences that ran out long ago; tokens do not depend on them.
+delete from headway_leases where name >= :low and name < :high and until < {now} - :age;
+
+-- name: beat
+-- Say that this node lives, and hear the store's time.
+insert into headway_nodes (id, name, roles, version, started_at, beat_at, state)
+values (:id, :name, :roles, :version, {now}, {now}, :state)
+on conflict (id) do update set beat_at = {now}, state = excluded.state, roles = excluded.roles
+returning {now} as now;
+
+-- name: leave
+-- Say goodbye.
+delete from headway_nodes where id = :id;
+
+-- name: nodes
+-- Read the nodes that were heard of lately.
+select id, name, roles, version, started_at, beat_at, state, {now} as now from headway_nodes
+where beat_at >= {now} - :age order by started_at, id limit :limit;
+
+-- name: prune_nodes
+-- Forget nodes that were not heard of for long.
+delete from headway_nodes where beat_at < {now} - :age;
+
+-- name: time
+-- Hear the store's time.
+select {now} as now;
+
+-- name: notify
+-- PostgreSQL only: wake whoever listens.
+select {notify_payload};

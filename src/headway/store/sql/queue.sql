@@ -1,0 +1,214 @@
+-- The queue. Four statements write a status (promote, claim, settle, cancel); each names its transition.
+
+-- name: enqueue
+-- Insert jobs; one whose (tenant, key) exists already is left out and comes back as nothing.
+insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures, max_attempts,
+  exclusive, version, key, schedule, occurrence_at, blocked_by, args, tags, options, created_at, updated_at, ready_at,
+  progress, reason)
+select r.id, r.tenant, r.task, r.queue, r.priority,
+  case
+    when r.blocked_by is not null then 'BLOCKED'
+    when r.delay > 0 or r.run_at > {now} then 'SCHEDULED'
+    else 'PENDING'
+  end,
+  coalesce(r.run_at, {now} + r.delay), 0, 0, r.max_attempts, r.exclusive, 1, r.key, r.schedule, r.occurrence_at,
+  r.blocked_by, r.args, r.tags, r.options, {now}, {now},
+  case when r.blocked_by is null and r.delay = 0 and (r.run_at is null or r.run_at <= {now}) then {now} end,
+  0, r.reason
+from {rows jobs as r (id text, tenant text, task text, queue text, priority integer, max_attempts integer,
+  exclusive integer, key text, schedule text, occurrence_at bigint, blocked_by text, args text, tags text, options text,
+  run_at bigint, delay bigint, reason text)}
+where true
+on conflict (tenant, key) where key is not null do nothing
+returning id, status, created_at, run_at, {notify_ready};
+
+-- name: jobs_by_key
+-- Find the jobs that already hold these keys.
+select j.* from {rows keys as r (tenant text, key text)}
+join headway_jobs j on j.tenant = r.tenant and j.key = r.key;
+
+-- name: promote
+-- transition: SCHEDULED, RETRYING -> PENDING
+-- Make due jobs ready, those that are due longest first.
+with due as materialized (
+  select id from headway_jobs
+  where status in ('SCHEDULED', 'RETRYING') and run_at <= {now}
+  order by run_at, id
+  limit :limit {skip_locked}
+)
+update headway_jobs
+set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = version + 1
+where id in (select id from due) and status in ('SCHEDULED', 'RETRYING')
+returning id, {notify_ready};
+
+-- name: promote_blocked
+-- transition: BLOCKED -> PENDING
+-- Make jobs ready whose time has come and whose predecessor has ended (or was pruned).
+with free as materialized (
+  select id from headway_jobs as successor
+  where status = 'BLOCKED' and run_at <= {now} and not exists (
+    select 1 from headway_jobs as predecessor
+    where predecessor.id = successor.blocked_by and predecessor.finished_at is null
+  )
+  order by id
+  limit :limit {skip_locked}
+)
+update headway_jobs
+set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = version + 1
+where id in (select id from free) and status = 'BLOCKED'
+returning id, {notify_ready};
+
+-- name: promote_successors
+-- transition: BLOCKED -> PENDING
+-- Make the jobs ready that waited for one of these, if it has ended.
+update headway_jobs
+set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = version + 1
+where status = 'BLOCKED' and blocked_by in {list ids} and run_at <= {now} and not exists (
+  select 1 from headway_jobs as predecessor
+  where predecessor.id = headway_jobs.blocked_by and predecessor.finished_at is null
+)
+returning id, {notify_ready};
+
+-- name: bypass
+-- Let the successors of cancelled jobs wait for what those had waited for, so that the line stays a line.
+update headway_jobs
+set blocked_by = gone.before_it, version = version + 1
+from (
+  select id as gone_id, blocked_by as before_it from headway_jobs
+  where id in {list ids} and status = 'CANCELLED' and blocked_by is not null
+) as gone
+where headway_jobs.status = 'BLOCKED' and headway_jobs.blocked_by = gone.gone_id
+returning id;
+
+-- name: next_promotion
+-- When does the next waiting job become due?
+select min(run_at) as next_at, {now} as now from headway_jobs where status in ('SCHEDULED', 'RETRYING');
+
+-- name: claim
+-- transition: PENDING -> RUNNING
+-- Take up to :limit ready jobs of one queue. The CTE is materialised so that the planner cannot run
+-- the limited subquery again and lock more rows than asked for.
+with picked as materialized (
+  select id from headway_jobs
+  where status = 'PENDING' and queue = :queue
+  order by priority desc, run_at, id
+  limit :limit {skip_locked}
+)
+update headway_jobs
+set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now} + :lease, started_at = {now},
+  updated_at = {now}, version = version + 1
+where id in (select id from picked) and status = 'PENDING'
+returning *;
+
+-- name: extend
+-- Extend the leases of running attempts; those that do not come back are over.
+update headway_jobs
+set lease_until = {now} + :lease
+from {rows attempts as r (job_id text, job_attempt integer)}
+where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status = 'RUNNING'
+returning id, attempt, lease_until, cancel_requested_at;
+
+-- name: settle
+-- transition: RUNNING -> PENDING, RETRYING, COMPLETED, FAILED, TIMED_OUT, CANCELLED
+-- Write what ended attempts make of their jobs; a stale attempt finds no row and does not come back.
+update headway_jobs
+set status = r.to_status, failures = r.to_failures, reason = r.to_reason, result = r.to_result, error = r.to_error,
+  run_at = case when r.final = 1 then run_at else {now} + r.retry_in end,
+  finished_at = case when r.final = 1 then {now} end,
+  progress = case when r.to_status = 'COMPLETED' then 100 else progress end,
+  lease_until = null, updated_at = {now}, version = version + 1
+from {rows settlements as r (job_id text, job_attempt integer, to_status text, final integer, to_failures integer,
+  to_reason text, to_result text, to_error text, retry_in bigint)}
+where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status = 'RUNNING'
+returning id, attempt, schedule, node, ready_at, started_at, finished_at, updated_at;
+
+-- name: record_attempts
+-- Keep the trace of ended attempts.
+insert into headway_attempts (job_id, attempt, node, ready_at, started_at, ended_at, outcome, reason, error)
+select r.job_id, r.attempt, r.node, r.ready_at, r.started_at, r.ended_at, r.outcome, r.reason, r.error
+from {rows attempts as r (job_id text, attempt integer, node text, ready_at bigint, started_at bigint, ended_at bigint,
+  outcome text, reason text, error text)}
+where true;
+
+-- name: expired
+-- Find running attempts whose lease has run out. Only the lease is looked at, never names or ages.
+select id, attempt, failures, max_attempts, schedule, options from headway_jobs
+where lease_until is not null and lease_until < {now}
+order by lease_until
+limit :limit {skip_locked};
+
+-- name: cancel
+-- transition: SCHEDULED, PENDING, RETRYING, BLOCKED -> CANCELLED
+-- End jobs that are not running.
+update headway_jobs
+set status = 'CANCELLED', reason = :reason, finished_at = {now}, updated_at = {now}, version = version + 1
+where id in {list ids} and status in ('SCHEDULED', 'PENDING', 'RETRYING', 'BLOCKED')
+returning id, schedule, blocked_by;
+
+-- name: request_cancel
+-- Ask for the end of running jobs; their workers hear it with the next extension.
+update headway_jobs
+set cancel_requested_at = {now}, reason = :reason, updated_at = {now}, version = version + 1
+where id in {list ids} and status = 'RUNNING' and cancel_requested_at is null
+returning id;
+
+-- name: job
+-- Read one job.
+select * from headway_jobs where id = :id;
+
+-- name: jobs_by_prefix
+-- Find jobs by the beginning of their id.
+select * from headway_jobs where id >= :low and id < :high order by id limit 2;
+
+-- name: jobs
+-- Read a page of jobs, newest first.
+select * from headway_jobs
+where id < :before
+  and (cast(:status as text) is null or status = :status)
+  and (cast(:task as text) is null or task = :task)
+  and (cast(:queue as text) is null or queue = :queue)
+  and (cast(:tenant as text) is null or tenant = :tenant)
+  and (cast(:schedule as text) is null or schedule = :schedule)
+order by id desc
+limit :limit;
+
+-- name: attempts
+-- Read the ended attempts of one job.
+select * from headway_attempts where job_id = :id order by attempt;
+
+-- name: queue_depths
+-- Count what waits, by queue.
+select queue, count(*) as pending, min(run_at) as oldest_at, {now} as now
+from headway_jobs where status = 'PENDING' group by queue order by queue;
+
+-- name: waiting_counts
+-- Count what waits for its time or its predecessor.
+select status, count(*) as waiting from headway_jobs
+where status in ('SCHEDULED', 'RETRYING') group by status
+union all
+select 'BLOCKED', count(*) from headway_jobs where status = 'BLOCKED'
+union all
+select 'RUNNING', count(*) from headway_jobs where lease_until is not null;
+
+-- name: prune_jobs
+-- Delete jobs that ended before the cutoff, oldest first.
+with old as materialized (
+  select id from headway_jobs where finished_at is not null and finished_at < {now} - :retention
+  order by finished_at limit :limit {skip_locked}
+)
+delete from headway_jobs where id in (select id from old) returning id;
+
+-- name: prune_attempts
+-- Delete the attempts of pruned jobs.
+delete from headway_attempts where job_id in {list ids};
+
+-- name: prune_job_events
+-- Delete the events of pruned jobs.
+delete from headway_events where job_id is not null and job_id in {list ids};
+
+-- name: record_events
+-- Keep a trace that nothing else would show.
+insert into headway_events (job_id, schedule, event, at, data)
+select r.job_id, r.schedule, r.event, {now}, r.data
+from {rows events as r (job_id text, schedule text, event text, data text)}
+where true;

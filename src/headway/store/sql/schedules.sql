@@ -1,0 +1,174 @@
+-- Schedules and their ledger. A decision is written with the advance of its schedule, in one transaction.
+
+-- name: due
+-- Find schedules with undecided instants, the oldest first, and the time by which to decide them.
+select *, {now} as now from headway_schedules
+where next_at <= {now} and cast(slot % :shards as text) in {list shard_ids}
+order by next_at, name
+limit :limit;
+
+-- name: next_due
+-- When is the next decision due?
+select next_at, {now} as now from headway_schedules
+where next_at is not null and cast(slot % :shards as text) in {list shard_ids}
+order by next_at
+limit 1;
+
+-- name: live_jobs
+-- Find the jobs of these schedules that have not ended.
+select j.schedule, j.id, j.status from {rows names as r (name text)}
+join headway_jobs j on j.schedule = r.name and j.schedule is not null and j.finished_at is null
+order by j.id;
+
+-- name: advance
+-- Move schedules past what is decided now; one that anybody has changed meanwhile does not come back.
+update headway_schedules
+set decided_through = r.to_decided_through, next_at = r.to_next_at, pauses = r.to_pauses, version = version + 1,
+  updated_at = {now}
+from {rows plans as r (schedule text, seen_version bigint, to_decided_through bigint, to_next_at bigint,
+  to_pauses text)}
+where headway_schedules.name = r.schedule and headway_schedules.version = r.seen_version
+returning name;
+
+-- name: record
+-- Write decisions into the ledger. The primary key refuses a second one for the same instant.
+insert into headway_occurrences (schedule, instant, until, count, outcome, reason, decided_at, revision, token, node,
+  job_id)
+select r.schedule, r.instant, r.until, r.count, r.outcome, r.reason, {now}, r.revision, r.token, r.node, r.job_id
+from {rows occurrences as r (schedule text, instant bigint, until bigint, count bigint, outcome text, reason text,
+  revision integer, token bigint, node text, job_id text)}
+where true;
+
+-- name: hold
+-- Set a schedule aside that cannot be planned, and say why.
+update headway_schedules
+set next_at = {now} + :pause, attention = :attention, version = version + 1, updated_at = {now}
+where name = :name and version = :version
+returning name;
+
+-- name: follow
+-- Fixed delay: the next instant is the end of the last job plus the delay.
+update headway_schedules
+set next_at = {now} + delay, version = version + 1, updated_at = {now}
+where name in {list names} and delay is not null and removed_at is null and (next_at is null or next_at > {now})
+  and not exists (
+    select 1 from headway_jobs j where j.schedule = headway_schedules.name and j.finished_at is null
+  )
+returning name, {notify_schedules};
+
+-- name: stranded
+-- Fixed delay: find schedules that wait for a job that is gone.
+select name from headway_schedules as s
+where delay is not null and next_at is null and removed_at is null
+  and (paused_until is null or paused_until <= {now})
+  and not exists (select 1 from headway_jobs j where j.schedule = s.name and j.finished_at is null)
+limit :limit;
+
+-- name: schedule
+-- Read one schedule.
+select *, {now} as now from headway_schedules where name = :name;
+
+-- name: schedule_locked
+-- Read one schedule and keep everybody else from changing it until the transaction ends.
+select *, {now} as now from headway_schedules where name = :name {lock};
+
+-- name: schedules
+-- Read a page of schedules by name.
+select * from headway_schedules
+where removed_at is null and name > :after and (cast(:owner as text) is null or owner = :owner)
+order by name
+limit :limit;
+
+-- name: schedule_add
+-- Create schedules; one whose name exists already does not come back.
+insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text, delay, next_at,
+  decided_through, pauses, created_at, updated_at)
+select r.name, r.owner, r.tenant, r.slot, 1, 1, r.definition, r.trigger_text, r.delay, r.next_at, r.decided_through,
+  '[]', r.created_at, r.created_at
+from {rows schedules as r (name text, owner text, tenant text, slot bigint, definition text, trigger_text text,
+  delay bigint, next_at bigint, decided_through bigint, created_at bigint)}
+where true
+on conflict (name) do nothing
+returning name, {notify_schedules};
+
+-- name: schedule_revise
+-- Give a schedule its next definition (or none: removed), from now on.
+update headway_schedules
+set owner = :owner, tenant = :tenant, definition = :definition, trigger_text = :trigger_text,
+  delay = cast(:delay as bigint), next_at = cast(:next_at as bigint), decided_through = :decided_through,
+  removed_at = cast(:removed_at as bigint), attention = null,
+  revision = revision + 1, version = version + 1, updated_at = {now}
+where name = :name and version = :version
+returning revision, version, {notify_schedules};
+
+-- name: revision_add
+-- Keep every definition with the time from which it counts.
+insert into headway_revisions (schedule, revision, effective_at, definition, author)
+select r.schedule, r.revision, r.effective_at, r.definition, r.author
+from {rows revisions as r (schedule text, revision integer, effective_at bigint, definition text, author text)}
+where true;
+
+-- name: schedule_pauses
+-- Change the windows in which a schedule does not run.
+update headway_schedules
+set pauses = :pauses, paused_until = cast(:paused_until as bigint), next_at = cast(:next_at as bigint),
+  version = version + 1, updated_at = {now}
+where name = :name and version = :version
+returning version, {notify_schedules};
+
+-- name: schedule_touch
+-- Mark that the schedule has a new live job, so that a decision made without knowing of it is refused.
+update headway_schedules set version = version + 1 where name = :name and version = :version returning version;
+
+-- name: revisions
+-- Read all definitions that a schedule ever had.
+select * from headway_revisions where schedule = :schedule order by revision;
+
+-- name: occurrences
+-- Read a page of the ledger of one schedule, newest first.
+select * from headway_occurrences
+where schedule = :schedule and instant < :before and instant >= :since
+order by instant desc
+limit :limit;
+
+-- name: ledger
+-- Read a page of the ledger of one schedule, oldest first, for the audit.
+select o.schedule, o.instant, o.until, o.count, o.outcome, o.reason, o.decided_at, o.revision, o.token, o.job_id,
+  j.finished_at
+from headway_occurrences o left join headway_jobs j on j.id = o.job_id
+where o.schedule = :schedule and o.instant > :after and o.instant <= :until
+order by o.instant
+limit :limit;
+
+-- name: ledger_names
+-- Read a page of the names of all schedules, also removed ones, for the audit.
+select * from headway_schedules where name > :after order by name limit :limit;
+
+-- name: schedule_counts
+-- Count schedules and find the oldest undecided instant.
+select count(*) as total,
+  coalesce(sum(case when paused_until is not null and paused_until > {now} then 1 else 0 end), 0) as paused,
+  coalesce(sum(case when attention is not null then 1 else 0 end), 0) as attention,
+  {now} as now
+from headway_schedules where removed_at is null;
+
+-- name: outcome_counts
+-- Count decisions by outcome since a time.
+select outcome, sum(count) as decisions from headway_occurrences where decided_at >= {now} - :window group by outcome;
+
+-- name: prune_occurrences
+-- Delete decisions older than the retention.
+with old as materialized (
+  select schedule, instant from headway_occurrences where decided_at < {now} - :retention
+  order by decided_at limit :limit
+)
+delete from headway_occurrences where (schedule, instant) in (select schedule, instant from old)
+returning decided_at;
+
+-- name: raise_counter
+-- Move a mark forward, never back.
+update headway_counters set value = :value where name = :name and value < :value;
+
+-- name: counter
+-- Read a mark.
+select value from headway_counters where name = :name;

@@ -1,0 +1,256 @@
+"""SQLite: one connection on one thread per process, a whole transaction per hop.
+
+A hop to the thread costs more than most statements, so the generator runs to its end over there. Writers take the
+lock first (`begin immediate`), readers see the last commit (WAL). `synchronous=full` makes every acknowledged commit
+survive a power cut; `normal` is faster and may lose the last ones, never the consistency.
+
+In the simulation and in users' tests the same class runs inline, with no thread and a clock of its own.
+"""
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from headway.clock import wall_now
+from headway.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from headway.instants import Instant
+from headway.store.statements import SQLITE, catalogue
+from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, one
+
+STATEMENT_S_MAX: Final = 30.0
+BUSY_S_MAX: Final = 10.0
+WATCH_INTERVAL_S: Final = 0.05
+VERSION_MIN: Final = (3, 38, 0)
+
+
+def path_of(url: str) -> str:
+    """Return the file of `sqlite:///relative`, `sqlite:////absolute` or `sqlite://` (in memory)."""
+    path = url.removeprefix("sqlite://").removeprefix("/")
+    return path or ":memory:"
+
+
+def translate(error: sqlite3.Error) -> StoreError:
+    """Say in our words what the database said."""
+    text = str(error)
+    if isinstance(error, sqlite3.IntegrityError):
+        return ConstraintViolated(text)
+    if "no such table" in text or "no such column" in text or "has no column" in text:
+        return SchemaMismatch(f"{text}; run `headway migrate`")
+    if "full" in text:
+        return StoreFull(f"SQLite: {text}")
+    if "not a database" in text or "malformed" in text:
+        return StoreError(f"SQLite: {text}")
+    if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError):
+        return StoreUnavailable(f"SQLite: {text}")
+    return StoreError(f"SQLite: {text}")
+
+
+class SqliteConnection:
+    """A connection and how to run our transactions on it; used by one thread at a time."""
+
+    def __init__(self, path: str, *, synchronous: str = "full", now: Callable[[], Instant] = wall_now) -> None:
+        if sqlite3.sqlite_version_info < VERSION_MIN:
+            raise InvalidConfig(f"SQLite {sqlite3.sqlite_version} is too old; Headway needs 3.38 or later")
+        self._now = now
+        self._statement_now: Instant = 0
+        self._statements = catalogue(SQLITE)
+        if path != ":memory:" and not Path(path).parent.is_dir():
+            raise InvalidConfig(f"the folder of {path} does not exist; create it or set another HEADWAY_STORE")
+        try:
+            self.raw = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S_MAX, check_same_thread=False)
+            self.raw.row_factory = sqlite3.Row
+            self.raw.create_function("headway_now", 0, lambda: self._statement_now)
+            self.raw.execute("pragma journal_mode = wal")
+            self.raw.execute(f"pragma synchronous = {synchronous}")
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    def execute(self, statement: Call) -> Rows:
+        """Run one call. The time stands still within it, as it does in PostgreSQL."""
+        self._statement_now = self._now()
+        text = self._statements[statement.statement].text
+        return self.raw.execute(text, statement.parameters).fetchall()
+
+    def run(self, begin: Begin[T]) -> T:
+        """Run a transaction to its end."""
+        try:
+            self.raw.execute("begin immediate")
+            result = self._steps(begin)
+            self.raw.execute("commit")
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                if self.raw.in_transaction:
+                    self.raw.execute("rollback")
+            if isinstance(error, sqlite3.Error):
+                raise translate(error) from error
+            raise
+        return result
+
+    def _steps(self, begin: Begin[T]) -> T:
+        transaction = begin()
+        try:
+            statement = next(transaction)
+            while True:
+                statement = transaction.send(self.execute(statement))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            transaction.close()
+
+    def fetch(self, statement: Call) -> Rows:
+        """Run one call, committed by itself."""
+        try:
+            return self.execute(statement)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    def script(self, statements: Iterable[str]) -> None:
+        """Run schema statements in one transaction."""
+        try:
+            self.raw.execute("begin immediate")
+            for text in statements:
+                self.raw.execute(text)
+            self.raw.execute("commit")
+        except sqlite3.Error as error:
+            if self.raw.in_transaction:
+                self.raw.execute("rollback")
+            raise translate(error) from error
+
+
+class SqliteDriver:
+    """Runs transactions on a connection that lives on its own thread."""
+
+    dialect_name = "sqlite"
+
+    def __init__(self, path: str, *, synchronous: str = "full", now: Callable[[], Instant] = wall_now) -> None:
+        self._path = path
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._connection = SqliteConnection(path, synchronous=synchronous, now=now)
+        self._thread = threading.Thread(target=self._serve, name="headway-sqlite", daemon=True)
+        self._thread.start()
+
+    async def run(self, begin: Begin[T]) -> T:
+        """Run a transaction in one hop to the thread."""
+        return await self._hop(lambda: self._connection.run(begin))
+
+    async def fetch(self, statement: Call) -> Rows:
+        """Run one call in one hop to the thread."""
+        return await self._hop(lambda: self._connection.fetch(statement))
+
+    async def script(self, statements: Iterable[str], lock: str) -> None:
+        """Run schema statements; the write lock excludes everybody else."""
+        await self._hop(lambda: self._connection.script(statements))
+
+    async def watch(self, hear: Callable[[str], None]) -> "SqliteWatch":
+        """Watch the data version of the file."""
+        return SqliteWatch(self._path, hear)
+
+    async def close(self) -> None:
+        """End the thread after what is queued, and close the connection."""
+        if self._thread.is_alive():
+            self._calls.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, STATEMENT_S_MAX)
+        self._connection.raw.close()
+
+    def _serve(self) -> None:
+        while (job := self._calls.get()) is not None:
+            job()
+
+    async def _hop(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def deliver(set_it: Callable[[Any], None], value: object) -> None:
+            if not answer.done():
+                set_it(value)
+
+        def job() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                outcome: tuple[Callable[[Any], None], object] = (answer.set_exception, error)
+            else:
+                outcome = (answer.set_result, result)
+            with contextlib.suppress(RuntimeError):  # The loop is gone, and with it whoever asked.
+                loop.call_soon_threadsafe(deliver, *outcome)
+
+        self._calls.put(job)
+        try:
+            async with asyncio.timeout(STATEMENT_S_MAX):
+                return await answer
+        except TimeoutError:
+            self._connection.raw.interrupt()
+            raise StoreUnavailable(f"SQLite did not answer within {STATEMENT_S_MAX:g} s") from None
+
+
+class SqliteWatch:
+    """Sees the commits of other connections by the data version, which costs microseconds to read."""
+
+    def __init__(self, path: str, hear: Callable[[str], None]) -> None:
+        self.mode = "poll" if path == ":memory:" else "watch"
+        self._hear = hear
+        self._raw: sqlite3.Connection | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if self.mode == "watch":
+            self._raw = sqlite3.connect(path, isolation_level=None, timeout=0)
+            self._seen = self._version()
+            self._again()
+
+    async def check(self) -> None:
+        """Nothing can get lost: the file itself is watched."""
+
+    async def close(self) -> None:
+        """Stop watching."""
+        if self._timer:
+            self._timer.cancel()
+        if self._raw:
+            self._raw.close()
+
+    def _again(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(WATCH_INTERVAL_S, self._look)
+
+    def _look(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # A busy or missing file is seen by the loops themselves.
+            version = self._version()
+            if version != self._seen:
+                self._seen = version
+                self._hear("anything")
+        self._again()
+
+    def _version(self) -> int:
+        assert self._raw
+        version: int = self._raw.execute("pragma data_version").fetchone()[0]
+        return version
+
+
+class InlineSqliteDriver:
+    """Runs transactions at once in the calling task: for virtual time, where a thread would break determinism."""
+
+    dialect_name = "sqlite"
+
+    def __init__(self, connection: SqliteConnection) -> None:
+        self.connection = connection
+
+    async def run(self, begin: Begin[T]) -> T:
+        """Run a transaction."""
+        return self.connection.run(begin)
+
+    async def fetch(self, statement: Call) -> Rows:
+        """Run one call as a transaction of its own."""
+        return self.connection.run(lambda: one(statement))
+
+    async def script(self, statements: Iterable[str], lock: str) -> None:
+        """Run schema statements."""
+        self.connection.script(statements)
+
+    async def watch(self, hear: Callable[[str], None]) -> SqliteWatch:
+        """Nobody else can write to this connection's database: there is nothing to hear."""
+        return SqliteWatch(":memory:", hear)
+
+    async def close(self) -> None:
+        """The connection belongs to whoever made it."""

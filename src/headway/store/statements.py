@@ -1,0 +1,184 @@
+"""The statement catalogue: one SQL text for both databases, read from sql/*.sql.
+
+A statement has a header (`-- name: claim`, optionally `-- transition: …`, then a sentence) and a body in portable SQL with
+`:name` placeholders. What truly differs between SQLite and PostgreSQL is a fragment in braces:
+
+    {now}                            the store's own time in microseconds
+    {rows jobs as r (id text, …)}    a JSON parameter as a table with typed columns
+    {list ids}                       a JSON parameter as the right side of `in`
+    {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
+    {notify_ready} …                 a wake-up that travels with the commit; SQLite watches its data version instead
+    {text}                           text that sorts by its bytes, on every locale
+    {time x} {view_now}              for views: times as people read them
+
+Rendering happens once per process and dialect.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Final
+
+from headway.lifecycle import Status
+
+_FRAGMENT: Final = re.compile(r"\{(\w+)(?: ([^{}]*))?\}")
+_ROWS: Final = re.compile(r"(\w+) as (\w+) \(([^)]*)\)\s*", re.DOTALL)
+_PLACEHOLDER: Final = re.compile(r"(?<![:\w]):([a-z_]+)")
+_COMMENT: Final = re.compile(r"--[^\n]*")
+_CHANNEL: Final = "headway"
+_STATUSES: Final = "(" + ", ".join(f"'{status}'" for status in Status) + ")"
+
+Fragment = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statement:
+    """One named statement, rendered for one dialect."""
+
+    name: str
+    text: str
+    parameters: tuple[str, ...]
+    transition: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dialect:
+    """What a database calls the things that differ."""
+
+    name: str
+    fragments: Mapping[str, Fragment]
+
+    def render(self, text: str) -> str:
+        """Replace every fragment."""
+        return _FRAGMENT.sub(lambda match: self.fragments[match[1]](match[2] or ""), text)
+
+
+def _columns(arguments: str) -> tuple[str, str, list[tuple[str, str]]]:
+    match = _ROWS.fullmatch(arguments)
+    assert match, f"malformed fragment: {{rows {arguments}}}"
+    parameter, alias, columns = match.groups()
+    pairs = [column.split() for column in columns.split(",")]
+    return parameter, alias, [(name, kind) for name, kind in pairs]
+
+
+def _sqlite_rows(arguments: str) -> str:
+    parameter, alias, columns = _columns(arguments)
+    picked = ", ".join(f"value->>'{name}' as {name}" for name, _ in columns)
+    return f"(select {picked} from json_each(:{parameter})) as {alias}"
+
+
+def _postgres_rows(arguments: str) -> str:
+    parameter, alias, columns = _columns(arguments)
+    typed = ", ".join(f"{name} {kind}" for name, kind in columns)
+    return f"json_to_recordset(cast(:{parameter} as json)) as {alias}({typed})"
+
+
+def _fixed(text: str) -> Fragment:
+    return lambda _: text
+
+
+# Built into SQLite, so that connections of other programs can use it too; exact to the millisecond.
+_SQLITE_WALL: Final = "(cast(round((julianday('now') - 2440587.5) * 86400000) as integer) * 1000)"
+_POSTGRES_NOW: Final = "cast(extract(epoch from statement_timestamp()) * 1000000 as bigint)"
+
+SQLITE: Final = Dialect(
+    "sqlite",
+    {
+        "now": _fixed("headway_now()"),
+        "view_now": _fixed(_SQLITE_WALL),
+        "rows": _sqlite_rows,
+        "list": lambda parameter: f"(select value from json_each(:{parameter}))",
+        "skip_locked": _fixed(""),
+        "lock": _fixed(""),
+        "share": _fixed(""),
+        "notify_ready": _fixed("null as woke"),
+        "notify_schedules": _fixed("null as woke"),
+        "notify_leases": _fixed("null as woke"),
+        "notify_payload": _fixed("null as woke"),
+        "time": lambda column: f"strftime('%Y-%m-%dT%H:%M:%fZ', ({column}) / 1e6, 'unixepoch')",
+        "json_object": _fixed("json_object"),
+        "text": _fixed("text"),
+        "serial": _fixed("integer primary key autoincrement"),
+        "statuses": _fixed(_STATUSES),
+    },
+)
+# For a connection that belongs to the caller: no function of ours is registered there.
+SQLITE_FOREIGN: Final = Dialect("sqlite", {**SQLITE.fragments, "now": _fixed(_SQLITE_WALL)})
+POSTGRES: Final = Dialect(
+    "postgresql",
+    {
+        "now": _fixed(_POSTGRES_NOW),
+        "view_now": _fixed(_POSTGRES_NOW),
+        "rows": _postgres_rows,
+        "list": lambda parameter: f"(select json_array_elements_text(cast(:{parameter} as json)))",
+        "skip_locked": _fixed("for update skip locked"),
+        "lock": _fixed("for update"),
+        "share": _fixed("for share"),
+        "notify_ready": _fixed(
+            f"pg_notify('{_CHANNEL}', case when status = 'PENDING' then 'ready ' || queue else 'waiting' end) as woke"
+        ),
+        "notify_schedules": _fixed(f"pg_notify('{_CHANNEL}', 'schedules') as woke"),
+        "notify_leases": _fixed(f"pg_notify('{_CHANNEL}', 'leases') as woke"),
+        "notify_payload": _fixed(f"pg_notify('{_CHANNEL}', :payload) as woke"),
+        "time": lambda column: f"to_timestamp(({column}) / 1e6)",
+        "json_object": _fixed("json_build_object"),
+        "text": _fixed('text collate "C"'),
+        "serial": _fixed("bigint generated always as identity primary key"),
+        "statuses": _fixed(_STATUSES),
+    },
+)
+
+
+@cache
+def catalogue(dialect: Dialect) -> Mapping[str, Statement]:
+    """Return every statement of the product, rendered for a dialect."""
+    statements: dict[str, Statement] = {}
+    for path in sorted(resources.files(__package__).joinpath("sql").iterdir(), key=lambda path: path.name):
+        if path.name.endswith(".sql"):
+            for statement in parse(path.read_text(), dialect):
+                assert statement.name not in statements, f"two statements are named {statement.name}"
+                statements[statement.name] = statement
+    return statements
+
+
+def parse(text: str, dialect: Dialect) -> list[Statement]:
+    """Read the statements of one file."""
+    return [_statement(part, dialect) for part in text.split("-- name: ")[1:]]
+
+
+def _statement(part: str, dialect: Dialect) -> Statement:
+    name, _, rest = part.partition("\n")
+    transition = re.search(r"^-- transition: (.*)$", rest, re.MULTILINE)
+    body = dialect.render(_COMMENT.sub("", rest).strip().rstrip(";"))
+    parameters = tuple(dict.fromkeys(_PLACEHOLDER.findall(body)))
+    return Statement(name.strip(), body, parameters, transition[1] if transition else None)
+
+
+def positional(statement: Statement, mark: Callable[[int], str]) -> str:
+    """Rewrite `:name` placeholders by their position, for drivers that want `$1`."""
+    order = {name: mark(index) for index, name in enumerate(statement.parameters, 1)}
+    return _PLACEHOLDER.sub(lambda match: order[match[1]], statement.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema; its text never changes once it is released."""
+
+    version: int
+    name: str
+    statements: tuple[str, ...]
+
+
+@cache
+def migrations(dialect: Dialect) -> tuple[Migration, ...]:
+    """Return all steps of the schema in their order."""
+    folder = resources.files(__package__).joinpath("sql", "migrations")
+    steps = []
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        number, _, name = path.name.removesuffix(".sql").partition("_")
+        script = dialect.render(_COMMENT.sub("", path.read_text()))
+        parts = tuple(part.strip() for part in re.split(r";\s*(?:\n|$)", script) if part.strip())
+        steps.append(Migration(int(number), name, parts))
+    return tuple(steps)

@@ -1,0 +1,96 @@
+"""A transaction is a generator: it yields calls of named statements and is sent their rows.
+
+    def fire(plans) -> Transaction[int]:
+        rows = yield call("advance", plans=as_json(plans))
+        yield call("record", occurrences=...)
+        return len(rows)
+
+It knows nothing of drivers, threads or event loops, so one text serves them all: asyncpg awaits each call,
+sqlite3 runs the whole generator in one hop to its thread, a caller's own connection runs it inside the caller's
+transaction, and the simulation fails it before or after any step. A transaction that meets a deadlock is run again from
+its beginning, so it must not change anything but the store.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from headway.errors import StoreError
+from headway.ports import WakeUps
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Row(Protocol):
+    """A row of a result, read by column name."""
+
+    def __getitem__(self, column: str) -> Any: ...
+
+
+Rows: TypeAlias = "list[Row]"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One execution of a named statement."""
+
+    statement: str
+    parameters: Mapping[str, object]
+
+
+Transaction: TypeAlias = Generator[Call, Rows, T]
+Begin: TypeAlias = Callable[[], Transaction[T]]
+
+
+class ConstraintViolated(StoreError):
+    """The database refused a row that breaks one of its constraints."""
+
+
+def call(statement: str, **parameters: object) -> Call:
+    """Name a statement and its parameters."""
+    return Call(statement, parameters)
+
+
+def as_json(rows: Iterable[object]) -> str:
+    """Write rows, or plain values, as the one JSON parameter that a statement unfolds."""
+    return msgspec.json.encode(rows if isinstance(rows, list) else list(rows)).decode()
+
+
+def one(statement: Call) -> Transaction[Rows]:
+    """Wrap a single call as a transaction."""
+    return (yield statement)
+
+
+class Driver(Protocol):
+    """Runs transactions on one database. Every error that leaves it is one of `headway.errors`."""
+
+    @property
+    def dialect_name(self) -> str:
+        """`sqlite` or `postgresql`."""
+        ...
+
+    async def run(self, begin: Begin[T]) -> T:
+        """Run a transaction: all of its calls are committed together, or none.
+
+        `StoreUnavailable` may mean that the commit happened and its answer was lost.
+        """
+        ...
+
+    async def fetch(self, statement: Call) -> Rows:
+        """Run one call, committed by itself."""
+        ...
+
+    async def script(self, statements: Iterable[str], lock: str) -> None:
+        """Run schema statements in one transaction that excludes every other one with this lock name."""
+        ...
+
+    async def watch(self, hear: Callable[[str], None]) -> WakeUps:
+        """Start to hear of other processes' commits; each is a topic such as `ready default` or `schedules`."""
+        ...
+
+    async def close(self) -> None:
+        """Give back every connection."""
+        ...

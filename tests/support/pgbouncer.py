@@ -1,0 +1,46 @@
+"""A private PgBouncer in transaction mode, in front of a PostgresServer.
+
+In this mode two transactions of one client may run on two connections of the server. Whatever a session would
+keep (prepared statements, LISTEN, session locks, SET) does not work through it, and it is here to show that.
+"""
+
+from tests.support.postgres import PostgresServer, database_name
+from tests.support.server import Server, answers, find_program
+
+CONFIG = """\
+[databases]
+* = host=127.0.0.1 port={server_port} user=postgres
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+max_client_conn = 500
+default_pool_size = 20
+# Take turns, so that whoever relies on getting the same connection again is found out.
+server_round_robin = 1
+server_login_retry = 1
+"""
+
+
+class PgBouncer(Server):
+    """One PgBouncer in transaction mode; it serves every database of its PostgreSQL."""
+
+    def __init__(self, postgres: PostgresServer) -> None:
+        program = find_program("pgbouncer")
+        super().__init__("bouncer")
+        self._program = program
+        self._postgres = postgres
+
+    def start(self) -> None:
+        """Start the pooler."""
+        config = self.folder / "pgbouncer.ini"
+        config.write_text(CONFIG.format(port=self.port, server_port=self._postgres.port))
+        config.chmod(0o644)
+        self._start([str(self._program), str(config)], lambda: answers(self.port))
+
+    def url(self, database: str = "postgres") -> str:
+        """Return the address of a database (a name or its own address) through the pooler."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database_name(database)}"

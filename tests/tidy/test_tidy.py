@@ -1,0 +1,199 @@
+"""The architecture and the habits of the code, as tests. Each failure says what to do instead.
+
+The rules are few and have reasons; where one is in the way, change it here, in the open, not around it.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "headway"
+TESTS = ROOT / "tests"
+
+CORE = {"model", "lifecycle", "errors", "ports", "clock", "events", "settings", "instants"}
+LOOPS = {"scheduling", "coordination", "queue", "worker", "status"}
+
+# The words for "when" are pure values like those of the core, and schedules are made of them.
+VOCABULARY = {"headway.scheduling.triggers", "headway.scheduling.cron"}
+PLANNING = VOCABULARY | {"headway.scheduling.planner"}
+
+# What each part of the house may import: other parts by name, single modules by their full name.
+MAY_IMPORT: dict[str, set[str]] = {
+    **dict.fromkeys(CORE, CORE | VOCABULARY),
+    **{loop: CORE | {loop} for loop in LOOPS},
+    "store": CORE | PLANNING | {"store"},
+    "client": CORE | {"client"},
+    "app": CORE | LOOPS | {"store", "app", "client"},
+    "testing": CORE | LOOPS | {"store", "app", "testing", "headway"},
+    "cli": CORE | LOOPS | {"store", "app", "cli", "client", "testing", "headway"},
+    "headway": CORE | LOOPS | {"app", "client", "headway"},
+}
+STDLIB_ONLY = CORE | {"scheduling"}
+
+BANNED = {
+    **dict.fromkeys(("time.time", "time.time_ns", "datetime.datetime.now"), "clock.now()"),
+    **dict.fromkeys(("datetime.datetime.utcnow", "datetime.datetime.today"), "clock.now()"),
+    **dict.fromkeys(("time.monotonic", "time.monotonic_ns", "time.perf_counter"), "clock.monotonic()"),
+    **dict.fromkeys(("time.sleep", "asyncio.sleep"), "clock.sleep()"),
+    "datetime.date.today": "clock.now().date()",
+}
+MAY_READ_TIME = {"clock", "cli"}
+SHARED_RANDOMNESS = re.compile(r"random\.(?!Random$|SystemRandom$)\w+")
+
+# Statements about our own tables. What drivers say to a session (begin, pragma, catalogues) is not meant.
+TABLE = r"from\s+(?!pg_|sqlite_|information_schema)\w+\b(?!\s*\()"
+SQL = re.compile(
+    rf"\s*(select\s.*\s{TABLE}|insert\s+into\s+\w|update\s+\w+\s+set\s|delete\s+{TABLE}|with\s+\w+\s+as\s"
+    r"|(create|alter|drop)\s+(unique\s+)?(table|index|view)\s)",
+    re.DOTALL,
+)
+LATER = re.compile(r"\b(FIXM[E]|TOD[O]|XX[X])\b")
+
+MODULES = {
+    ".".join(("headway", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+TREES = {module: ast.parse(path.read_text(), str(path)) for module, path in MODULES.items()}
+
+
+def part_of(module: str) -> str:
+    """Return the part of the house that a module is in: `scheduling` for headway.scheduling.cron."""
+    return [*module.split("."), "headway"][1]
+
+
+def imports(module: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line, full name and local name of everything that a module imports, wherever it does."""
+    package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, alias.asname or alias.name
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            source = ".".join([*parents, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{source}.{alias.name}", alias.asname or alias.name
+
+
+def names_used(module: str) -> Iterator[tuple[int, str]]:
+    """Yield line and full name of what a module uses of its imports, whatever it calls them."""
+    names = {local: name for _, name, local in imports(module)}
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Attribute | ast.Name):
+            head, dot, rest = ast.unparse(node).partition(".")
+            if head in names:
+                yield node.lineno, names[head] + dot + rest
+
+
+def is_sql(text: str) -> bool:
+    """Tell SQL, in small or capital letters, from a sentence, which begins with one capital."""
+    return bool(SQL.match(text) or SQL.match(text.swapcase()))
+
+
+def where(module: str, line: int = 1) -> str:
+    return f"{MODULES[module].relative_to(ROOT)}:{line}"
+
+
+def imports_follow_the_house() -> Iterator[str]:
+    for module in MODULES:
+        part = part_of(module)
+        if part not in MAY_IMPORT:
+            yield f"{where(module)}: `{part}` is new: say in MAY_IMPORT (tests/tidy) what it may import"
+            continue
+        for line, name, _ in imports(module):
+            if name.partition(".")[0] == "headway":
+                target = name if name in MODULES else name.rpartition(".")[0] or name
+                if not {target, part_of(target)} & MAY_IMPORT[part]:
+                    yield (
+                        f"{where(module, line)}: {part} may not import {target}: use a protocol of `ports`, "
+                        "and have app.py or cli/ hand in the implementation"
+                    )
+            elif part in STDLIB_ONLY and name.partition(".")[0] not in {*sys.stdlib_module_names, "msgspec"}:
+                yield f"{where(module, line)}: {part} uses the standard library and msgspec only, not {name}"
+
+
+def only_the_clock_reads_time() -> Iterator[str]:
+    for module in MODULES:
+        if part_of(module) not in MAY_READ_TIME:
+            for line, name in names_used(module):
+                if name in BANNED:
+                    yield f"{where(module, line)}: `{name}` is banned here, use `{BANNED[name]}`"
+                elif SHARED_RANDOMNESS.fullmatch(name):
+                    yield f"{where(module, line)}: `{name}` is banned here, use a random.Random handed in"
+
+
+def sql_lives_in_sql_files() -> Iterator[str]:
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(text := node.value, str) and is_sql(text):
+                yield f"{where(module, node.lineno)}: SQL in Python: give it a `-- name:` in store/sql"
+
+
+def every_statement_is_used() -> Iterator[str]:
+    store = [tree for module, tree in TREES.items() if part_of(module) == "store"]
+    strings = {node.value for tree in store for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    for path in sorted((PACKAGE / "store" / "sql").rglob("*.sql")):
+        for name in re.findall(r"^-- name:\s*(\S+)", path.read_text(), re.MULTILINE):
+            if name not in strings:
+                yield f"{path.relative_to(ROOT)}: nothing in store/ calls `{name}`: remove it"
+
+
+def every_module_says_what_it_is_for() -> Iterator[str]:
+    for module, tree in TREES.items():
+        if not ast.get_docstring(tree):
+            yield f"{where(module)}: no docstring: say what its part is and what it promises"
+
+
+def public_names_exist_and_are_documented() -> Iterator[str]:
+    headway = importlib.import_module("headway")
+    if "headway.app" in MODULES and not hasattr(headway, "__all__"):
+        yield f"{where('headway')}: no __all__: list the public names"
+    for name in getattr(headway, "__all__", []):
+        value = getattr(headway, name, None)
+        doc = inspect.getdoc(value) or ""
+        if value is None:
+            yield f"headway.{name} is in __all__ and does not exist: import it or take it out"
+        # A dataclass without a docstring is given its signature as one.
+        elif (inspect.isclass(value) or inspect.isroutine(value)) and (not doc or doc.startswith(f"{name}(")):
+            yield f"headway.{name} has no docstring: one sentence about its effect or its reason"
+
+
+def nothing_is_left_for_later() -> Iterator[str]:
+    for folder in ("src", "tests", "bench", "examples"):
+        for path in sorted((ROOT / folder).rglob("*.*")):
+            for line, text in enumerate(
+                path.read_text().splitlines() if path.suffix in {".py", ".sql"} else ()
+            ):
+                if LATER.search(text):
+                    yield f"{path.relative_to(ROOT)}:{line + 1}: do it now, or document that it is not done"
+
+
+def every_test_folder_has_tests() -> Iterator[str]:
+    for folder in sorted({path.parent for path in TESTS.glob("*/*.py")} - {TESTS / "support"}):
+        if not any(folder.rglob("test_*.py")):
+            yield f"{folder.relative_to(ROOT)}: no test_*.py: pytest finds nothing here"
+
+
+RULES = [
+    imports_follow_the_house,
+    only_the_clock_reads_time,
+    sql_lives_in_sql_files,
+    every_statement_is_used,
+    every_module_says_what_it_is_for,
+    public_names_exist_and_are_documented,
+    nothing_is_left_for_later,
+    every_test_folder_has_tests,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_tidy(rule: Callable[[], Iterator[str]]) -> None:
+    problems = list(rule())
+    assert not problems, "\n" + "\n".join(problems)
