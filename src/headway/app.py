@@ -270,6 +270,8 @@ class Headway:
     @overload
     def task(
         self,
+        function: None = None,
+        /,
         *,
         name: str | None = None,
         queue: str | None = None,
@@ -420,15 +422,19 @@ class Headway:
 
     async def enqueue(self, task: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobHandle:
         """Enqueue a job by the name of its task, which need not be known here."""
-        known = self.tasks.get(task)
-        chosen = (known.defaults if known else Options()).changed(options)
-        named = known.bind((), dict(args or {})) if known else dict(args or {})
-        job = self.new_job(check_name(task, "task"), named, chosen)
-        return (await self.enqueue_jobs([job], chosen.tx))[0]
+        job, tx = self._job_by_name(task, args, options)
+        return (await self.enqueue_jobs([job], tx))[0]
 
     def enqueue_sync(self, task: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobHandle:
         """Enqueue a job by the name of its task, which need not be known here."""
-        return self.blocking(self.enqueue(task, args, **options))
+        job, tx = self._job_by_name(task, args, options)  # A blocking `tx` belongs to the caller's own thread.
+        return self.enqueue_jobs_sync([job], tx)[0]
+
+    def _job_by_name(self, task: str, args: Mapping[str, Any] | None, given: Mapping[str, Any]) -> tuple[NewJob, Any]:
+        known = self.tasks.get(task)
+        options = (known.defaults if known else Options()).changed(given)
+        named = known.bind((), dict(args or {})) if known else dict(args or {})
+        return self.new_job(check_name(task, "task"), named, options), options.tx
 
     async def job(self, job_id: str) -> JobHandle:
         """Look up a job by its id, or by the beginning of it."""

@@ -159,9 +159,10 @@ class SchedulerNode:
             self._scheduler_loop.wake()
         if topic in ("waiting", "anything"):
             self._promoter_loop.wake()
-        if topic == "leases":
-            self._shards_loop.wake()
-            self._house_loop.wake()
+        for elector, loop in ((self._shards, self._shards_loop), (self._housekeeping, self._house_loop)):
+            # A leader's renewal must not wake it: its own commit would wake it for ever.
+            if topic in ("leases", "anything") and elector.is_waiting():
+                loop.wake()
 
     def _meet(self, peers: list[Node]) -> None:
         """Take a fair share of the shards: the same arithmetic on every node, by the order of their ids."""

@@ -94,7 +94,7 @@ class Queue(Protocol):
         ...
 
     async def next_promotion(self) -> Instant | None:
-        """Return when the next waiting job is due."""
+        """Return when the next waiting job is due; the store's time when one is ready to be promoted now."""
         ...
 
     async def claim(self, queue: str, *, node: str, lease: Duration, limit: int) -> list[Job]:

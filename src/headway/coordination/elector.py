@@ -8,16 +8,16 @@ them:
           ▲   lost · not trusted ·     │
           └── stood still · released ──┘
 
-*Trust.* A term is trusted until (monotonic time when the request was *sent*) + lease − margin. The answer may have taken
-long, the process may have been frozen in between; counting from the sending can only be too careful. Past that moment
-the term counts as lost without waiting to hear "no". The store checks the token again with every write, so a holder that
-is wrong about its term wastes work and does no harm.
+*Trust.* A term is trusted until (monotonic time when the request was *sent*) + lease − margin. The answer may have
+taken long, the process may have been frozen in between; counting from the sending can only be too careful. Past
+that moment the term counts as lost without waiting to hear "no". The store checks the token again with every write,
+so a holder that is wrong about its term wastes work and does no harm.
 
-*Standing still.* A process can be alive and renew its leases while the loop that should do the work hangs. Before every
-renewal the elector asks how long that loop has been silent, and steps down when it is longer than the lease.
+*Standing still.* A process can be alive and renew its leases while the loop that should do the work hangs. Before
+every renewal the elector asks how long that loop has been silent, and steps down when it is longer than the lease.
 
-*Sharing.* With several shards and several nodes each node takes at most its fair share, so that a newcomer finds work and
-a dead node's shards go to the living.
+*Sharing.* With several shards and several nodes each node takes at most its fair share, so that a newcomer finds
+work and a dead node's shards go to the living.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from headway.clock import Clock
 from headway.events import TermLost, TermWon, emit
 from headway.instants import SECOND, Duration
 from headway.model import Lease
-from headway.ports import Fence, Leases
+from headway.ports import Leases
 
 RENEWALS_PER_LEASE: Final = 3
 MARGIN: Final = 0.2  # The part of a lease in which its holder no longer trusts it.
@@ -78,9 +78,9 @@ class Elector:
         now = self._clock.monotonic()
         return {role: term.lease for role, term in self._terms.items() if now < term.trusted_until}
 
-    def fence(self, roles: Sequence[str]) -> Fence:
-        """Return what a write under these roles has to be checked against."""
-        return Fence(holder=self._node_id, tokens={role: self._terms[role].lease.token for role in roles})
+    def is_waiting(self) -> bool:
+        """Say whether there is a role that this node would take if it were free."""
+        return len(self._terms) < min(self._share, len(self._roles))
 
     def lose(self, reason: str) -> None:
         """Give up every term at once, without talking to the store: somebody said that they are not ours."""

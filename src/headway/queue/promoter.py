@@ -25,11 +25,13 @@ class Promoter:
         """Promote what is due and return the time until the next."""
         if not self._is_mine():
             return self._poll_s
-        promoted = await self._queue.promote(BATCH)
-        if promoted:
-            emit(JobsPromoted(node=self._clock.node, count=promoted))
-            return 0.0
         next_at = await self._queue.next_promotion()
         if next_at is None:
             return self._poll_s
-        return min(max((next_at - self._clock.now()) / SECOND, REST_S_MIN), self._poll_s)
+        rest_s = (next_at - self._clock.now()) / SECOND
+        if rest_s > 0:
+            return min(max(rest_s, REST_S_MIN), self._poll_s)
+        promoted = await self._queue.promote(BATCH)
+        if promoted:
+            emit(JobsPromoted(node=self._clock.node, count=promoted))
+        return 0.0 if promoted else REST_S_MIN

@@ -322,7 +322,7 @@ def _next_bit(mask: int, start: int) -> int:
 
 # Expressions ------------------------------------------------------------------------------------------------
 
-_NEVER: Final = (_DAYS_END + 3) * DAY_S  # A label that no clock shows within the horizon.
+_NEVER: Final = 2 * _DAYS_END * DAY_S  # A label that no clock shows, centuries after the horizon.
 
 
 class Expression:

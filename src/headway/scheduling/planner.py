@@ -8,13 +8,14 @@
                └ missed       └ latest all    └ skip queue   └ next_at
                                 skip            allow replace
 
-Pause windows cut out their own stretch. Each stretch is treated as a whole: a run of equal decisions is one
-record with a count, so that a year of silence of an every-second schedule costs a few records, not thirty million steps.
+Pause windows cut out their own stretch. Each stretch is treated as a whole: a run of equal decisions is one record
+with a count, so that a year of silence of an every-second schedule costs a few records, not thirty million steps.
 
-An instant that is late by up to `grace` counts as on time. Under `missed=latest` what is late is merged into the next
-instant that is on time or, when there is none, into the newest late one. Under `missed=all` the newest `catch_up_limit`
-late instants fire, oldest first, their starts spread by `catch_up_rate`; unless `overlap=allow` they wait for one
-another. Each replacing the one before would be pointless, so `overlap=replace` treats `all` as `latest`.
+An instant that is late by up to `grace` counts as on time. Under `missed=latest` what is late is merged into the
+next instant that is on time or, when there is none, into the newest late one. Under `missed=all` the newest
+`catch_up_limit` late instants fire, oldest first, their starts spread by `catch_up_rate`; unless `overlap=allow`
+they wait for one another. Each replacing the one before would be pointless, so `overlap=replace` treats `all` as
+`latest`.
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ FIRES_PER_PLAN_MAX: Final = 1_000
 def plan(schedule: Schedule, now: Instant, live: LiveJobs) -> Plan:
     """Decide every instant of the schedule that is due and undecided.
 
-    Under `overlap=allow` a plan may end early, after `FIRES_PER_PLAN_MAX` on-time fires; its `next_at` is then already due.
+    Under `overlap=allow` a plan may end early, after `FIRES_PER_PLAN_MAX` on-time fires; its `next_at` is then due.
     """
     trigger = schedule.spec.trigger
     if isinstance(trigger, After):

@@ -1,9 +1,9 @@
 """The scheduler's tick: find what is due, plan it, commit it.
 
-In *leader* mode a node decides the schedules of the shards whose leases it holds. In *lock* mode every node evaluates
-everything and takes a lease for each (schedule, instant) before it decides; the lease is kept past the decision, since one
-that is released at once lets a slow node fire again. Both only save work. What makes a decision happen once is in
-`Ledger.fire`: the fence, the schedule's version, and the ledger's key.
+In *leader* mode a node decides the schedules of the shards whose leases it holds. In *lock* mode every node
+evaluates everything and takes a lease for each (schedule, instant) before it decides; the lease is kept past the
+decision, since one that is released at once lets a slow node fire again. Both only save work. What makes a decision
+happen once is in `Ledger.fire`: the fence, the schedule's version, and the ledger's key.
 
 A schedule that cannot be planned is set aside with a reason, so that it never holds up its neighbours.
 """

@@ -1,8 +1,9 @@
 """The ledger in the store: what is due, and the one transaction that decides it.
 
-`fire` is the heart. In one transaction it checks that the leases it acts under are still held, moves each schedule past
-what is decided, and writes the decisions and their jobs. Three walls stand between us and a second decision for an
-instant: the fence, the schedule's `version` (a plan made on an older one is left out), and the ledger's primary key.
+`fire` is the heart. In one transaction it checks that the leases it acts under are still held, moves each schedule
+past what is decided, and writes the decisions and their jobs. Three walls stand between us and a second decision
+for an instant: the fence, the schedule's `version` (a plan made on an older one is left out), and the ledger's
+primary key.
 """
 
 from collections.abc import Iterable, Sequence
@@ -186,7 +187,7 @@ def _occurrence_job(job_id: str, schedule: Schedule, decision: Decision, blocked
 def clear_line(live: LiveJobs, reason: str) -> Transaction[str | None]:
     """Stop the live jobs of a schedule; return the one that still runs and has to be waited for."""
     ids = [*live.running, *live.waiting]
-    ended, _ = yield from cancel(ids, reason)
+    ended, _ = yield from cancel(ids, reason, moves_on=False)
     still_running = [job_id for job_id in ids if job_id not in ended]
     return still_running[-1] if still_running else None
 
@@ -271,6 +272,8 @@ class StoreLedger:
 
     async def revive_stranded(self, limit: int) -> int:
         """Give fixed-delay schedules whose job is gone their next instant."""
+        if not await self._driver.fetch(call("stranded", limit=1)):
+            return 0
         return await self._driver.run(lambda: _revive(limit))
 
     async def occurrences(

@@ -1,9 +1,10 @@
 """PostgreSQL through asyncpg: a small pool, a deadline on every statement, and no trust in broken connections.
 
 A connection that met a connection-class or read-only error, a timeout or a cancellation is closed, never reused:
-after a failover the next one finds the new primary. Wake-ups come by LISTEN/NOTIFY on a connection of their own; a probe
-checks that they really arrive, since behind a pooler in transaction mode they do not. There, too, prepared statements
-vanish between transactions: the driver notices the error, stops caching them and runs each statement in a transaction.
+after a failover the next one finds the new primary. Wake-ups come by LISTEN/NOTIFY on a connection of their own; a
+probe checks that they really arrive, since behind a pooler in transaction mode they do not. There, too, prepared
+statements vanish between transactions: the driver notices the error, stops caching them and runs each statement in
+a transaction.
 """
 
 import asyncio
@@ -170,7 +171,7 @@ class PostgresDriver:
             connection = self._free.pop() if self._free else await self.connect()
             try:
                 yield connection
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the connection is looked at, then it goes on
                 self._give_back(connection, _keeps_connection(error) or _is_callers(error))
                 self._rethrow(error)
             else:

@@ -1,11 +1,11 @@
 """The queue in the store: enqueue, promote, claim, extend, settle, expire, cancel, prune.
 
 Every change of a job that runs is guarded by (id, attempt, RUNNING): an attempt that was taken away finds no row,
-changes nothing and is told so. What a finished attempt makes of its job is decided in `lifecycle.settle`, here it is only
-written, together with the trace of the attempt.
+changes nothing and is told so. What a finished attempt makes of its job is decided in `lifecycle.settle`, here it
+is only written, together with the trace of the attempt.
 
-When a job ends, two others may be waiting for it: the next in line of its schedule (BLOCKED behind it), and the schedule
-itself when it has a fixed delay. Both are moved in the same transaction.
+When a job ends, two others may be waiting for it: the next in line of its schedule (BLOCKED behind it), and the
+schedule itself when it has a fixed delay. Both are moved in the same transaction.
 """
 
 from collections.abc import Iterable, Sequence
@@ -141,12 +141,15 @@ def end(job_ids: Sequence[str], schedules: Iterable[str | None]) -> Transaction[
         yield call("follow", names=as_json(names))
 
 
-def cancel(job_ids: Sequence[str], reason: str) -> Transaction[tuple[list[str], list[str]]]:
-    """End jobs that are not running and ask running ones to stop; return both lists."""
+def cancel(job_ids: Sequence[str], reason: str, *, moves_on: bool = True) -> Transaction[tuple[list[str], list[str]]]:
+    """End jobs that are not running and ask running ones to stop; return both lists.
+
+    What waited for them moves on, unless the caller puts something in their place.
+    """
     ids = as_json(sorted(job_ids))
     ended = yield call("cancel", ids=ids, reason=reason)
     asked = yield call("request_cancel", ids=ids, reason=reason)
-    if ended:
+    if ended and moves_on:
         gone = [row["id"] for row in ended]
         for _ in range(_BYPASS_ROUNDS_MAX):  # Ends after as many rounds as cancelled jobs stood in one line.
             if not (yield call("bypass", ids=as_json(gone))):
@@ -274,7 +277,7 @@ class StoreQueue:
         sent = self._clock.monotonic()
         row = (await self._driver.fetch(call("next_promotion")))[0]
         self._clock.observe(row["now"], sent=sent)
-        next_at: Instant | None = row["next_at"]
+        next_at: Instant | None = row["now"] if row["is_free"] else row["next_at"]
         return next_at
 
     async def claim(self, queue: str, *, node: str, lease: Duration, limit: int) -> list[Job]:
@@ -295,6 +298,8 @@ class StoreQueue:
 
     async def expire(self, limit: int) -> list[str]:
         """Settle running attempts whose lease has run out."""
+        if not await self._driver.fetch(call("any_expired")):
+            return []
         return await self._driver.run(lambda: _expire(limit, self._clock))
 
     async def prune(self, retention: Duration, limit: int) -> int:

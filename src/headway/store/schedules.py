@@ -1,8 +1,9 @@
 """Schedules in the store: put, remove, pause, resume, trigger, backfill.
 
-Whoever changes a schedule first decides, in the same transaction, everything that is due under the old definition. So a
-definition covers exactly the instants from its effective time to that of the next, and what was decided stays decided.
-A removed schedule keeps its row and its place in time: adding it again goes on from there and repeats nothing.
+Whoever changes a schedule first decides, in the same transaction, everything that is due under the old definition.
+So a definition covers exactly the instants from its effective time to that of the next, and what was decided stays
+decided. A removed schedule keeps its row and its place in time: adding it again goes on from there and repeats
+nothing.
 """
 
 from collections.abc import Callable

@@ -172,7 +172,7 @@ class SqliteDriver:
         def job() -> None:
             try:
                 result = work()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - it travels to whoever asked
                 outcome: tuple[Callable[[Any], None], object] = (answer.set_exception, error)
             else:
                 outcome = (answer.set_result, result)

@@ -1,7 +1,7 @@
 """The statement catalogue: one SQL text for both databases, read from sql/*.sql.
 
-A statement has a header (`-- name: claim`, optionally `-- transition: …`, then a sentence) and a body in portable SQL with
-`:name` placeholders. What truly differs between SQLite and PostgreSQL is a fragment in braces:
+A statement has a header (`-- name: claim`, optionally `-- transition: …`, then a sentence) and a body in portable
+SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL is a fragment in braces:
 
     {now}                            the store's own time in microseconds
     {rows jobs as r (id text, …)}    a JSON parameter as a table with typed columns

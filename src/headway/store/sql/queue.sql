@@ -81,8 +81,15 @@ where headway_jobs.status = 'BLOCKED' and headway_jobs.blocked_by = gone.gone_id
 returning id;
 
 -- name: next_promotion
--- When does the next waiting job become due?
-select min(run_at) as next_at, {now} as now from headway_jobs where status in ('SCHEDULED', 'RETRYING');
+-- When does the next waiting job become due, and is there one in line whose predecessor has ended?
+select min(run_at) as next_at, {now} as now, exists (
+    select 1 from headway_jobs as successor
+    where status = 'BLOCKED' and run_at <= {now} and not exists (
+      select 1 from headway_jobs as predecessor
+      where predecessor.id = successor.blocked_by and predecessor.finished_at is null
+    )
+  ) as is_free
+from headway_jobs where status in ('SCHEDULED', 'RETRYING');
 
 -- name: claim
 -- transition: PENDING -> RUNNING
@@ -129,6 +136,10 @@ select r.job_id, r.attempt, r.node, r.ready_at, r.started_at, r.ended_at, r.outc
 from {rows attempts as r (job_id text, attempt integer, node text, ready_at bigint, started_at bigint, ended_at bigint,
   outcome text, reason text, error text)}
 where true;
+
+-- name: any_expired
+-- Has any lease run out? Looked at first, so that a quiet queue is not written to.
+select 1 as found from headway_jobs where lease_until is not null and lease_until < {now} limit 1;
 
 -- name: expired
 -- Find running attempts whose lease has run out. Only the lease is looked at, never names or ages.

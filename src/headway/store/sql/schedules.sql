@@ -23,8 +23,8 @@ order by j.id;
 -- name: advance
 -- Move schedules past what is decided now; one that anybody has changed meanwhile does not come back.
 update headway_schedules
-set decided_through = r.to_decided_through, next_at = r.to_next_at, pauses = r.to_pauses, version = version + 1,
-  updated_at = {now}
+set decided_through = r.to_decided_through, next_at = r.to_next_at, pauses = r.to_pauses, attention = null,
+  version = version + 1, updated_at = {now}
 from {rows plans as r (schedule text, seen_version bigint, to_decided_through bigint, to_next_at bigint,
   to_pauses text)}
 where headway_schedules.name = r.schedule and headway_schedules.version = r.seen_version
