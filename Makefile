@@ -36,11 +36,11 @@ $(READY): $(UV) requirements.lock pyproject.toml
 	@echo "Ready: $(BIN)/headway"
 
 .PHONY: demo
-demo: setup ## See schedules fire and jobs run, on SQLite, in a minute
+demo: setup ## See schedules being decided, on SQLite, in a minute
 	@$(BIN)/headway demo $(ARGS)
 
 .PHONY: dev
-dev: setup ## Run scheduler and worker in one process for development
+dev: setup ## Run a scheduler for development (ARGS=jobs:app), again when files change
 	@$(BIN)/headway dev $(ARGS)
 
 .PHONY: check
@@ -81,6 +81,7 @@ bench: setup servers ## Measure against the bare database (ARGS= for options)
 
 .PHONY: docs
 docs: setup ## Build the documentation into site/
+	$(BIN)/python scripts/lifecycle_chart.py
 	$(BIN)/zensical build --clean --strict
 
 .PHONY: lock

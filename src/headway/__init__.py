@@ -8,33 +8,39 @@ app = Headway()
 def report(day: str) -> str: ...
 
 app.schedule("daily-report", report, Cron("0 6 * * *", tz="Europe/Berlin"), args={"day": "yesterday"})
+
+The names are loaded when they are first used, so that the command line starts before the engine is there.
 """
 
-from headway.app import Headway, JobHandle, Options, Retry, Task
-from headway.errors import (
-    AlreadyFinal,
-    Conflict,
-    DefinitionError,
-    DuplicateKey,
-    HeadwayError,
-    InvalidConfig,
-    InvalidSchedule,
-    InvalidTask,
-    JobNotFound,
-    LeaseLost,
-    NotFound,
-    ScheduleChanged,
-    ScheduleNotFound,
-    ScheduleOwned,
-    SchemaMismatch,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    TaskNotFound,
-)
-from headway.lifecycle import Status
-from headway.scheduling.triggers import After, At, Cron, Every
-from headway.settings import Settings
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.app import Headway, JobHandle, Options, Retry, Task
+    from headway.errors import (
+        AlreadyFinal,
+        Conflict,
+        DefinitionError,
+        DuplicateKey,
+        HeadwayError,
+        InvalidConfig,
+        InvalidSchedule,
+        InvalidTask,
+        JobNotFound,
+        LeaseLost,
+        NotFound,
+        ScheduleChanged,
+        ScheduleNotFound,
+        ScheduleOwned,
+        SchemaMismatch,
+        StoreError,
+        StoreFull,
+        StoreUnavailable,
+        TaskNotFound,
+    )
+    from headway.lifecycle import Status
+    from headway.scheduling.triggers import After, At, Cron, Every
+    from headway.settings import Settings
 
 __version__ = "0.1.0"
 
@@ -70,3 +76,21 @@ __all__ = [
     "Task",
     "TaskNotFound",
 ]
+
+if not TYPE_CHECKING:  # Type checkers read the imports above, and would believe any name if they saw this.
+    _HOMES = {
+        **dict.fromkeys(("Headway", "JobHandle", "Options", "Retry", "Task"), "headway.app"),
+        **dict.fromkeys(("After", "At", "Cron", "Every"), "headway.scheduling.triggers"),
+        "Settings": "headway.settings",
+        "Status": "headway.lifecycle",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'headway' has no attribute {name!r}")
+        value = getattr(import_module(_HOMES.get(name, "headway.errors")), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

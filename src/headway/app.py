@@ -50,6 +50,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SYNC_PAGE: Final = 200
+_BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Retry:
@@ -176,6 +177,9 @@ class Task(Generic[P, R]):
         self._app = app
         self._function = function
         self._signature = inspect.signature(function)
+        parameters = self._signature.parameters.values()
+        self._known = {parameter.name for parameter in parameters if parameter.kind in _BY_NAME}
+        self._required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
         self._options = options
         self.name = name
 
@@ -210,6 +214,8 @@ class Task(Generic[P, R]):
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Name every argument as the function does, or say which one does not fit."""
+        if not args and isinstance(kwargs, dict) and self._required <= kwargs.keys() <= self._known:
+            return kwargs.copy()  # All named and known: nothing to work out.
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -252,7 +258,7 @@ class Headway:
         settings: Settings | None = None,
     ) -> None:
         self.settings = settings or Settings.load({"store": store, "coordination": coordination})
-        self.name = check_name(name or self.settings.app or _calling_module(), "app name")
+        self.name = check_name(name or _calling_module(), "app name")
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.declared: dict[str, ScheduleSpec] = {}
         self._clock = Clock(node=f"app:{self.name}")

@@ -48,7 +48,7 @@ class Clock:
         self.chance = chance or random.Random(random.SystemRandom().getrandbits(128))
         self.node = node
         self._offset: Instant | None = None
-        self._last_id = (0, 0)
+        self._last_id = (0, 0, "")  # The milliseconds, the random number, and the milliseconds as text.
 
     def now(self) -> Instant:
         """Return the store's time, late by at most a round trip; before it was ever heard, the wall clock."""
@@ -74,13 +74,14 @@ class Clock:
     def new_id(self, prefix: str) -> str:
         """Make an id that sorts by the time it was made, also within one process and millisecond."""
         millis = self.now() // 1_000
-        last_millis, last_random = self._last_id
+        last_millis, number, text = self._last_id
         if millis <= last_millis:
-            millis, number = last_millis, last_random + 1 + self.chance.getrandbits(32)
+            number += 1 + self.chance.getrandbits(32)
         else:
+            last_millis, text = millis, _base32(millis, 5)
             number = self.chance.getrandbits(_ID_RANDOM_BITS)  # Leaves room to count up within 80 bits.
-        self._last_id = (millis, number)
-        return f"{prefix}_{_base32(millis << 80 | number, 13)}"
+        self._last_id = (last_millis, number, text)
+        return f"{prefix}_{text}{_base32(number, 8)}"
 
     async def rest(self, seconds: float, wake: asyncio.Event) -> None:
         """Wait until the time is up or the event is set."""
@@ -92,11 +93,7 @@ class Clock:
 
 
 def _base32(number: int, pairs: int) -> str:
-    text = []
-    for _ in range(pairs):
-        number, pair = divmod(number, 1024)
-        text.append(_PAIRS[pair])
-    return "".join(reversed(text))
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(10 * (pairs - 1), -1, -10)])
 
 
 class Loop:

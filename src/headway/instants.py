@@ -26,8 +26,12 @@ DAY: Final = 24 * HOUR
 
 DURATION_MAX: Final = 3660 * DAY  # Ten years: longer waits are mistakes, and sums stay far from 64 bits.
 
+INSTANT_MIN: Final = -62_135_596_800 * SECOND  # Year 1 to year 9999: what can be written as a date.
+INSTANT_MAX: Final = 253_402_300_800 * SECOND - 1
+
 _UNITS: Final = {"us": 1, "ms": MILLISECOND, "s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY, "w": 7 * DAY}
-_PART: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(us|ms|[smhdw])")
+_PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(us|ms|[smhdw])")
+_PARTS: Final = re.compile(rf"(?: *{_PART.pattern})+ *")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT_LENGTH_MAX: Final = 64
 
@@ -36,7 +40,7 @@ def parse_duration(value: DurationLike, *, what: str = "duration") -> Duration:
     """Read `"90s"`, `"1h30m"`, `"2d"`, a number of seconds or a `timedelta`; refuse anything else by name."""
     micros = _micros(value, what)
     if not 0 <= micros <= DURATION_MAX:
-        raise DefinitionError(f"{what} must be between 0 and {format_duration(DURATION_MAX)}, not {_quote(value)}")
+        raise DefinitionError(f"{what} must be between 0 and {format_duration(DURATION_MAX)}, not {quote(value)}")
     return micros
 
 
@@ -45,14 +49,11 @@ def _micros(value: DurationLike, what: str) -> int:
         return value // timedelta(microseconds=1)
     if isinstance(value, int | float) and not isinstance(value, bool):
         if value != value or abs(value) > DURATION_MAX:
-            raise DefinitionError(f"{what} must be a finite number of seconds, not {_quote(value)}")
+            raise DefinitionError(f"{what} must be a finite number of seconds, not {quote(value)}")
         return round(value * SECOND)
-    if isinstance(value, str) and len(value) <= _TEXT_LENGTH_MAX:
-        text = value.replace(" ", "")
-        parts = _PART.findall(text)
-        if parts and "".join(number + unit for number, unit in parts) == text:
-            return sum(round(float(number) * _UNITS[unit]) for number, unit in parts)
-    raise DefinitionError(f'{what} must look like "90s", "1h30m" or "2d", not {_quote(value)}')
+    if isinstance(value, str) and len(value) <= _TEXT_LENGTH_MAX and _PARTS.fullmatch(value):
+        return sum(round(float(number) * _UNITS[unit]) for number, unit in _PART.findall(value))
+    raise DefinitionError(f'{what} must look like "90s", "1h30m" or "2d", not {quote(value)}')
 
 
 def format_duration(micros: Duration) -> str:
@@ -69,17 +70,31 @@ def format_duration(micros: Duration) -> str:
 
 def parse_instant(value: InstantLike, *, tz: str | None = None, what: str = "time") -> Instant:
     """Read ISO 8601 text or a `datetime`. Without an offset of its own it is local to `tz`, else UTC."""
-    moment = value
-    if isinstance(moment, str):
-        try:
-            moment = datetime.fromisoformat(moment.strip()[:_TEXT_LENGTH_MAX])
-        except ValueError:
-            raise DefinitionError(f'{what} must look like "2027-01-31T06:00:00Z", not {_quote(value)}') from None
+    moment = _read_text(value, what) if isinstance(value, str) else value
     if not isinstance(moment, datetime):
-        raise DefinitionError(f"{what} must be a datetime or ISO 8601 text, not {_quote(value)}")
+        raise DefinitionError(f"{what} must be a datetime or ISO 8601 text, not {quote(value)}")
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=ZoneInfo(tz) if tz else UTC)
-    return from_datetime(moment)
+        moment = moment.replace(tzinfo=_zone(tz) if tz else UTC)
+    instant = from_datetime(moment)
+    if not INSTANT_MIN <= instant <= INSTANT_MAX:
+        raise DefinitionError(f"{what} must lie in the years 1 to 9999 of UTC, not {quote(value)}")
+    return instant
+
+
+def _read_text(text: str, what: str) -> datetime:
+    try:
+        if len(text) <= _TEXT_LENGTH_MAX:
+            return datetime.fromisoformat(text.strip())
+    except ValueError:
+        pass
+    raise DefinitionError(f'{what} must look like "2027-01-31T06:00:00Z", not {quote(text)}')
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):  # No such zone, not a name of one, a folder of zones.
+        raise DefinitionError(f"tz must be an IANA time zone such as Europe/Berlin, not {quote(name)}") from None
 
 
 def from_datetime(moment: datetime) -> Instant:
@@ -97,6 +112,10 @@ def isoformat(instant: Instant) -> str:
     return to_datetime(instant).replace(tzinfo=None).isoformat() + "Z"
 
 
-def _quote(value: object) -> str:
-    text = repr(value)
+def quote(value: object) -> str:
+    """Show what somebody wrote in an error message: on one line, never at length."""
+    try:
+        text = repr(value[:_TEXT_LENGTH_MAX] if isinstance(value, str) else value)
+    except ValueError:  # Python refuses to write numbers of more than 4,300 digits.
+        text = "a number of thousands of digits"
     return text if len(text) <= _TEXT_LENGTH_MAX else text[: _TEXT_LENGTH_MAX - 1] + "…"

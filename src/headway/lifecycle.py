@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from headway.errors import DefinitionError
-from headway.instants import SECOND, Duration, format_duration, parse_duration
+from headway.instants import SECOND, Duration, DurationLike, format_duration, parse_duration, quote
 
 
 class Status(StrEnum):
@@ -68,14 +68,14 @@ class Backoff:
     most: Duration = 300 * SECOND
 
     @classmethod
-    def parse(cls, text: str) -> "Backoff":
+    def parse(cls, text: DurationLike) -> "Backoff":
         """Read `5s..5m`, or one duration for a wait that stays the same."""
-        first, dots, most = str(text).partition("..")
+        first, dots, most = text.partition("..") if isinstance(text, str) else (text, "", "")
         backoff = cls(
             first=parse_duration(first, what="backoff"), most=parse_duration(most if dots else first, what="backoff")
         )
         if backoff.first > backoff.most:
-            raise DefinitionError(f'backoff must look like "5s..5m", shortest first, not {str(text)[:40]!r}')
+            raise DefinitionError(f'backoff must look like "5s..5m", shortest first, not {quote(text)}')
         return backoff
 
     def __str__(self) -> str:

@@ -4,8 +4,12 @@ A `ScheduleSpec` is what a person wrote: task, trigger and policies. It has one 
 file for `headway schedules apply`, in the store and over HTTP. A `Schedule` is a spec with its place in time: its
 revision, how far it is decided and what comes next. A `Plan` is what the planner makes of a schedule: decisions, each
 for one instant or for a run of equal ones. Nothing here reads a clock or talks to a store.
+
+What is made once per decision or job is a msgspec `Struct`: just as frozen, and made ten times as fast as a frozen
+dataclass, which counts when ten thousand schedules are due at once.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -23,9 +27,10 @@ from headway.instants import (
     isoformat,
     parse_duration,
     parse_instant,
+    quote,
 )
 from headway.lifecycle import Backoff, Status
-from headway.scheduling.triggers import Trigger, trigger_from_dict, trigger_to_dict
+from headway.scheduling.triggers import After, At, Cron, Every, Trigger, trigger_from_dict, trigger_to_dict
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -37,6 +42,7 @@ PRIORITY_MAX: Final = 1_000
 CATCH_UP_LIMIT_MAX: Final = 10_000
 QUEUE_LIMIT_MAX: Final = 1_000
 ATTEMPTS_MAX: Final = 1_000
+RATE_COUNT_MAX: Final = 1_000_000
 
 
 class Overlap(StrEnum):
@@ -77,9 +83,9 @@ class Rate:
     def parse(cls, text: str) -> "Rate":
         """Read `10/m`, `1/s` or `100/h`."""
         count, slash, unit = text.partition("/")
-        if not slash or not count.isdecimal() or not 0 < int(count[:7]) <= 1_000_000 or unit not in _RATE_UNITS:
-            raise InvalidSchedule(f'catch_up_rate must look like "10/m", "1/s" or "100/h", not {text[:40]!r}')
-        return cls(int(count), _RATE_UNITS[unit])
+        if slash and unit in _RATE_UNITS and _COUNT.fullmatch(count) and 0 < int(count) <= RATE_COUNT_MAX:
+            return cls(int(count), _RATE_UNITS[unit])
+        raise InvalidSchedule(f'catch_up_rate must look like "10/m", "1/s" or "100/h", not {quote(text)}')
 
     def __str__(self) -> str:
         return f"{self.count}/{next(unit for unit, per in _RATE_UNITS.items() if per == self.per)}"
@@ -90,6 +96,7 @@ class Rate:
         return self.per // self.count
 
 
+_COUNT: Final = re.compile(r"[0-9]{1,7}")
 _RATE_UNITS: Final = {"s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
 
 
@@ -119,8 +126,10 @@ class ScheduleSpec:
     expect: Duration | None = None
 
     @classmethod
-    def build(cls, *, task: str, trigger: Trigger, **options: Any) -> "ScheduleSpec":
+    def build(cls, /, *, task: str, trigger: Trigger, **options: Any) -> "ScheduleSpec":
         """Make a spec from what a person gives: durations as text, times as text or datetime, args as a dict."""
+        if not isinstance(trigger, Cron | Every | After | At):
+            raise InvalidSchedule(f"trigger must be a Cron, Every, After or At, not {quote(trigger)}")
         unknown = options.keys() - _SPEC_READERS.keys()
         if unknown:
             raise InvalidSchedule(
@@ -142,6 +151,8 @@ class ScheduleSpec:
         """Read the JSON form; refuse what it does not know."""
         if not isinstance(data, Mapping):
             raise InvalidSchedule("a schedule must be an object with task and trigger")
+        if not all(isinstance(name, str) for name in data):
+            raise InvalidSchedule("the names of a schedule's options must be text")
         options = dict(data)
         task, trigger = options.pop("task", None), options.pop("trigger", None)
         if not isinstance(task, str):
@@ -153,7 +164,11 @@ class ScheduleSpec:
     @classmethod
     def from_json(cls, text: str) -> "ScheduleSpec":
         """Read the stored form."""
-        return cls.from_dict(msgspec.json.decode(text))
+        try:
+            data = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidSchedule(f"a schedule must be written as JSON: {error}") from None
+        return cls.from_dict(data)
 
     def to_dict(self) -> JsonObject:
         """Write the JSON form: the task, the trigger and every option that is not the default."""
@@ -178,7 +193,7 @@ class ScheduleSpec:
 def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> str:
     """Return a name that is safe to store and show, or say what is wrong with it."""
     if not isinstance(value, str) or not value.strip():
-        raise InvalidTask(f"{what} must be a text that is not empty, not {str(value)[:40]!r}")
+        raise InvalidTask(f"{what} must be a text that is not empty, not {quote(value)}")
     if len(value) > length_max:
         raise InvalidTask(f"{what} must have at most {length_max} characters, not {len(value)}")
     if not value.isprintable():
@@ -189,7 +204,7 @@ def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> s
 def check_int(value: object, what: str, low: int, high: int) -> int:
     """Return a whole number within its bounds, or say which they are."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidTask(f"{what} must be a whole number from {low} to {high}, not {str(value)[:40]!r}")
+        raise InvalidTask(f"{what} must be a whole number from {low} to {high}, not {quote(value)}")
     return value
 
 
@@ -203,21 +218,34 @@ def check_tags(value: object, what: str = "tags") -> tuple[str, ...]:
 def encode_args(value: object, what: str = "args") -> str:
     """Write arguments as canonical JSON text, so that equal arguments are equal text; bounded."""
     if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise InvalidTask(f"{what} must be JSON: {error}") from None
+        value = _decode_args(value, what)
     if not isinstance(value, Mapping):
         raise InvalidTask(f"{what} must be an object of names and values, not {type(value).__name__}")
     try:
         text = msgspec.json.encode(value, order="deterministic").decode()
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidTask(f"{what} must be JSON: {error}") from None
     if len(text) > ARGS_BYTES_MAX or len(text.encode()) > ARGS_BYTES_MAX:
-        raise InvalidTask(f"{what} must have at most {ARGS_BYTES_MAX} bytes as JSON; store large data elsewhere")
-    if "\\u0000" in text:
+        raise _too_large(what)
+    if "\\u0000" in text and _NUL.search(text):
         raise InvalidTask(f"{what} must not contain NUL characters; PostgreSQL cannot store them")
     return text
+
+
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # Not a backslash that is itself written with one.
+
+
+def _decode_args(text: str, what: str) -> object:
+    if len(text) > ARGS_BYTES_MAX:
+        raise _too_large(what)
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        raise InvalidTask(f"{what} must be JSON: {error}") from None
+
+
+def _too_large(what: str) -> InvalidTask:
+    return InvalidTask(f"{what} must have at most {ARGS_BYTES_MAX} bytes as JSON; store large data elsewhere")
 
 
 def _choice(kind: type[Overlap] | type[Missed]) -> Any:
@@ -226,7 +254,7 @@ def _choice(kind: type[Overlap] | type[Missed]) -> Any:
             return kind(str(value))
         except ValueError:
             options = ", ".join(member.value for member in kind)
-            raise InvalidSchedule(f"{name} must be one of {options}, not {str(value)[:40]!r}") from None
+            raise InvalidSchedule(f"{name} must be one of {options}, not {quote(value)}") from None
 
     return read
 
@@ -240,7 +268,9 @@ def _read_instant(name: str, value: Any) -> Instant:
 
 
 def _read_rate(name: str, value: object) -> Rate:
-    return value if isinstance(value, Rate) else Rate.parse(str(value))
+    if isinstance(value, Rate):
+        return value
+    return Rate.parse(value if isinstance(value, str) else quote(value))
 
 
 # One reader per option, in the order in which people would list them. Unknown options are refused against this table.
@@ -339,8 +369,7 @@ class LiveJobs:
         return (self.waiting or self.running or (None,))[-1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What is decided for one instant, or for a run of equal instants from `instant` to `until`."""
 
     instant: Instant
@@ -352,8 +381,7 @@ class Decision:
     waits: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All decisions for one schedule up to `decided_through`, and when to look again."""
 
     schedule: Schedule
@@ -370,8 +398,7 @@ class Plan:
         return sum(decision.outcome is Decided.FIRED for decision in self.decisions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewJob:
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as its author hands it in."""
 
     id: str
@@ -392,8 +419,7 @@ class NewJob:
     backoff: Backoff | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the store has it."""
 
     id: str

@@ -170,11 +170,17 @@ class SchedulerNode:
         if self._settings.coordination_mode == "lock":
             return
         shards = self._settings.scheduler_shards
-        ids = sorted({peer.id for peer in peers if ROLE in peer.roles} | {self._clock.node})
+        ids = sorted({peer.id for peer in peers if self._shares_work(peer)} | {self._clock.node})
         share, rest = divmod(shards, len(ids))
         mine = share + (ids.index(self._clock.node) < rest)
         # With fewer shards than nodes everybody may try, so that a free one is never left lying.
-        self._shards.seek([LeaderMandate.role(shard) for shard in range(shards)], max(mine, 1))
+        if self._shards.seek([LeaderMandate.role(shard) for shard in range(shards)], max(mine, 1)):
+            self._shards_loop.wake()
+
+    def _shares_work(self, peer: Node) -> bool:
+        """A scheduler that beats while its loop stands still has stepped down; its shards are for the others."""
+        silence_s = peer.state.get("loops", {}).get("scheduler", 0.0)
+        return ROLE in peer.roles and bool(silence_s <= self._settings.leader_lease / SECOND)
 
     def _state(self) -> JsonObject:
         return {

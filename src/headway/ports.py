@@ -4,8 +4,9 @@ Every method may raise `StoreUnavailable`; the outcome of a write is then unknow
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+from zlib import crc32
 
 from headway.instants import Duration, Instant
 from headway.lifecycle import Settlement
@@ -18,11 +19,12 @@ class Fence:
 
     holder: str
     tokens: dict[str, int]
+    leases: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def token(self) -> int:
-        """The newest of the tokens, which is what is recorded."""
-        return max(self.tokens.values(), default=0)
+    def token_of(self, schedule: str) -> int:
+        """Return the token of the lease under which this schedule is decided, which is what is recorded."""
+        lease = self.leases.get(schedule)
+        return max(self.tokens.values(), default=0) if lease is None else self.tokens[lease]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,11 @@ class Shards:
 
     of: int
     held: frozenset[int]
+
+
+def slot_of(schedule: str) -> int:
+    """Return the slot of a schedule, which the store keeps with it; slot modulo the number of shards is its shard."""
+    return crc32(schedule.encode())
 
 
 class Ledger(Protocol):

@@ -64,7 +64,8 @@ class Settings:
 
 def mask_url(url: str) -> str:
     """Hide the credentials of a URL, for every place where people or logs can see it."""
-    masked = re.sub(r"//[^/@]*@", "//***@", url)
+    # Up to the last @, because a password may have one, or a slash: rather hide too much than show a part of it.
+    masked = re.sub(r"(?s)^([a-zA-Z][a-zA-Z0-9+.-]*://)?.*@", r"\1***@", url)
     return re.sub(r"(?i)((?:password|passwd|token|secret|key)=)[^&]*", r"\1***", masked)
 
 
@@ -83,7 +84,7 @@ def _from_file(path: Path) -> dict[str, object]:
         return {}
     try:
         values = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # No TOML, no UTF-8, a number or a nesting beyond reason.
         raise InvalidConfig(f"{path} cannot be read: {error}") from None
     unknown = values.keys() - _READERS.keys()
     if unknown:
@@ -129,7 +130,7 @@ def _choice(*options: str) -> Callable[[str, object], str]:
 def _whole(low: int, high: int) -> Callable[[str, object], int]:
     def read(label: str, value: object) -> int:
         text = str(value)
-        if not text.isascii() or not text.isdecimal() or not low <= int(text[:9]) <= high:
+        if not re.fullmatch("[0-9]{1,9}", text) or not low <= int(text) <= high:
             raise InvalidConfig(f"{label} must be a whole number from {low} to {high}, not {text[:40]!r}")
         return int(text)
 

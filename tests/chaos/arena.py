@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,8 +44,8 @@ class Arena:
     faults: dict[str, int] = field(default_factory=dict)
     started: int = 0
 
-    def start(self) -> None:
-        """Start one more scheduler."""
+    def start(self, **more: str) -> subprocess.Popen[bytes]:
+        """Start one more scheduler, with more in its environment."""
         self.started += 1
         log = (self.logs / f"scheduler-{self.started}.log").open("wb")
         env = environment(
@@ -52,20 +53,24 @@ class Arena:
             HEADWAY_LEADER_LEASE=f"{LEASE_S}s",
             HEADWAY_COORDINATION_MODE=self.mode,
             HEADWAY_NODE=f"scheduler-{self.started}",
+            **more,
         )
-        self.processes.append(
-            subprocess.Popen([sys.executable, "-m", "headway", "scheduler"], env=env, stdout=log, stderr=log)
-        )
+        process = subprocess.Popen([sys.executable, "-m", "headway", "scheduler"], env=env, stdout=log, stderr=log)
         log.close()
+        self.processes.append(process)
+        return process
 
     def torment(self, seconds: float) -> None:
         """Kill, freeze and stop at random, and always start anew, until the time is up."""
         chance = random.Random(self.seed)
         end = time.monotonic() + seconds
+        bag: list[Callable[[random.Random], None]] = []
         while time.monotonic() < end:
+            if not bag:  # All kinds come in every round, in another order.
+                bag = [self._kill, self._kill, self._freeze, self._freeze, self._terminate]
+                chance.shuffle(bag)
             time.sleep(chance.uniform(0.3, 2.0))
-            fault = chance.choice((self._kill, self._kill, self._freeze, self._freeze, self._terminate))
-            fault(chance)
+            bag.pop()(chance)
 
     def stop(self) -> None:
         """End every process that was started here."""

@@ -93,10 +93,7 @@ def test_servers_end_with_the_tests(pgbouncer: PgBouncer, number: signal.Signals
         [sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as tests:
         assert tests.stdout is not None
-        left = [
-            Path(f"/proc/{word}") if word.isdigit() else Path(word)
-            for word in tests.stdout.readline().split()
-        ]
+        left = [Path(f"/proc/{word}") if word.isdigit() else Path(word) for word in tests.stdout.readline().split()]
         assert len(left) == 4
         assert all(path.exists() for path in left)
         os.kill(tests.pid, number)

@@ -75,9 +75,7 @@ class PostgresServer(Server):
         """Make a database, empty or a copy of `template` (a name or an address), and return its address."""
         name = f"headway_{next(self._numbers)}"
         source = "template0" if template is None else database_name(template)
-        self.execute(
-            sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(source))
-        )
+        self.execute(sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(source)))
         return self.url(name)
 
     def drop(self, database: str) -> None:

@@ -168,9 +168,7 @@ def public_names_exist_and_are_documented() -> Iterator[str]:
 def nothing_is_left_for_later() -> Iterator[str]:
     for folder in ("src", "tests", "bench", "examples"):
         for path in sorted((ROOT / folder).rglob("*.*")):
-            for line, text in enumerate(
-                path.read_text().splitlines() if path.suffix in {".py", ".sql"} else ()
-            ):
+            for line, text in enumerate(path.read_text().splitlines() if path.suffix in {".py", ".sql"} else ()):
                 if LATER.search(text):
                     yield f"{path.relative_to(ROOT)}:{line + 1}: do it now, or document that it is not done"
 

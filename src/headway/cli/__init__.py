@@ -1,1 +1,12 @@
-"""The command line."""
+"""The command line. `main` is what the script `headway` calls; everything else is loaded when it is needed."""
+
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command of this process and exit with its code."""
+    import sys
+
+    from headway.cli.root import run
+
+    sys.exit(run(sys.argv[1:]))

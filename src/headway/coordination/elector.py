@@ -68,10 +68,11 @@ class Elector:
         self._share = 0
         self._resting_until = 0.0
 
-    def seek(self, roles: Sequence[str], share: int) -> None:
-        """Say which roles to try for, and how many of them at most."""
-        self._roles = tuple(roles)
-        self._share = share
+    def seek(self, roles: Sequence[str], share: int) -> bool:
+        """Say which roles to try for, and how many of them at most; return whether that is news."""
+        before = self._roles, self._share
+        self._roles, self._share = tuple(roles), share
+        return before != (self._roles, self._share)
 
     def held(self) -> dict[str, Lease]:
         """Return the leases that can be trusted at this moment."""
@@ -105,7 +106,10 @@ class Elector:
     def _stands_still(self) -> bool:
         now = self._clock.monotonic()
         if self._silence_s() > self._duration / SECOND:
-            self._resting_until = now + self._duration / SECOND  # Let somebody else try first.
+            if self._terms:
+                self._resting_until = now + self._duration / SECOND  # Let somebody else try first.
+            # Without a term the store was away, or we were: all of us, perhaps. Nobody rests longer than need be.
+            return True
         return now < self._resting_until
 
     def _drop_untrusted(self) -> None:

@@ -20,6 +20,7 @@ class Promoter:
         self._clock = clock
         self._is_mine = is_mine
         self._poll_s = poll / SECOND
+        self._in_vain = 0
 
     async def tick(self) -> float:
         """Promote what is due and return the time until the next."""
@@ -32,6 +33,9 @@ class Promoter:
         if rest_s > 0:
             return min(max(rest_s, REST_S_MIN), self._poll_s)
         promoted = await self._queue.promote(BATCH)
-        if promoted:
-            emit(JobsPromoted(node=self._clock.node, count=promoted))
-        return 0.0 if promoted else REST_S_MIN
+        if not promoted:  # We woke a moment early, or something is in the way: ask again, ever less often.
+            self._in_vain += 1
+            return min(REST_S_MIN * 2.0 ** min(self._in_vain, 20), self._poll_s)
+        self._in_vain = 0
+        emit(JobsPromoted(node=self._clock.node, count=promoted))
+        return 0.0

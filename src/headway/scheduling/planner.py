@@ -14,8 +14,8 @@ with a count, so that a year of silence of an every-second schedule costs a few 
 An instant that is late by up to `grace` counts as on time. Under `missed=latest` what is late is merged into the
 next instant that is on time or, when there is none, into the newest late one. Under `missed=all` the newest
 `catch_up_limit` late instants fire, oldest first, their starts spread by `catch_up_rate`; unless `overlap=allow`
-they wait for one another. Each replacing the one before would be pointless, so `overlap=replace` treats `all` as
-`latest`.
+they wait for one another, in a line that holds `catch_up_limit` or `queue_limit`, whichever is more. Each replacing the
+one before would be pointless, so `overlap=replace` treats `all` as `latest`.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +45,8 @@ def plan(schedule: Schedule, now: Instant, live: LiveJobs) -> Plan:
 def first_at(spec: ScheduleSpec, now: Instant) -> Instant | None:
     """Return the first instant of a schedule that begins to count now."""
     if isinstance(spec.trigger, After):
-        return max(now + 1, spec.start or 0)  # A fixed delay has no earlier job to wait for.
+        first = max(now + 1, spec.start or 0)  # A fixed delay has no earlier job to wait for.
+        return None if spec.end is not None and first > spec.end else first
     return next_instant(spec, spec.trigger, now)
 
 
@@ -106,7 +107,9 @@ class _CalendarPlan:
             return self._result(now, following)
         self._decide_stretches(first)
         if self.cut_at is not None:
-            return self._result(self.cut_at, next_instant(schedule.spec, self.trigger, self.cut_at))
+            following = next_instant(schedule.spec, self.trigger, self.cut_at)
+            if following is not None and following <= now:
+                return self._result(self.cut_at, following)
         return self._result(now, next_instant(schedule.spec, self.trigger, now))
 
     def _result(self, decided_through: Instant, next_at: Instant | None) -> Plan:
@@ -179,7 +182,6 @@ class _CalendarPlan:
         return oldest
 
     def _decide_late(self, stretch: _Stretch, fire_from: Instant | None) -> None:
-        spec = self.schedule.spec
         if fire_from is None or stretch.until < fire_from:
             self._run(stretch.after, stretch.until, *self._not_fired_late())
             return
@@ -187,9 +189,9 @@ class _CalendarPlan:
         self._run(stretch.after, split, *self._not_fired_late())
         instant = self.trigger.next_after(split)
         while instant is not None and instant <= stretch.until:
-            if spec.overlap is Overlap.SKIP and self.live.last is not None:
-                # The job in the way was there before these instants: all of them would have met it.
-                self._run(instant - 1, stretch.until, Decided.SKIPPED, self._in_the_way())
+            reason = self._blocked_late_reason()
+            if reason is not None:
+                self._run(instant - 1, stretch.until, Decided.SKIPPED, reason)
                 return
             self._fire(instant, self._catch_up_start(instant), "caught up late")
             instant = self.trigger.next_after(instant)
@@ -228,6 +230,23 @@ class _CalendarPlan:
                 return
             instant = self.trigger.next_after(instant)
 
+    def _blocked_late_reason(self) -> str | None:
+        """Say why a late instant cannot be caught up; None when it can."""
+        spec = self.schedule.spec
+        if spec.overlap is Overlap.SKIP:
+            # The job in the way was there before these instants: all of them would have met it.
+            return None if self.live.last is None else self._in_the_way()
+        if spec.overlap is Overlap.QUEUE:
+            if spec.missed is Missed.ALL and spec.catch_up_limit > spec.queue_limit:
+                return self._full_line_reason("catch_up_limit", spec.catch_up_limit)
+            return self._full_line_reason("queue_limit", spec.queue_limit)
+        return None
+
+    def _full_line_reason(self, name: str, limit: int) -> str | None:
+        if len(self.live.waiting) + self.waiting < limit:
+            return None
+        return f"{name}={limit} reached, {self._in_the_way()}"
+
     def _blocked_reason(self) -> str | None:
         """Say why an instant that is on time cannot fire; None when it can."""
         spec = self.schedule.spec
@@ -235,8 +254,8 @@ class _CalendarPlan:
             return None
         if spec.overlap is Overlap.SKIP:
             return self._in_the_way()
-        if spec.overlap is Overlap.QUEUE and len(self.live.waiting) + self.waiting >= spec.queue_limit:
-            return f"queue_limit={spec.queue_limit} reached, {self._in_the_way()}"
+        if spec.overlap is Overlap.QUEUE:
+            return self._full_line_reason("queue_limit", spec.queue_limit)
         return None
 
     def _in_the_way(self) -> str:
@@ -320,16 +339,14 @@ def _pause_reason(pause: Pause | None) -> str:
 def _plan_after(schedule: Schedule, trigger: After, now: Instant, live: LiveJobs) -> Plan:
     """Decide the one instant of a fixed-delay schedule that can be due. It fires again when that job has ended."""
     spec, instant = schedule.spec, schedule.next_at
-    due = instant is not None and instant <= now and instant > schedule.decided_through
-    if not due or instant is None or (spec.end is not None and instant > spec.end):
-        over = instant is not None and spec.end is not None and instant > spec.end
+    if instant is not None:
+        # A job that ended before the start, or while the store's clock was behind, asks for an instant that cannot be.
+        instant = max(instant, schedule.decided_through + 1, spec.start or 0)
+        instant = None if spec.end is not None and instant > spec.end else instant
+    if instant is None or instant > now:
+        decided_through = max(now, schedule.decided_through)
         return Plan(
-            schedule=schedule,
-            now=now,
-            decisions=(),
-            decided_through=max(now, schedule.decided_through),
-            next_at=None if over else max(instant, schedule.decided_through + 1) if instant else None,
-            live=live,
+            schedule=schedule, now=now, decisions=(), decided_through=decided_through, next_at=instant, live=live
         )
     decision, next_at = _decide_after(schedule, trigger, instant, now, live)
     fired = decision.outcome is Decided.FIRED

@@ -16,7 +16,7 @@ from headway.errors import LeaseLost
 from headway.events import DecisionRefused, ScheduleHeld, SchedulesDecided, emit
 from headway.instants import SECOND, Duration, Instant
 from headway.model import Lease, LiveJobs, Plan, Schedule
-from headway.ports import Due, Fence, Leases, Ledger, Shards
+from headway.ports import Due, Fence, Leases, Ledger, Shards, slot_of
 from headway.scheduling.planner import plan
 
 BATCH: Final = 1_000
@@ -48,6 +48,7 @@ class Scheduler:
         self._mandate = mandate
         self._clock = clock
         self._poll_s = poll / SECOND
+        self._in_vain = 0
 
     async def tick(self) -> float:
         """Turn every due instant of every due schedule into exactly one record."""
@@ -57,32 +58,36 @@ class Scheduler:
         due = await self._ledger.due(shards, BATCH)
         for name, version, reason in due.unreadable:
             await self._hold(name, version, reason)
-        if due.schedules:
-            await self._decide(due)
-            return 0.0
-        if due.unreadable:
+        if due.schedules and not await self._decide(due):
+            return self._rest_in_vain_s()
+        self._in_vain = 0
+        if due.schedules or due.unreadable:
             return 0.0
         return self._rest_s(await self._ledger.next_due(shards))
 
-    async def _decide(self, due: Due) -> None:
+    async def _decide(self, due: Due) -> bool:
+        """Plan and commit; say whether any of what was due is out of the way now."""
         plans = []
         for schedule, live in due.schedules:
             made = await self._plan(schedule, due.now, live)
             if made is not None:
                 plans.append(made)
+        was_held = len(plans) < len(due.schedules)
         plans, fence = await self._mandate.fence(plans)
         if not plans:
-            return
+            return was_held
         try:
             refused = await self._ledger.fire(plans, fence)
         except LeaseLost as error:
             self._mandate.lost()
             self._refused(plans, str(error))
-            return
+            return was_held
         if refused:
             self._refused([made for made in plans if made.schedule.name in refused], "decided by somebody else")
         done = tuple(made for made in plans if made.schedule.name not in refused)
-        emit(SchedulesDecided(node=self._clock.node, plans=done))
+        if done:
+            emit(SchedulesDecided(node=self._clock.node, plans=done))
+        return was_held or bool(done)
 
     async def _plan(self, schedule: Schedule, now: Instant, live: LiveJobs) -> Plan | None:
         try:
@@ -98,6 +103,11 @@ class Scheduler:
     def _refused(self, plans: Sequence[Plan], reason: str) -> None:
         names = tuple(made.schedule.name for made in plans)
         emit(DecisionRefused(node=self._clock.node, schedules=names, reason=reason))
+
+    def _rest_in_vain_s(self) -> float:
+        """Somebody else has the lock or was faster: look again soon, but do not besiege the store."""
+        self._in_vain += 1
+        return min(REST_S_MIN * 2.0 ** min(self._in_vain, 20), self._poll_s)
 
     def _rest_s(self, next_at: Instant | None) -> float:
         if next_at is None:
@@ -129,10 +139,13 @@ class LeaderMandate:
         return Shards(of=self._count, held=mine) if mine else None
 
     async def fence(self, plans: Sequence[Plan]) -> tuple[list[Plan], Fence | None]:
-        """Return all plans under the tokens of the held shards; none when trust ran out while planning."""
-        held = self._held()
-        tokens = {role: lease.token for role, lease in held.items() if role.startswith("scheduler/")}
-        return (list(plans), Fence(holder=self._holder, tokens=tokens)) if tokens else ([], None)
+        """Return the plans of shards that are still held, each under the token of its own shard."""
+        held = self._held()  # Again: a shard may have been lost or given away while its schedules were read.
+        roles = {made.schedule.name: self.role(slot_of(made.schedule.name) % self._count) for made in plans}
+        mine = [made for made in plans if roles[made.schedule.name] in held]
+        leases = {made.schedule.name: roles[made.schedule.name] for made in mine}
+        tokens = {role: held[role].token for role in leases.values()}
+        return mine, Fence(holder=self._holder, tokens=tokens, leases=leases)
 
     def lost(self) -> None:
         """Step down at once."""
@@ -159,7 +172,8 @@ class LockMandate:
             list(names), holder=self._node_id, holder_name=self._node_name, duration=self._duration
         )
         tokens = {lease.name: lease.token for lease in won}
-        return [names[name] for name in tokens], Fence(holder=self._node_id, tokens=tokens)
+        leases = {names[name].schedule.name: name for name in tokens}
+        return [names[name] for name in tokens], Fence(holder=self._node_id, tokens=tokens, leases=leases)
 
     def lost(self) -> None:
         """Nothing to step down from: the lock ran out, and another node may take it."""

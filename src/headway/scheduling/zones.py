@@ -33,7 +33,6 @@ _NOT_ZONES: Final = re.compile(r"(posix|right)/.*|posixrules|localtime|Factory")
 
 # Since 1970 no zone has changed its offset twice within six days, so this step cannot step over a change.
 _PROBE_S: Final = 3 * DAY_S
-_STRETCH_S: Final = 120 * _PROBE_S
 
 
 @lru_cache(maxsize=1024)
@@ -62,10 +61,11 @@ class Segment:
 class Timeline:
     """The segments of one zone, found on demand and kept."""
 
-    __slots__ = ("_stretches", "_zone")
+    __slots__ = ("_stretch_s", "_stretches", "_zone")
 
-    def __init__(self, zone: ZoneInfo) -> None:
+    def __init__(self, zone: ZoneInfo, stretch_s: int = 120 * _PROBE_S) -> None:
         self._zone = zone
+        self._stretch_s = stretch_s
         self._stretches: dict[int, tuple[Segment, ...]] = {}
 
     def at(self, second: int) -> Segment:
@@ -73,10 +73,10 @@ class Timeline:
 
         Segments end also where a stretch ends. No label is left out or doubled there: callers need not care.
         """
-        index = second // _STRETCH_S
+        index = second // self._stretch_s
         stretch = self._stretches.get(index)
         if stretch is None:
-            stretch = self._stretches[index] = tuple(self._segments(index * _STRETCH_S))
+            stretch = self._stretches[index] = tuple(self._segments(index * self._stretch_s))
         for segment in stretch:
             if second < segment.end:
                 return segment
@@ -91,15 +91,14 @@ class Timeline:
 
     def _segments(self, start: int) -> Iterator[Segment]:
         # One probe earlier, so that a doubled hour that reaches into this stretch has left its mark.
-        begins, offset = start - _PROBE_S, self._offset(start - _PROBE_S)
+        begins, offset, stop = start - _PROBE_S, self._offset(start - _PROBE_S), start + self._stretch_s
         mark = begins + offset
-        for ends in (*self._changes(begins, start), start, *self._changes(start, start + _STRETCH_S)):
+        for ends in (*self._changes(begins, start), start, *self._changes(start, stop)):
             if begins >= start:
                 yield Segment(begins, ends, offset, begins + offset, ends + offset, mark)
             mark = max(mark, ends + offset)
             begins, offset = ends, self._offset(ends)
-        ends = start + _STRETCH_S
-        yield Segment(begins, ends, offset, begins + offset, ends + offset, mark)
+        yield Segment(begins, stop, offset, begins + offset, stop + offset, mark)
 
     def _changes(self, start: int, stop: int) -> Iterator[int]:
         """Yield the seconds after `start` and before `stop` at which a new offset begins."""

@@ -16,17 +16,17 @@ from headway.model import Lease, Node
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
 NODES_MAX: Final = 1_000
-_LAST: Final = "~"  # Sorts after every character of a lease's name.
+_LAST: Final = "\U0010ffff"  # Sorts after every other character, in both databases.
 
 
 def _acquire(names: Sequence[str], holder: str, holder_name: str, duration: Duration) -> Transaction[list[Lease]]:
     taken = {row["name"] for row in (yield call("held_by_others", names=as_json(names), holder=holder))}
-    names = [name for name in names if name not in taken]
+    names = sorted(set(names) - taken)  # One order for everybody, so that nobody waits in a circle.
     if not names:
         return []
     highest = (yield call("next_tokens", count=len(names)))[0]["value"]
     tokens = range(highest - len(names) + 1, highest + 1)
-    leases = [{"name": name, "token": token} for name, token in zip(sorted(names), tokens, strict=True)]
+    leases = [{"name": name, "token": token} for name, token in zip(names, tokens, strict=True)]
     rows = yield call("acquire", leases=as_json(leases), holder=holder, holder_name=holder_name, duration=duration)
     return [_lease(row, holder, holder_name) for row in rows]
 
@@ -80,10 +80,6 @@ class StoreLeases:
         rows = await self._driver.fetch(call("leases", low=prefix, high=prefix + _LAST, limit=limit))
         return [(_lease(row, row["holder"], row["holder_name"]), row["until"] > row["now"]) for row in rows]
 
-    async def prune(self, prefix: str, age: Duration) -> None:
-        """Delete leases with this beginning that ran out long ago."""
-        await self._driver.fetch(call("prune_leases", low=prefix, high=prefix + _LAST, age=age))
-
 
 class StoreNodes:
     """Nodes as rows of the store."""
@@ -116,7 +112,7 @@ class StoreNodes:
             Node(
                 id=row["id"],
                 name=row["name"],
-                roles=tuple(row["roles"].split(",")),
+                roles=tuple(row["roles"].split(",")) if row["roles"] else (),
                 version=row["version"],
                 started_at=row["started_at"],
                 beat_at=row["beat_at"],
@@ -128,7 +124,3 @@ class StoreNodes:
     async def leave(self, node_id: str) -> None:
         """Forget the node."""
         await self._driver.fetch(call("leave", id=node_id))
-
-    async def prune(self, age: Duration) -> None:
-        """Forget nodes that were not heard of for long."""
-        await self._driver.fetch(call("prune_nodes", age=age))

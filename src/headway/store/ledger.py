@@ -7,6 +7,7 @@ primary key.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -27,34 +28,46 @@ from headway.model import (
     ScheduleSpec,
 )
 from headway.ports import Due, Fence, Shards
-from headway.store.queue import PAGE_MAX, cancel, job_row
+from headway.store.queue import PAGE_MAX, JobRow, cancel, job_row
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
 
 HELD_FOR: Final = MINUTE
 FOREVER: Final = 2**62
+SPECS_KEPT: Final = 16_384  # Some 15 MB when they are all different.
 NOTHING_LIVE: Final = LiveJobs()
+_PAUSES: Final = msgspec.json.Decoder(tuple[Pause, ...])
 
 
 def read_schedule(row: Row) -> Schedule:
     """Make a schedule of a row; raises `DefinitionError` when its definition cannot be read."""
-    try:
-        spec = ScheduleSpec.from_json(row["definition"])
-    except msgspec.DecodeError as error:
-        raise InvalidSchedule(f"the stored definition is not JSON: {error}") from None
-    pauses = row["pauses"]
     return Schedule(
         name=row["name"],
-        spec=spec,
+        spec=_read_spec(row["definition"]),
         owner=row["owner"],
         revision=row["revision"],
         version=row["version"],
         created_at=row["created_at"],
         decided_through=row["decided_through"],
         next_at=row["next_at"],
-        pauses=() if pauses == "[]" else tuple(Pause(**pause) for pause in msgspec.json.decode(pauses)),
+        pauses=_read_pauses(row["pauses"]),
         removed_at=row["removed_at"],
         attention=row["attention"],
     )
+
+
+@lru_cache(maxsize=SPECS_KEPT)
+def _read_spec(definition: str) -> ScheduleSpec:
+    """Read a definition, or remember it: a schedule that fires every minute keeps the one it has."""
+    return ScheduleSpec.from_json(definition)
+
+
+def _read_pauses(text: str) -> tuple[Pause, ...]:
+    if text == "[]":
+        return ()
+    try:
+        return _PAUSES.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidSchedule(f"the stored pauses cannot be read: {error}") from None
 
 
 def _read_occurrence(row: Row) -> Occurrence:
@@ -80,23 +93,54 @@ def pauses_json(pauses: Iterable[Pause]) -> str:
 
 
 def live_by_schedule(rows: Sequence[Row]) -> dict[str, LiveJobs]:
+    """Sort live jobs by schedule: those in the way, and those in line in the order in which they wait."""
     running: dict[str, list[str]] = {}
-    waiting: dict[str, list[str]] = {}
+    waiting: dict[str, dict[str, str]] = {}
     for row in rows:
-        side = waiting if row["status"] == "BLOCKED" else running
-        side.setdefault(row["schedule"], []).append(row["id"])
+        if row["status"] == "BLOCKED":
+            waiting.setdefault(row["schedule"], {})[row["id"]] = row["blocked_by"]
+        else:
+            running.setdefault(row["schedule"], []).append(row["id"])
     return {
-        name: LiveJobs(running=tuple(running.get(name, ())), waiting=tuple(waiting.get(name, ())))
+        name: LiveJobs(running=tuple(running.get(name, ())), waiting=_line(waiting.get(name, {})))
         for name in running.keys() | waiting.keys()
     }
+
+
+def _line(blocked_by: dict[str, str]) -> tuple[str, ...]:
+    """Put jobs behind those that they wait for. Their ids would not do: clocks of different processes made them."""
+    line: dict[str, None] = {}
+    for job_id in blocked_by:
+        ahead: list[str] = []
+        walk = job_id
+        while walk in blocked_by and walk not in line:
+            ahead.append(walk)
+            walk = blocked_by[walk]
+        line.update(dict.fromkeys(reversed(ahead)))
+    return tuple(line)
+
+
+class _OccurrenceRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decision as the row that the statement `record` unfolds."""
+
+    schedule: str
+    instant: Instant
+    count: int
+    outcome: str
+    reason: str
+    revision: int
+    token: int
+    node: str
+    until: Instant | None = None
+    job_id: str | None = None
 
 
 class Writer:
     """Turns plans into the rows of one transaction."""
 
-    def __init__(self, clock: Clock, token: int) -> None:
+    def __init__(self, clock: Clock, fence: Fence | None = None) -> None:
         self._clock = clock
-        self._token = token
+        self._fence = fence
 
     def fire(self, plans: Sequence[Plan]) -> Transaction[frozenset[str]]:
         """Advance the schedules, record the decisions, insert the jobs; return the names of plans left out."""
@@ -108,12 +152,12 @@ class Writer:
             plans = [plan for plan in plans if plan.schedule.name in names]
         else:
             refused = frozenset()
-        occurrences: list[dict[str, object]] = []
-        jobs: list[dict[str, object]] = []
+        occurrences: list[_OccurrenceRow] = []
+        jobs: list[JobRow] = []
         for plan_ in plans:
             last = plan_.live.last
             if plan_.replaces:
-                last = yield from clear_line(plan_.live, "replaced by a later instant")
+                last = yield from clear_line(plan_.schedule.name, plan_.live, "replaced by a later instant")
             self._add_rows(plan_, last, occurrences, jobs)
         if occurrences:
             yield call("record", occurrences=as_json(occurrences))
@@ -121,9 +165,7 @@ class Writer:
             yield call("enqueue", jobs=as_json(jobs))
         return refused
 
-    def _add_rows(
-        self, plan_: Plan, last: str | None, occurrences: list[dict[str, object]], jobs: list[dict[str, object]]
-    ) -> None:
+    def _add_rows(self, plan_: Plan, last: str | None, occurrences: list[_OccurrenceRow], jobs: list[JobRow]) -> None:
         schedule = plan_.schedule
         for decision in plan_.decisions:
             job_id = None
@@ -133,19 +175,19 @@ class Writer:
                 last = job_id
             occurrences.append(self._occurrence_row(schedule, decision, job_id))
 
-    def _occurrence_row(self, schedule: Schedule, decision: Decision, job_id: str | None) -> dict[str, object]:
-        return {
-            "schedule": schedule.name,
-            "instant": decision.instant,
-            "until": decision.until,
-            "count": decision.count,
-            "outcome": decision.outcome,
-            "reason": decision.reason,
-            "revision": schedule.revision,
-            "token": self._token,
-            "node": self._clock.node,
-            "job_id": job_id,
-        }
+    def _occurrence_row(self, schedule: Schedule, decision: Decision, job_id: str | None) -> _OccurrenceRow:
+        return _OccurrenceRow(
+            schedule=schedule.name,
+            instant=decision.instant,
+            until=decision.until,
+            count=decision.count,
+            outcome=decision.outcome,
+            reason=decision.reason,
+            revision=schedule.revision,
+            token=self._fence.token_of(schedule.name) if self._fence else 0,
+            node=self._clock.node,
+            job_id=job_id,
+        )
 
 
 def _advance_row(plan_: Plan) -> dict[str, object]:
@@ -184,12 +226,12 @@ def _occurrence_job(job_id: str, schedule: Schedule, decision: Decision, blocked
     return job_of(job_id, schedule, run_at=decision.start_at, occurrence_at=decision.instant, blocked_by=blocked_by)
 
 
-def clear_line(live: LiveJobs, reason: str) -> Transaction[str | None]:
+def clear_line(schedule: str, live: LiveJobs, reason: str) -> Transaction[str | None]:
     """Stop the live jobs of a schedule; return the one that still runs and has to be waited for."""
-    ids = [*live.running, *live.waiting]
-    ended, _ = yield from cancel(ids, reason, moves_on=False)
-    still_running = [job_id for job_id in ids if job_id not in ended]
-    return still_running[-1] if still_running else None
+    yield from cancel([*live.running, *live.waiting], reason, moves_on=False)
+    # What was live when it was read may have ended since, so look at what is left.
+    rows = yield call("live_jobs", names=as_json([{"name": schedule}]))
+    return live_by_schedule(rows).get(schedule, NOTHING_LIVE).last
 
 
 def _check_fence(fence: Fence) -> Transaction[None]:
@@ -203,7 +245,7 @@ def _check_fence(fence: Fence) -> Transaction[None]:
 def _fire(plans: Sequence[Plan], fence: Fence | None, clock: Clock) -> Transaction[frozenset[str]]:
     if fence is not None:
         yield from _check_fence(fence)
-    return (yield from Writer(clock, fence.token if fence else 0).fire(plans))
+    return (yield from Writer(clock, fence).fire(plans))
 
 
 def _revive(limit: int) -> Transaction[int]:
@@ -258,9 +300,11 @@ class StoreLedger:
         """Commit plans in one transaction; return the names of those left out."""
         try:
             return await self._driver.run(lambda: _fire(plans, fence, self._clock))
-        except ConstraintViolated:
-            if len(plans) == 1:
-                return frozenset({plans[0].schedule.name})
+        except ConstraintViolated as error:
+            if len(plans) == 1:  # Nobody has changed the schedule, so it would be due, and be refused, for ever.
+                schedule = plans[0].schedule
+                await self.hold(schedule.name, schedule.version, f"refused by the store: {error}")
+                return frozenset({schedule.name})
         refused: set[str] = set()
         for plan_ in plans:  # One of them breaks a constraint of the store; the others must not suffer for it.
             refused |= await self.fire([plan_], fence)
@@ -306,10 +350,14 @@ class StoreLedger:
         rows = await self._driver.fetch(call("ledger", schedule=name, after=after, until=until, limit=limit))
         return [(_read_occurrence(row), row["finished_at"]) for row in rows]
 
-    async def names(self, after: str, limit: int) -> list[Schedule]:
-        """Read a page of all schedules, also removed ones."""
+    async def names(self, after: str, limit: int) -> list[tuple[str, Instant]]:
+        """Read a page of the names of all schedules, also removed ones, and how far each is decided."""
         rows = await self._driver.fetch(call("ledger_names", after=after, limit=limit))
-        return [read_schedule(row) for row in rows]
+        return [(row["name"], row["decided_through"]) for row in rows]
+
+    async def started_by_hand(self, name: str, after: Instant) -> bool:
+        """Say whether a job of the schedule that belongs to no instant was live at this time or later."""
+        return bool(await self._driver.fetch(call("started_by_hand", schedule=name, after=after)))
 
     async def pruned_through(self) -> Instant:
         """Return the time up to which old decisions were deleted."""
@@ -325,6 +373,7 @@ class StoreLedger:
         return {
             "total": row["total"],
             "paused": row["paused"],
+            "late": row["late"],
             "attention": row["attention"],
             "next_at": next_at,
             "oldest_undecided_seconds": undecided / 1e6,

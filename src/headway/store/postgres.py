@@ -124,8 +124,8 @@ class PostgresDriver:
 
     async def connect(self) -> asyncpg.Connection:
         """Open a connection; one of several hosts must be the primary."""
-        several = "," in urlsplit(self._url).netloc
         try:
+            several = "," in urlsplit(self._url).netloc
             return await asyncpg.connect(
                 self._url,
                 timeout=CONNECT_S_MAX,
@@ -221,8 +221,13 @@ def _is_callers(error: BaseException) -> bool:
 
 def _cannot_connect(error: Exception) -> StoreError:
     reason = str(error) or type(error).__name__
-    if isinstance(error, ValueError):
+    if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
         return StoreError(f"the PostgreSQL address cannot be used: {reason}")
+    if isinstance(error, ValueError):  # Its text may quote a part of the password, when that has a / or @ in it.
+        return StoreError(
+            "the PostgreSQL address cannot be used; it must look like postgresql://user:password@host:5432/database,"
+            " special characters of the password percent-encoded"
+        )
     return StoreUnavailable(f"cannot connect to PostgreSQL: {reason}")
 
 

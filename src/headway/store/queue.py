@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from headway.clock import Clock
-from headway.errors import AlreadyFinal, DuplicateKey, InvalidTask, JobNotFound
-from headway.instants import Duration, Instant
+from headway.errors import AlreadyFinal, DuplicateKey, InvalidTask, JobNotFound, StoreUnavailable
+from headway.instants import DAY, HOUR, Duration, Instant
 from headway.lifecycle import FINAL, Attempt, Backoff, LeaseExpired, Settlement, Status, settle
 from headway.model import Job, NewJob
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
@@ -24,29 +24,51 @@ ENQUEUE_MAX: Final = 10_000
 PAGE_MAX: Final = 200
 _LAST_ID: Final = "~"  # Sorts after every id.
 _BYPASS_ROUNDS_MAX: Final = 10_000
+_LEASES_KEPT: Final = HOUR  # After they ran out; so long everybody can see who had them last.
+_NODES_KEPT: Final = DAY
 
 
-def job_row(job: NewJob) -> dict[str, object]:
-    """Write a new job as the row that the statement `enqueue` unfolds."""
-    return {
-        "id": job.id,
-        "tenant": job.tenant,
-        "task": job.task,
-        "queue": job.queue,
-        "priority": job.priority,
-        "max_attempts": job.max_attempts,
-        "exclusive": int(job.exclusive),
-        "key": job.key,
-        "schedule": job.schedule,
-        "occurrence_at": job.occurrence_at,
-        "blocked_by": job.blocked_by,
-        "args": job.args,
-        "tags": as_json(job.tags) if job.tags else None,
-        "options": _options(job.backoff),
-        "run_at": job.run_at,
-        "delay": job.delay,
-        "reason": "",
-    }
+class JobRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A new job as the row that the statement `enqueue` unfolds; what it does not have is left out, and null there."""
+
+    id: str
+    tenant: str
+    task: str
+    queue: str
+    priority: int
+    max_attempts: int
+    exclusive: int
+    args: str
+    delay: Duration
+    key: str | None = None
+    schedule: str | None = None
+    occurrence_at: Instant | None = None
+    blocked_by: str | None = None
+    tags: str | None = None
+    options: str | None = None
+    run_at: Instant | None = None
+
+
+def job_row(job: NewJob) -> JobRow:
+    """Write a new job as a row."""
+    return JobRow(
+        id=job.id,
+        tenant=job.tenant,
+        task=job.task,
+        queue=job.queue,
+        priority=job.priority,
+        max_attempts=job.max_attempts,
+        exclusive=int(job.exclusive),
+        args=job.args,
+        delay=job.delay,
+        key=job.key,
+        schedule=job.schedule,
+        occurrence_at=job.occurrence_at,
+        blocked_by=job.blocked_by,
+        tags=as_json(job.tags) if job.tags else None,
+        options=_options(job.backoff),
+        run_at=job.run_at,
+    )
 
 
 def _options(backoff: Backoff | None) -> str | None:
@@ -124,7 +146,9 @@ def _with_earlier(jobs: Sequence[NewJob], found: dict[str, EnqueuedRow]) -> Tran
     rows = yield call("jobs_by_key", keys=as_json([{"tenant": job.tenant, "key": job.key} for job in absent]))
     earlier = {(row["tenant"], row["key"]): row for row in rows}
     for job in absent:
-        row = earlier[job.tenant, job.key]
+        row = earlier.get((job.tenant, job.key))
+        if row is None:
+            raise StoreUnavailable(f"the job with the key {job.key!r} was pruned at this moment; try again")
         if (row["task"], row["args"]) != (job.task, job.args):
             raise DuplicateKey(
                 f"key {job.key!r} was used for {row['id']} with other arguments; use another key, or the same arguments"
@@ -147,6 +171,7 @@ def cancel(job_ids: Sequence[str], reason: str, *, moves_on: bool = True) -> Tra
     What waited for them moves on, unless the caller puts something in their place.
     """
     ids = as_json(sorted(job_ids))
+    yield call("lock_jobs", ids=ids)  # Else a worker could hand one back after it was looked at as not running.
     ended = yield call("cancel", ids=ids, reason=reason)
     asked = yield call("request_cancel", ids=ids, reason=reason)
     if ended and moves_on:
@@ -161,18 +186,29 @@ def cancel(job_ids: Sequence[str], reason: str, *, moves_on: bool = True) -> Tra
     return [row["id"] for row in ended], [row["id"] for row in asked]
 
 
+def _cancel_in_line(job_ids: Sequence[str], reason: str) -> Transaction[tuple[list[str], list[str]]]:
+    """Cancel jobs while nobody else changes the lines that they stand in."""
+    yield call("lock_lines", ids=as_json(sorted(job_ids)))
+    return (yield from cancel(job_ids, reason))
+
+
 def settle_attempts(settlements: Sequence[Settlement]) -> Transaction[frozenset[str]]:
-    """Write what ended attempts make of their jobs; return the ids of stale ones."""
+    """Write what ended attempts make of their jobs; return the ids of stale ones.
+
+    A job that was asked to stop does not run again, whatever ended its attempt.
+    """
     rows = yield call("settle", settlements=as_json([_settlement_row(s) for s in settlements]))
-    by_job = {settlement.job_id: settlement for settlement in settlements}
-    written = {row["id"]: row for row in rows}
+    by_attempt = {(settlement.job_id, settlement.attempt): settlement for settlement in settlements}
+    written = {(row["id"], row["attempt"]): row for row in rows}
     if written:
-        yield call(
-            "record_attempts", attempts=as_json([_attempt_row(row, by_job[job_id]) for job_id, row in written.items()])
-        )
+        traces = [_attempt_row(row, by_attempt[attempt]) for attempt, row in written.items()]
+        yield call("record_attempts", attempts=as_json(traces))
     ended = [row for row in rows if row["finished_at"] is not None]
     yield from end([row["id"] for row in ended], (row["schedule"] for row in ended))
-    stale = [settlement for settlement in settlements if settlement.job_id not in written]
+    asked = [row["id"] for row in rows if row["finished_at"] is None and row["cancel_requested_at"] is not None]
+    if asked:
+        yield from cancel(asked, "stopped as asked")
+    stale = [settlement for attempt, settlement in by_attempt.items() if attempt not in written]
     yield from _record_events(
         [(s.job_id, "settle_refused", {"attempt": s.attempt, "outcome": s.outcome}) for s in stale]
     )
@@ -251,7 +287,10 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     if occurrences:
         newest = max(row["decided_at"] for row in occurrences)
         yield call("raise_counter", name="pruned_through", value=newest)
-    return len(jobs) + len(occurrences)
+    events = yield call("prune_events", retention=retention, limit=limit)
+    leases = yield call("prune_leases", age=_LEASES_KEPT, limit=limit)
+    nodes = yield call("prune_nodes", age=_NODES_KEPT)
+    return sum(map(len, (jobs, occurrences, events, leases, nodes)))
 
 
 class StoreQueue:
@@ -309,10 +348,11 @@ class StoreQueue:
     async def cancel(self, job_id: str, *, author: str, reason: str = "") -> Job:
         """End a job that is not running, or ask a running one to stop; return it as it is then."""
         text = f"cancelled by {author}" + (f": {reason}" if reason else "")
-        ended, asked = await self._driver.run(lambda: cancel([job_id], text))
-        job = await self.get(job_id)
+        found = await self.get(job_id)
+        ended, asked = await self._driver.run(lambda: _cancel_in_line([found.id], text))
+        job = await self.get(found.id)
         if not ended and not asked and job.status.is_final:
-            raise AlreadyFinal(f"{job_id} has ended as {job.status} already; final states never change")
+            raise AlreadyFinal(f"{job.id} has ended as {job.status} already; final states never change")
         return job
 
     async def get(self, job_id: str) -> Job:

@@ -9,7 +9,6 @@ nothing.
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
@@ -17,6 +16,7 @@ from headway.clock import Clock
 from headway.errors import DefinitionError, InvalidSchedule, ScheduleChanged, ScheduleNotFound, ScheduleOwned
 from headway.instants import Instant, isoformat
 from headway.model import Decided, LiveJobs, Overlap, Pause, Schedule, ScheduleSpec
+from headway.ports import slot_of
 from headway.scheduling.planner import first_at, next_instant, plan
 from headway.scheduling.triggers import After, describe
 from headway.store.ledger import (
@@ -35,11 +35,6 @@ from headway.store.transaction import ConstraintViolated, Driver, Row, Transacti
 BACKFILL_MAX: Final = 10_000
 
 
-def slot_of(name: str) -> int:
-    """Return the slot of a schedule; slot modulo the number of shards is its shard."""
-    return crc32(name.encode())
-
-
 def _settle_past(schedule: Schedule, now: Instant, clock: Clock) -> Transaction[tuple[Schedule, LiveJobs]]:
     """Decide everything that is due under the present definition; return the schedule as it is then."""
     while True:
@@ -48,7 +43,7 @@ def _settle_past(schedule: Schedule, now: Instant, clock: Clock) -> Transaction[
         plan_ = plan(schedule, now, live)
         if not plan_.decisions and plan_.decided_through == schedule.decided_through:
             return schedule, live
-        yield from Writer(clock, 0).fire([plan_])
+        yield from Writer(clock).fire([plan_])
         schedule = replace(
             schedule,
             version=schedule.version + 1,
@@ -106,6 +101,7 @@ def _new_row(name: str, spec: ScheduleSpec, owner: str, now: Instant) -> dict[st
         "definition": spec.to_json(),
         "trigger_text": describe(spec.trigger),
         "delay": spec.trigger.delay if isinstance(spec.trigger, After) else None,
+        "ends_at": spec.end,
         "next_at": first_at(spec, now),
         "decided_through": now,
         "created_at": now,
@@ -139,6 +135,7 @@ def _revise(
         definition=shown.to_json(),
         trigger_text=describe(shown.trigger),
         delay=shown.trigger.delay if isinstance(shown.trigger, After) else None,
+        ends_at=shown.end,
         next_at=next_at,
         decided_through=effective_at,
         removed_at=effective_at if spec is None else None,
@@ -178,9 +175,10 @@ def _put(
         if not (yield from _add({name: spec}, owner, author, now)):
             raise ConstraintViolated(f"schedule {name!r} was created at the same moment")
         return "created"
-    if expected_revision is not None and expected_revision != row["revision"]:
-        raise ScheduleChanged(f"schedule {name!r} has revision {row['revision']}, not {expected_revision}")
     removed = row["removed_at"] is not None
+    if expected_revision is not None and expected_revision != (0 if removed else row["revision"]):
+        found = "was removed" if removed else f"has revision {row['revision']}, not {expected_revision}"
+        raise ScheduleChanged(f"schedule {name!r} {found}")
     if not removed and row["owner"] != owner and not take_over:
         whose = f"the app {row['owner']!r}" if row["owner"] else "nobody's code (it was put by hand)"
         raise ScheduleOwned(f"schedule {name!r} belongs to {whose}; choose another name, or remove it first")
@@ -196,8 +194,12 @@ def _change(row: Row, spec: ScheduleSpec, *, owner: str, author: str, now: Insta
     try:
         schedule = read_schedule(row)
     except DefinitionError:
-        # The old definition cannot be read, so its instants cannot be known: the new one begins where it stood.
-        schedule = Schedule(name=row["name"], spec=spec, version=row["version"], decided_through=row["decided_through"])
+        # The old definition cannot be read, so its instants cannot be known: the new one begins now, without pauses.
+        yield call(
+            "schedule_pauses", name=row["name"], version=row["version"], pauses="[]", paused_until=None, next_at=None
+        )
+        version, decided_through = row["version"] + 1, row["decided_through"]
+        schedule = Schedule(name=row["name"], spec=spec, version=version, decided_through=decided_through)
     else:
         if schedule.removed_at is None:
             schedule, live = yield from _settle_past(schedule, now, clock)
@@ -275,7 +277,7 @@ def _make_room(schedule: Schedule, live: LiveJobs) -> Transaction[str | None]:
     if schedule.spec.overlap is Overlap.ALLOW:
         return None
     if schedule.spec.overlap is Overlap.REPLACE and live.last is not None:
-        return (yield from clear_line(live, "replaced by a job started by hand"))
+        return (yield from clear_line(schedule.name, live, "replaced by a job started by hand"))
     return live.last
 
 

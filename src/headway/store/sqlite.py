@@ -64,7 +64,8 @@ class SqliteConnection:
         try:
             self.raw = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S_MAX, check_same_thread=False)
             self.raw.row_factory = sqlite3.Row
-            self.raw.create_function("headway_now", 0, lambda: self._statement_now)
+            # Within a statement the time stands still, so it need be asked for only once, not for every row.
+            self.raw.create_function("headway_now", 0, lambda: self._statement_now, deterministic=True)
             self.raw.execute("pragma journal_mode = wal")
             self.raw.execute(f"pragma synchronous = {synchronous}")
         except sqlite3.Error as error:
@@ -128,7 +129,7 @@ class SqliteDriver:
     dialect_name = "sqlite"
 
     def __init__(self, path: str, *, synchronous: str = "full", now: Callable[[], Instant] = wall_now) -> None:
-        self._path = path
+        self.path = path
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._connection = SqliteConnection(path, synchronous=synchronous, now=now)
         self._thread = threading.Thread(target=self._serve, name="headway-sqlite", daemon=True)
@@ -148,7 +149,7 @@ class SqliteDriver:
 
     async def watch(self, hear: Callable[[str], None]) -> "SqliteWatch":
         """Watch the data version of the file."""
-        return SqliteWatch(self._path, hear)
+        return SqliteWatch(self.path, hear)
 
     async def close(self) -> None:
         """End the thread after what is queued, and close the connection."""

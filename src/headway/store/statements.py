@@ -66,7 +66,8 @@ def _columns(arguments: str) -> tuple[str, str, list[tuple[str, str]]]:
 def _sqlite_rows(arguments: str) -> str:
     parameter, alias, columns = _columns(arguments)
     picked = ", ".join(f"value->>'{name}' as {name}" for name, _ in columns)
-    return f"(select {picked} from json_each(:{parameter})) as {alias}"
+    # The limit that limits nothing keeps SQLite from reading the JSON again wherever a column is mentioned.
+    return f"(select {picked} from json_each(:{parameter}) limit -1) as {alias}"
 
 
 def _postgres_rows(arguments: str) -> str:
@@ -81,6 +82,9 @@ def _fixed(text: str) -> Fragment:
 
 # Built into SQLite, so that connections of other programs can use it too; exact to the millisecond.
 _SQLITE_WALL: Final = "(cast(round((julianday('now') - 2440587.5) * 86400000) as integer) * 1000)"
+_NOTIFY_READY: Final = (
+    f"pg_notify('{_CHANNEL}', case when status = 'PENDING' then 'ready ' || queue else 'waiting' end)"
+)
 _POSTGRES_NOW: Final = "cast(extract(epoch from statement_timestamp()) * 1000000 as bigint)"
 
 SQLITE: Final = Dialect(
@@ -94,6 +98,7 @@ SQLITE: Final = Dialect(
         "lock": _fixed(""),
         "share": _fixed(""),
         "notify_ready": _fixed("null as woke"),
+        "notify_again": _fixed("null as woke"),
         "notify_schedules": _fixed("null as woke"),
         "notify_leases": _fixed("null as woke"),
         "notify_payload": _fixed("null as woke"),
@@ -116,9 +121,8 @@ POSTGRES: Final = Dialect(
         "skip_locked": _fixed("for update skip locked"),
         "lock": _fixed("for update"),
         "share": _fixed("for share"),
-        "notify_ready": _fixed(
-            f"pg_notify('{_CHANNEL}', case when status = 'PENDING' then 'ready ' || queue else 'waiting' end) as woke"
-        ),
+        "notify_ready": _fixed(f"{_NOTIFY_READY} as woke"),
+        "notify_again": _fixed(f"case when finished_at is null then {_NOTIFY_READY} end as woke"),
         "notify_schedules": _fixed(f"pg_notify('{_CHANNEL}', 'schedules') as woke"),
         "notify_leases": _fixed(f"pg_notify('{_CHANNEL}', 'leases') as woke"),
         "notify_payload": _fixed(f"pg_notify('{_CHANNEL}', :payload) as woke"),

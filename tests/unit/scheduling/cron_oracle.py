@@ -47,7 +47,7 @@ def item_values(field: str, item: str) -> set[int]:
         return {v for v in face if v >= value and (v - value) % step == 0} if "/" in item else {value}
     first, last = (number(end) for end in base.split("-"))
     if field == "weekday" and (first, last) == (0, 7):
-        return set((face + [0])[::step])
+        return set([*face, 0][::step])
     if field == "weekday":
         first, last = first % 7, last % 7
     walked = [first]
@@ -100,9 +100,7 @@ class Oracle:
 
     @property
     def text(self) -> str:
-        return " ".join(
-            (self.second, self.minute, self.hour, self.day, self.month, self.weekday, self.year)
-        )
+        return " ".join((self.second, self.minute, self.hour, self.day, self.month, self.weekday, self.year))
 
     @property
     def runs_every_hour(self) -> bool:
@@ -157,7 +155,8 @@ class Walk:
 def walk_of(tz: str, start: int, stop: int, step: int) -> Walk:
     zone = ZoneInfo(tz)
     shown = [(second, local_time(second, zone)) for second in range(start, stop, step)]
-    left_out, passing = [], []
+    left_out = list[tuple[int, datetime]]()
+    passing = list[datetime]()
     local = local_time(start - step, zone).replace(fold=0)
     while local <= shown[-1][1].replace(fold=0) or passing:
         if not exists(local, zone):
@@ -165,7 +164,7 @@ def walk_of(tz: str, start: int, stop: int, step: int) -> Walk:
         elif passing:
             gap_end = int(local.replace(tzinfo=zone).timestamp())
             left_out += [(gap_end, missing) for missing in passing]
-            passing = []
+            passing.clear()
         local += timedelta(seconds=step)
     return Walk(shown, left_out)
 
@@ -191,7 +190,7 @@ def is_changing(zone: ZoneInfo) -> bool:
 
 @lru_cache(maxsize=4096)
 def changes_of(tz: str, year: int) -> tuple[int, ...]:
-    """List the seconds at which the offset changes in a year, found hour by hour and then second by second."""
+    """List the seconds at which the offset changes in a year, found by days, then by minutes and seconds."""
     return tuple(_changes(ZoneInfo(tz), year))
 
 
@@ -200,6 +199,7 @@ def _changes(zone: ZoneInfo, year: int) -> Iterator[int]:
         return datetime.fromtimestamp(second, zone).utcoffset()
 
     start = int(datetime(year, 1, 1, tzinfo=UTC).timestamp())
-    for hour in range(start, start + 366 * 86_400, 6 * 3_600):
-        if offset(hour) != offset(hour + 6 * 3_600):
-            yield next(s for s in range(hour, hour + 6 * 3_600 + 1) if offset(s) != offset(hour))
+    for day in range(start, start + 366 * 86_400, 86_400):
+        if offset(day) != offset(day + 86_400):
+            minute = next(s for s in range(day, day + 86_400, 60) if offset(s) != offset(s + 60))
+            yield next(s for s in range(minute, minute + 61) if offset(s) != offset(minute))

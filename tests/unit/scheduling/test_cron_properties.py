@@ -4,7 +4,9 @@
 """
 
 import os
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise, product
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -28,7 +30,7 @@ from tests.unit.scheduling.cron_oracle import (
     zones_with_changes,
 )
 
-EXAMPLES = int(os.environ.get("HEADWAY_PROPERTY_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("HEADWAY_PROPERTY_EXAMPLES", "70"))
 slow_but_fine = settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -36,6 +38,7 @@ slow_but_fine = settings(
 )
 
 HOUR_S, DAY_S = 3_600, 86_400
+HORIZON = from_datetime(datetime(2200, 1, 3, tzinfo=UTC))
 POLICIES = ("shift", "skip", "both")
 
 # The traps of history: a half-hour shift, a gap at midnight, negative DST, two days that never were.
@@ -52,8 +55,8 @@ NOTABLE = [
     ("America/Caracas", 2007),
     ("Asia/Pyongyang", 2015),
     ("America/Santiago", 2027),
-    ("Africa/Monrovia", 1972),
 ]
+ODD = ("Africa/Monrovia", 1972)  # Its offset had seconds, so that its minutes are none of UTC's.
 
 
 # Expressions
@@ -96,11 +99,12 @@ night_hours = st.one_of(
     st.sampled_from(["0", "1", "2", "3", "23", "1,2", "0-3", "22-2", "1-2", "2,14"]), number_items("hour")
 )
 minutes = st.one_of(st.sampled_from(["0", "15", "30", "45", "0,30", "*/15", "*"]), number_items("minute"))
+on_the_minute = st.just("0")
 any_day = st.one_of(st.just("*"), fields(day_items), st.just("?"))
 any_weekday = st.one_of(st.just("*"), fields(weekday_items), st.just("?"))
 
 
-def oracles(*, second: st.SearchStrategy[str] = st.just("0"), busy: bool) -> st.SearchStrategy[Oracle]:
+def oracles(*, busy: bool, second: st.SearchStrategy[str] = on_the_minute) -> st.SearchStrategy[Oracle]:
     """Expressions of all kinds; the busy ones run on most days, so that a window of hours sees them."""
     often = st.one_of(st.just("*"), st.just("*"), st.just("?"))
     return st.builds(
@@ -119,22 +123,22 @@ def oracles(*, second: st.SearchStrategy[str] = st.just("0"), busy: bool) -> st.
 
 
 @st.composite
-def changes(draw: st.DrawFn) -> tuple[str, int]:
+def changes(draw: st.DrawFn, notable: list[tuple[str, int]] = NOTABLE) -> tuple[str, int]:
     """A zone and a second at which its clocks change."""
     zone = st.sampled_from(zones_with_changes())
-    tz, year = draw(st.one_of(st.sampled_from(NOTABLE), st.tuples(zone, st.integers(2020, 2030))))
+    tz, year = draw(st.one_of(st.sampled_from(notable), st.tuples(zone, st.integers(2020, 2030))))
     found = changes_of(tz, year)
     assume(found)
     return tz, draw(st.sampled_from(found))
 
 
 @st.composite
-def windows(draw: st.DrawFn, *, before_s: int = 20 * HOUR_S, after_s: int = 28 * HOUR_S) -> tuple[str, int, int]:
-    """A zone and a window, mostly around a change of its clocks."""
+def windows(draw: st.DrawFn) -> tuple[str, int, int]:
+    """A zone and two days, mostly around a change of its clocks."""
     tz, change = draw(changes())
     middle = draw(st.one_of(st.just(change), st.just(change), st.integers(0, 2_000_000_000)))
     middle -= middle % 60
-    return tz, middle - before_s, middle + after_s
+    return tz, middle - 20 * HOUR_S, middle + 28 * HOUR_S
 
 
 def make(oracle: Oracle, tz: str, dst: str) -> Timetable:
@@ -176,13 +180,12 @@ def test_rare_ones_run_when_the_oracle_says(oracle: Oracle, window: tuple[str, i
 @slow_but_fine
 @given(
     oracles(busy=True, second=fields(number_items("second"))),
-    windows(before_s=4_200, after_s=4_200),
+    changes([*NOTABLE, ODD]),
     st.sampled_from(POLICIES),
 )
-def test_runs_at_the_seconds_that_the_oracle_says(
-    oracle: Oracle, window: tuple[str, int, int], dst: str
-) -> None:
-    tz, start, stop = window
+def test_runs_at_the_seconds_that_the_oracle_says(oracle: Oracle, change: tuple[str, int], dst: str) -> None:
+    tz, second = change
+    start, stop = second - 4_200, second + 4_200
     made = make(oracle, tz, dst)
     expected = oracle.instants(tz, dst, start, stop, step=1)
     assert made.count_between(start * SECOND - 1, stop * SECOND - 1) == len(expected)
@@ -190,16 +193,14 @@ def test_runs_at_the_seconds_that_the_oracle_says(
 
 
 @slow_but_fine
-@given(
-    oracles(busy=True), windows(), st.sampled_from(POLICIES), st.lists(st.floats(0, 1), min_size=2, max_size=8)
-)
+@given(oracles(busy=True), windows(), st.sampled_from(POLICIES), st.lists(st.floats(0, 1), min_size=2, max_size=8))
 def test_counts_and_finds_from_any_start(
     oracle: Oracle, window: tuple[str, int, int], dst: str, parts: list[float]
 ) -> None:
     tz, start, stop = window
     made, runs = make(oracle, tz, dst), oracle.instants(tz, dst, start, stop)
-    marks = sorted(start * SECOND + int(part * (stop - start) * SECOND) for part in parts)
-    for after, until in zip(marks, marks[1:], strict=False):
+    marks = sorted(start * SECOND + int(part * ((stop - start) * SECOND - 1)) for part in parts)
+    for after, until in pairwise(marks):
         between = [second * SECOND for second in runs if after < second * SECOND <= until]
         assert made.count_between(after, until) == len(between)
         following = [second * SECOND for second in runs if second * SECOND > after]
@@ -212,9 +213,7 @@ def test_counts_and_finds_from_any_start(
 
 @slow_but_fine
 @given(oracles(busy=True), windows(), st.sampled_from(POLICIES), st.integers(1, 12))
-def test_last_ones_are_those_of_the_oracle(
-    oracle: Oracle, window: tuple[str, int, int], dst: str, n: int
-) -> None:
+def test_last_ones_are_those_of_the_oracle(oracle: Oracle, window: tuple[str, int, int], dst: str, n: int) -> None:
     tz, start, stop = window
     make(oracle, tz, dst)
     trigger = Cron(oracle.text, tz, dst)  # type: ignore[arg-type]
@@ -254,7 +253,7 @@ def test_finds_the_next_day_years_ahead(oracle: Oracle, tz: str, start: datetime
                 assert made.count_between(after, instant) == 1
                 return
     found = made.next_after(after)
-    assert found is None or found > after + 12 * 365 * DAY_S * SECOND
+    assert found is None or after + 12 * 365 * DAY_S * SECOND < found < HORIZON
 
 
 @slow_but_fine
@@ -265,15 +264,26 @@ def test_finds_the_next_day_years_ahead(oracle: Oracle, tz: str, start: datetime
     st.integers(0, 4_000_000_000),
     st.integers(0, 4_000),
 )
-def test_counts_what_it_enumerates_over_long_ranges(
-    oracle: Oracle, tz: str, dst: str, start: int, days: int
-) -> None:
+def test_counts_what_it_enumerates_over_long_ranges(oracle: Oracle, tz: str, dst: str, start: int, days: int) -> None:
     made = make(oracle, tz, dst)
     per_day = len(values("minute", oracle.minute)) * len(values("hour", oracle.hour))
     stop = start + min(days, 1 + 4_000 // per_day) * DAY_S
     enumerated = enumerate_s(made, start, stop)
     assert made.count_between(start * SECOND - 1, stop * SECOND - 1) == len(enumerated)
     assert enumerated == sorted(set(enumerated))
+
+
+@pytest.mark.parametrize(("tz", "year"), NOTABLE)
+def test_counts_and_enumerates_across_notable_changes(tz: str, year: int) -> None:
+    """The cases that chance may miss, above all left-out times that fall together with one that exists."""
+    hours = ("*", "*/2", "0", "1", "2", "3", "0-3", "2,3", "23-1", "0,1,2,3,22,23")
+    for second, hour, minute, dst in product(changes_of(tz, year), hours, ("30", "0,15,45"), POLICIES):
+        start, stop = second - 26 * HOUR_S - second % 60, second + 26 * HOUR_S
+        expected = Oracle("0", minute, hour, "*", "*", "*", "*").instants(tz, dst, start, stop)
+        made = timetable(f"{minute} {hour} * * *", tz, dst)
+        assert enumerate_s(made, start, stop) == expected
+        assert made.count_between(start * SECOND - 1, stop * SECOND - 1) == len(expected)
+        assert made.count_between(second * SECOND - 1, second * SECOND) == (second in expected)
 
 
 # Properties without an oracle
@@ -298,6 +308,8 @@ def test_is_always_later_than_any_start(change: tuple[str, int], hour: str, minu
 @given(changes(), st.integers(0, 23), st.integers(0, 59))
 def test_daily_runs_once_for_every_day_of_the_calendar(change: tuple[str, int], hour: int, minute: int) -> None:
     tz, second = change
+    # Where a whole day is left out, its midnight is moved to the next midnight: two days, one instant.
+    assume((hour, minute) != (0, 0) or tz not in ("Pacific/Apia", "Pacific/Kwajalein"))
     made, zone = timetable(f"{minute} {hour} * * *", tz), ZoneInfo(tz)
     # The window opens and closes right after the time of day, well away from the change.
     opens = at_local(second - 4 * DAY_S, zone, hour, minute)
@@ -306,16 +318,12 @@ def test_daily_runs_once_for_every_day_of_the_calendar(change: tuple[str, int], 
     assert made.count_between(opens * SECOND, closes * SECOND) == days
     runs = enumerate_s(made, opens + 1, closes + 1)
     assert len(runs) == days
-    assert all(DAY_S - 3 * HOUR_S <= b - a <= DAY_S + 3 * HOUR_S for a, b in pairs(runs)) or days != 8
+    assert all(DAY_S - 3 * HOUR_S <= b - a <= DAY_S + 3 * HOUR_S for a, b in pairwise(runs)) or days != 8
 
 
 def at_local(second: int, zone: ZoneInfo, hour: int, minute: int) -> int:
     local = local_time(second, zone).replace(hour=hour, minute=minute, second=0, fold=0)
     return int(local.replace(tzinfo=zone).timestamp())
-
-
-def pairs(runs: list[int]) -> list[tuple[int, int]]:
-    return list(zip(runs, runs[1:], strict=False))
 
 
 @slow_but_fine
@@ -325,27 +333,23 @@ def test_every_real_hour_has_the_same_runs(window: tuple[str, int, int], per_hou
     made = timetable(f"*/{60 // per_hour} * * * *", tz, dst)
     runs = enumerate_s(made, start, stop)
     # Where clocks jump by half an hour, a run on the hour comes half an hour later.
-    assert all(b - a <= 1.5 * HOUR_S for a, b in pairs(runs))
+    assert all(b - a <= 1.5 * HOUR_S for a, b in pairwise(runs))
     assert runs == enumerate_s(timetable(f"*/{60 // per_hour} * * * *", tz), start, stop)
 
 
 @given(st.text(max_size=40))
 @settings(max_examples=3 * EXAMPLES, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
+    with suppress(InvalidSchedule):
         timetable(text)
-    except InvalidSchedule as error:
-        assert len(str(error)) < 400
 
 
 @given(st.text(alphabet="0123456789*/-,?LW# @AMONFRJ", max_size=24))
 @settings(max_examples=3 * EXAMPLES, deadline=None)
 def test_anything_that_looks_like_cron_is_read_or_refused(text: str) -> None:
-    try:
+    with suppress(InvalidSchedule):
         made = timetable(text)
-    except InvalidSchedule:
-        return
-    assert made.next_after(0) is None or enumerate_s(made, 0, 60) is not None
+        assert made.count_between(0, DAY_S * SECOND) == len(enumerate_s(made, 1, DAY_S + 1))
 
 
 # Against other libraries, where they are right

@@ -26,6 +26,7 @@ update headway_leases
 set until = {now} + :duration
 from {rows leases as r (lease_name text, lease_token bigint)}
 where headway_leases.name = r.lease_name and headway_leases.token = r.lease_token and headway_leases.holder = :holder
+  and headway_leases.until > {now}
 returning name, token, until, since, {now} as now;
 
 -- name: release
@@ -40,7 +41,7 @@ returning name, {notify_leases};
 -- name: fence
 -- Are these leases still ours? Keeps them from being taken until the transaction ends.
 select name, token, {now} as now from headway_leases
-where name in {list names} and holder = :holder {share};
+where name in {list names} and holder = :holder and until > {now} {share};
 
 -- name: leases
 -- Read the leases by their beginning.
@@ -48,8 +49,11 @@ select name, holder, holder_name, token, since, until, {now} as now from headway
 where name >= :low and name < :high order by name limit :limit;
 
 -- name: prune_leases
--- Delete the leases on single occurrences that ran out long ago; tokens do not depend on them.
-delete from headway_leases where name >= :low and name < :high and until < {now} - :age;
+-- Delete leases that ran out long ago; tokens do not depend on them.
+with old as materialized (
+  select name from headway_leases where until < {now} - :age order by until limit :limit {skip_locked}
+)
+delete from headway_leases where name in (select name from old) returning name;
 
 -- name: beat
 -- Say that this node lives, and hear the store's time.
@@ -69,7 +73,7 @@ where beat_at >= {now} - :age order by started_at, id limit :limit;
 
 -- name: prune_nodes
 -- Forget nodes that were not heard of for long.
-delete from headway_nodes where beat_at < {now} - :age;
+delete from headway_nodes where beat_at < {now} - :age returning id;
 
 -- name: time
 -- Hear the store's time.

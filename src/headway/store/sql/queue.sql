@@ -14,10 +14,10 @@ select r.id, r.tenant, r.task, r.queue, r.priority,
   coalesce(r.run_at, {now} + r.delay), 0, 0, r.max_attempts, r.exclusive, 1, r.key, r.schedule, r.occurrence_at,
   r.blocked_by, r.args, r.tags, r.options, {now}, {now},
   case when r.blocked_by is null and r.delay = 0 and (r.run_at is null or r.run_at <= {now}) then {now} end,
-  0, r.reason
+  0, ''
 from {rows jobs as r (id text, tenant text, task text, queue text, priority integer, max_attempts integer,
   exclusive integer, key text, schedule text, occurrence_at bigint, blocked_by text, args text, tags text, options text,
-  run_at bigint, delay bigint, reason text)}
+  run_at bigint, delay bigint)}
 where true
 on conflict (tenant, key) where key is not null do nothing
 returning id, status, created_at, run_at, {notify_ready};
@@ -43,15 +43,21 @@ returning id, {notify_ready};
 
 -- name: promote_blocked
 -- transition: BLOCKED -> PENDING
--- Make jobs ready whose time has come and whose predecessor has ended (or was pruned).
+-- Make jobs ready whose time has come and whose predecessor has ended (or was pruned). Of an exclusive schedule only one,
+-- and only while no other job of it is live: should a line ever break, it is still a line.
 with free as materialized (
-  select id from headway_jobs as successor
-  where status = 'BLOCKED' and run_at <= {now} and not exists (
+  select min(successor.id) as id from headway_jobs as successor
+  where successor.status = 'BLOCKED' and successor.run_at <= {now} and not exists (
     select 1 from headway_jobs as predecessor
     where predecessor.id = successor.blocked_by and predecessor.finished_at is null
+  ) and not exists (
+    select 1 from headway_jobs as live
+    where successor.exclusive = 1 and live.schedule = successor.schedule and live.schedule is not null
+      and live.finished_at is null and live.status <> 'BLOCKED'
   )
-  order by id
-  limit :limit {skip_locked}
+  group by case when successor.exclusive = 1 then successor.schedule else successor.id end
+  order by 1
+  limit :limit
 )
 update headway_jobs
 set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = version + 1
@@ -60,14 +66,33 @@ returning id, {notify_ready};
 
 -- name: promote_successors
 -- transition: BLOCKED -> PENDING
--- Make the jobs ready that waited for one of these, if it has ended.
+-- Make the jobs ready that waited for one of these, if it has ended; by the rules of promote_blocked.
+with free as materialized (
+  select min(successor.id) as id from headway_jobs as successor
+  where successor.status = 'BLOCKED' and successor.blocked_by in {list ids} and successor.run_at <= {now} and not exists (
+    select 1 from headway_jobs as predecessor
+    where predecessor.id = successor.blocked_by and predecessor.finished_at is null
+  ) and not exists (
+    select 1 from headway_jobs as live
+    where successor.exclusive = 1 and live.schedule = successor.schedule and live.schedule is not null
+      and live.finished_at is null and live.status <> 'BLOCKED'
+  )
+  group by case when successor.exclusive = 1 then successor.schedule else successor.id end
+)
 update headway_jobs
 set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = version + 1
-where status = 'BLOCKED' and blocked_by in {list ids} and run_at <= {now} and not exists (
-  select 1 from headway_jobs as predecessor
-  where predecessor.id = headway_jobs.blocked_by and predecessor.finished_at is null
-)
+where id in (select id from free) and status = 'BLOCKED'
 returning id, {notify_ready};
+
+-- name: lock_lines
+-- Keep the schedules of these jobs, and so the lines that the jobs stand in, from being changed by anybody else.
+select name from headway_schedules
+where name in (select schedule from headway_jobs where id in {list ids} and schedule is not null)
+order by name {lock};
+
+-- name: lock_jobs
+-- Keep these jobs from changing between two statements that look at their status.
+select id from headway_jobs where id in {list ids} order by id {lock};
 
 -- name: bypass
 -- Let the successors of cancelled jobs wait for what those had waited for, so that the line stays a line.
@@ -81,12 +106,16 @@ where headway_jobs.status = 'BLOCKED' and headway_jobs.blocked_by = gone.gone_id
 returning id;
 
 -- name: next_promotion
--- When does the next waiting job become due, and is there one in line whose predecessor has ended?
+-- When does the next waiting job become due, and is there one in line that promote_blocked would take?
 select min(run_at) as next_at, {now} as now, exists (
     select 1 from headway_jobs as successor
-    where status = 'BLOCKED' and run_at <= {now} and not exists (
+    where successor.status = 'BLOCKED' and successor.run_at <= {now} and not exists (
       select 1 from headway_jobs as predecessor
       where predecessor.id = successor.blocked_by and predecessor.finished_at is null
+    ) and not exists (
+      select 1 from headway_jobs as live
+      where successor.exclusive = 1 and live.schedule = successor.schedule and live.schedule is not null
+        and live.finished_at is null and live.status <> 'BLOCKED'
     )
   ) as is_free
 from headway_jobs where status in ('SCHEDULED', 'RETRYING');
@@ -127,7 +156,8 @@ set status = r.to_status, failures = r.to_failures, reason = r.to_reason, result
 from {rows settlements as r (job_id text, job_attempt integer, to_status text, final integer, to_failures integer,
   to_reason text, to_result text, to_error text, retry_in bigint)}
 where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status = 'RUNNING'
-returning id, attempt, schedule, node, ready_at, started_at, finished_at, updated_at;
+returning id, attempt, schedule, node, ready_at, started_at, finished_at, updated_at, cancel_requested_at,
+  {notify_again};
 
 -- name: record_attempts
 -- Keep the trace of ended attempts.
@@ -138,8 +168,9 @@ from {rows attempts as r (job_id text, attempt integer, node text, ready_at bigi
 where true;
 
 -- name: any_expired
--- Has any lease run out? Looked at first, so that a quiet queue is not written to.
-select 1 as found from headway_jobs where lease_until is not null and lease_until < {now} limit 1;
+-- Has any lease run out? Looked at first, so that a quiet queue is not written to. The order is there for the planner:
+-- without it and with old statistics it expects to meet one soon, and reads the whole table.
+select 1 as found from headway_jobs where lease_until is not null and lease_until < {now} order by lease_until limit 1;
 
 -- name: expired
 -- Find running attempts whose lease has run out. Only the lease is looked at, never names or ages.
@@ -216,6 +247,15 @@ delete from headway_attempts where job_id in {list ids};
 -- name: prune_job_events
 -- Delete the events of pruned jobs.
 delete from headway_events where job_id is not null and job_id in {list ids};
+
+-- name: prune_events
+-- Delete events that no job keeps: those of schedules, and of jobs that are gone.
+with old as materialized (
+  select seq, job_id from headway_events where at < {now} - :retention order by at limit :limit
+)
+delete from headway_events
+where seq in (select old.seq from old left join headway_jobs as job on job.id = old.job_id where job.id is null)
+returning seq;
 
 -- name: record_events
 -- Keep a trace that nothing else would show.

@@ -1,22 +1,23 @@
 -- Schedules and their ledger. A decision is written with the advance of its schedule, in one transaction.
 
 -- name: due
--- Find schedules with undecided instants, the oldest first, and the time by which to decide them.
+-- Find schedules with undecided instants, the oldest first, and the time by which to decide them. `is true` keeps
+-- the shards a filter: as a join they would lose the order of the index, and all that is due would be sorted every time.
 select *, {now} as now from headway_schedules
-where next_at <= {now} and cast(slot % :shards as text) in {list shard_ids}
+where next_at <= {now} and (cast(slot % :shards as text) in {list shard_ids}) is true
 order by next_at, name
 limit :limit;
 
 -- name: next_due
 -- When is the next decision due?
 select next_at, {now} as now from headway_schedules
-where next_at is not null and cast(slot % :shards as text) in {list shard_ids}
+where next_at is not null and (cast(slot % :shards as text) in {list shard_ids}) is true
 order by next_at
 limit 1;
 
 -- name: live_jobs
 -- Find the jobs of these schedules that have not ended.
-select j.schedule, j.id, j.status from {rows names as r (name text)}
+select j.schedule, j.id, j.status, j.blocked_by from {rows names as r (name text)}
 join headway_jobs j on j.schedule = r.name and j.schedule is not null and j.finished_at is null
 order by j.id;
 
@@ -47,9 +48,10 @@ where name = :name and version = :version
 returning name;
 
 -- name: follow
--- Fixed delay: the next instant is the end of the last job plus the delay.
+-- Fixed delay: the next instant is the end of the last job plus the delay; none when that is past the schedule's end.
 update headway_schedules
-set next_at = {now} + delay, version = version + 1, updated_at = {now}
+set next_at = case when ends_at is null or {now} + delay <= ends_at then {now} + delay end,
+  version = version + 1, updated_at = {now}
 where name in {list names} and delay is not null and removed_at is null and (next_at is null or next_at > {now})
   and not exists (
     select 1 from headway_jobs j where j.schedule = headway_schedules.name and j.finished_at is null
@@ -60,7 +62,7 @@ returning name, {notify_schedules};
 -- Fixed delay: find schedules that wait for a job that is gone.
 select name from headway_schedules as s
 where delay is not null and next_at is null and removed_at is null
-  and (paused_until is null or paused_until <= {now})
+  and (paused_until is null or paused_until <= {now}) and (ends_at is null or {now} + delay <= ends_at)
   and not exists (select 1 from headway_jobs j where j.schedule = s.name and j.finished_at is null)
 limit :limit;
 
@@ -81,12 +83,12 @@ limit :limit;
 
 -- name: schedule_add
 -- Create schedules; one whose name exists already does not come back.
-insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text, delay, next_at,
-  decided_through, pauses, created_at, updated_at)
-select r.name, r.owner, r.tenant, r.slot, 1, 1, r.definition, r.trigger_text, r.delay, r.next_at, r.decided_through,
-  '[]', r.created_at, r.created_at
+insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text, delay, ends_at,
+  next_at, decided_through, pauses, created_at, updated_at)
+select r.name, r.owner, r.tenant, r.slot, 1, 1, r.definition, r.trigger_text, r.delay, r.ends_at, r.next_at,
+  r.decided_through, '[]', r.created_at, r.created_at
 from {rows schedules as r (name text, owner text, tenant text, slot bigint, definition text, trigger_text text,
-  delay bigint, next_at bigint, decided_through bigint, created_at bigint)}
+  delay bigint, ends_at bigint, next_at bigint, decided_through bigint, created_at bigint)}
 where true
 on conflict (name) do nothing
 returning name, {notify_schedules};
@@ -95,7 +97,8 @@ returning name, {notify_schedules};
 -- Give a schedule its next definition (or none: removed), from now on.
 update headway_schedules
 set owner = :owner, tenant = :tenant, definition = :definition, trigger_text = :trigger_text,
-  delay = cast(:delay as bigint), next_at = cast(:next_at as bigint), decided_through = :decided_through,
+  delay = cast(:delay as bigint), ends_at = cast(:ends_at as bigint), next_at = cast(:next_at as bigint),
+  decided_through = :decided_through,
   removed_at = cast(:removed_at as bigint), attention = null,
   revision = revision + 1, version = version + 1, updated_at = {now}
 where name = :name and version = :version
@@ -142,11 +145,18 @@ limit :limit;
 
 -- name: ledger_names
 -- Read a page of the names of all schedules, also removed ones, for the audit.
-select * from headway_schedules where name > :after order by name limit :limit;
+select name, decided_through from headway_schedules where name > :after order by name limit :limit;
+
+-- name: started_by_hand
+-- Find a job that somebody started by hand and that had not ended by a time, for the audit.
+select id from headway_jobs
+where schedule = :schedule and occurrence_at is null and (finished_at is null or finished_at >= :after)
+limit 1;
 
 -- name: schedule_counts
--- Count schedules and find the oldest undecided instant.
+-- Count schedules. Late is what was not decided within ten seconds, the budget of promise L1.
 select count(*) as total,
+  coalesce(sum(case when next_at < {now} - 10000000 then 1 else 0 end), 0) as late,
   coalesce(sum(case when paused_until is not null and paused_until > {now} then 1 else 0 end), 0) as paused,
   coalesce(sum(case when attention is not null then 1 else 0 end), 0) as attention,
   {now} as now

@@ -10,6 +10,7 @@ create table headway_schedules (
   definition      text not null,
   trigger_text    text not null,
   delay           bigint,                   -- fixed-delay schedules only: next_at is the end of the last job + delay
+  ends_at         bigint,                   -- and not later than this
   next_at         bigint,
   decided_through bigint not null,          -- every instant up to here has its record
   pauses          text not null,
@@ -19,8 +20,8 @@ create table headway_schedules (
   updated_at      bigint not null,
   removed_at      bigint
 );
-create index headway_schedules_due on headway_schedules (next_at) where next_at is not null;
-create index headway_schedules_owned on headway_schedules (owner) where removed_at is null;
+create index headway_schedules_due on headway_schedules (next_at, name) where next_at is not null;
+create index headway_schedules_owned on headway_schedules (owner) where removed_at is null and owner <> '';
 create index headway_schedules_delay on headway_schedules (name) where delay is not null and next_at is null;
 
 create table headway_revisions (
@@ -115,6 +116,7 @@ create table headway_events (
   data     text not null
 );
 create index headway_events_job on headway_events (job_id) where job_id is not null;
+create index headway_events_at on headway_events (at);
 create index headway_events_schedule on headway_events (schedule, seq) where schedule is not null;
 
 create table headway_leases (
@@ -125,6 +127,7 @@ create table headway_leases (
   since       bigint not null,
   until       bigint not null
 );
+create index headway_leases_until on headway_leases (until);
 
 create table headway_counters (
   name  text primary key,
@@ -165,7 +168,13 @@ create view headway_events_v as
 select created_at * 8 as seq, id as job_id, 'enqueued' as event, {time created_at} as at, '{}' as data
 from headway_jobs
 union all
-select ready_at * 8 + 1, id, 'promoted', {time ready_at}, '{}' from headway_jobs where ready_at > created_at
+select ready_at * 8 + 1, id, 'promoted', {time ready_at}, '{}' from headway_jobs as j
+where ready_at > created_at and not exists (
+  select 1 from headway_attempts as a where a.job_id = j.id and a.ready_at = j.ready_at
+)
+union all
+select distinct a.ready_at * 8 + 1, a.job_id, 'promoted', {time a.ready_at}, '{}'
+from headway_attempts as a join headway_jobs as j on j.id = a.job_id where a.ready_at > j.created_at
 union all
 select started_at * 8 + 2, id, 'claimed', {time started_at}, cast({json_object}('attempt', attempt, 'node', node) as text)
 from headway_jobs where status = 'RUNNING'

@@ -1,0 +1,62 @@
+"""A crowd: many different schedules that are all due at one instant, as on the hour in real life.
+
+Cron texts in several zones and fixed rates, each with arguments of its own and the default policies.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from headway.clock import wall_now
+from headway.instants import SECOND, Instant, to_datetime
+from headway.model import ScheduleSpec
+from headway.scheduling.triggers import Cron, Every, Trigger
+from headway.scheduling.zones import zone
+from headway.store import Store
+
+PUT_AT_ONCE: Final = 2_000
+ZONES: Final = (
+    "UTC",
+    "Europe/Berlin",
+    "America/New_York",
+    "Asia/Kathmandu",
+    "Australia/Lord_Howe",
+    "America/Santiago",
+    "Asia/Tokyo",
+    "Europe/London",
+)
+
+
+class TooLate(Exception):
+    """The crowd was not ready before its instant; it needs more time ahead."""
+
+
+def triggers(at: Instant) -> Iterator[Trigger]:
+    """Yield triggers without end whose next instant is `at`, a whole second in the near future."""
+    while True:
+        for name in ZONES:
+            local = to_datetime(at).astimezone(zone(name))
+            clock = f"{local.second} {local.minute} {local.hour}"
+            yield Cron(f"{clock} * * * *", name)
+            yield Cron(f"{clock} * * MON-SUN *", name)
+            yield Cron(f"{local.second} {local.minute} * * * * *", name)
+            yield Every("1h", at)
+
+
+def specs(count: int, at: Instant, prefix: str) -> dict[str, ScheduleSpec]:
+    """Make schedules that are all due at one instant."""
+    return {
+        f"{prefix}-{number:07d}": ScheduleSpec.build(task="report", trigger=trigger, args={"tenant_id": number})
+        for number, trigger in enumerate(islice(triggers(at), count))
+    }
+
+
+async def gather(store: Store, count: int, *, lead_s: float, prefix: str = "crowd") -> Instant:
+    """Put a crowd into the store that is due `lead_s` from now; return that instant."""
+    at = (wall_now() // SECOND + 1) * SECOND + round(lead_s * SECOND)
+    crowd = list(specs(count, at, prefix).items())
+    for start in range(0, count, PUT_AT_ONCE):
+        await store.schedules.put_new(dict(crowd[start : start + PUT_AT_ONCE]))
+    if wall_now() > at - SECOND // 2:
+        raise TooLate(f"{count} schedules were not put within {lead_s:g} s")
+    return at

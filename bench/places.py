@@ -1,0 +1,162 @@
+"""Where the benchmarks run: private databases on a disk, each measured side in a fresh one.
+
+A `Place` makes empty databases with Headway's schema, opens them for Headway, and opens them bare.
+"""
+
+import contextlib
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bench.bare import Bare, BarePostgres, BareSqlite
+from headway.clock import Clock
+from headway.store import Store, open_driver
+from headway.store.migrations import migrate
+from tests.support.postgres import PostgresServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """How this run of the benchmarks was asked for."""
+
+    places: tuple["Place", ...]
+    repetitions: int
+    is_quick: bool
+
+    def size(self, full: int, quick: int) -> int:
+        """Choose a size."""
+        return quick if self.is_quick else full
+
+
+class Place(Protocol):
+    """One kind of database."""
+
+    name: str
+    ways: tuple[str, ...]  # The ways to insert many rows without Headway.
+
+    async def fresh(self) -> str:
+        """Make an empty database with Headway's schema, and return its address."""
+        ...
+
+    def drop(self, url: str) -> None:
+        """Remove a database."""
+        ...
+
+    async def bare(self, url: str) -> Bare:
+        """Connect to a database with nothing but its driver."""
+        ...
+
+
+class PostgresPlace:
+    """A private PostgreSQL with its default settings, so that every commit waits for the disk."""
+
+    name = "postgresql"
+    ways: tuple[str, ...] = ("copy", "unnest")
+
+    def __init__(self, folder: Path) -> None:
+        self._server = PostgresServer(durable=True, folder=folder)
+        self._server.start()
+        self._template: str | None = None
+
+    async def fresh(self) -> str:
+        """Copy the empty database."""
+        if self._template is None:
+            self._template = self._server.create_database()
+            await _migrate(self._template)
+        return self._server.create_database(template=self._template)
+
+    def drop(self, url: str) -> None:
+        """Drop a database."""
+        self._server.drop(url)
+
+    async def bare(self, url: str) -> Bare:
+        """Connect by asyncpg."""
+        return await BarePostgres.connect(url)
+
+    def close(self) -> None:
+        """Stop the server and remove its data."""
+        self._server.close()
+
+
+class SqlitePlace:
+    """A folder of SQLite files; every commit waits for the disk."""
+
+    name = "sqlite"
+    ways: tuple[str, ...] = ("executemany",)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="hw-sqlite-", dir=folder))
+        self._numbers = itertools.count(1)
+
+    async def fresh(self) -> str:
+        """Name a new file and give it the schema."""
+        url = f"sqlite:///{self._folder / f'bench_{next(self._numbers)}.db'}"
+        await _migrate(url)
+        return url
+
+    def drop(self, url: str) -> None:
+        """Remove the file and what SQLite keeps beside it."""
+        for path in self._folder.glob(Path(url).name + "*"):
+            path.unlink()
+
+    async def bare(self, url: str) -> Bare:
+        """Open the file by sqlite3."""
+        return BareSqlite(url.removeprefix("sqlite:///"))
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+async def _migrate(url: str) -> None:
+    driver = open_driver(url)
+    try:
+        await migrate(driver)
+    finally:
+        await driver.close()
+
+
+@contextlib.contextmanager
+def places(names: tuple[str, ...], folder: Path) -> Iterator[tuple[Place, ...]]:
+    """Start what was asked for, and remove everything afterwards."""
+    with contextlib.ExitStack() as stack:
+        found: list[Place] = []
+        for kind in (PostgresPlace, SqlitePlace):
+            if kind.name in names:
+                place = kind(folder)
+                stack.callback(place.close)
+                found.append(place)
+        yield tuple(found)
+
+
+@contextlib.asynccontextmanager
+async def database(place: Place) -> AsyncIterator[str]:
+    """Have a fresh database for a while."""
+    url = await place.fresh()
+    try:
+        yield url
+    finally:
+        place.drop(url)
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[tuple[Store, Clock]]:
+    """Open a database as a process of Headway does."""
+    clock = Clock()
+    clock.node = clock.new_id("node")
+    store = await Store.open(url, clock)
+    try:
+        yield store, clock
+    finally:
+        await store.close()
+
+
+def in_memory(folder: Path) -> bool:
+    """Tell whether a folder is on a file system that never reaches a disk."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    holding = [mount for mount in mounts if folder.resolve().is_relative_to(mount[1])]
+    return max(holding, key=lambda mount: len(mount[1]))[2] in {"tmpfs", "ramfs"}

@@ -1,0 +1,29 @@
+"""Two services share a store: each owns the schedules that it declares, and removes only those."""
+
+import tempfile
+
+from headway import Every, Headway, ScheduleOwned
+
+store = f"sqlite:///{tempfile.mkdtemp()}/headway.db"
+
+
+def service(name: str, *schedules: str) -> Headway:
+    """Make a service as one release of its code would: with the schedules that it declares."""
+    app = Headway(store, name=name)
+    for schedule in schedules:
+        app.schedule(schedule, "work", Every("1h"))
+    return app
+
+
+print("billing:", service("billing", "invoices", "reminders").sync_sync())
+print("search:", service("search", "reindex").sync_sync())
+print("billing, next release:", service("billing", "invoices").sync_sync())
+try:
+    service("search", "reindex", "invoices").sync_sync()
+except ScheduleOwned as error:
+    print("search:", error)
+
+# billing: {'invoices': 'created', 'reminders': 'created'}
+# search: {'reindex': 'created'}
+# billing, next release: {'invoices': 'unchanged', 'reminders': 'removed'}
+# search: schedule 'invoices' belongs to the app 'billing'; choose another name, or remove it first

@@ -1,0 +1,231 @@
+"""`headway doctor`: check everything that can be wrong around Headway, and name the cure beside each fault.
+
+A check is an async function that yields findings. What stops one is a finding too, and the next check goes on. ✓ is
+fine, ! costs something that the text names, ✗ is broken and makes the exit code 1.
+"""
+
+import asyncio
+import importlib.metadata
+import os
+import zoneinfo
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final
+
+from headway.cli.audit import verdict
+from headway.cli.session import Desk, Session, new_command
+from headway.cli.status import degraded, look
+from headway.cli.text import clean, count, span
+from headway.errors import HeadwayError
+from headway.instants import HOUR, SECOND
+from headway.scheduling import audit as auditing
+from headway.settings import Settings, mask_url
+from headway.store.facts import Facts, facts
+from headway.store.migrations import schema_version, steps_for
+
+SKEW_S_MAX: Final = 1.0
+LATENCY_S_MAX: Final = 0.25
+AUDIT_S_MAX: Final = 10.0
+POSTGRES_MIN: Final = 13
+FOUND: Final = 1
+MARKS: Final = {"ok": ("✓", "good"), "warn": ("!", "warn"), "bad": ("✗", "bad")}
+# Not settings of the product, but known to it.
+OTHER_VARIABLES: Final = frozenset({"HEADWAY_DEBUG"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found: `ok`, `warn` or `bad`, in a sentence that names the cure."""
+
+    check: str
+    mark: str
+    text: str
+
+
+Check = Callable[[Session, Desk], AsyncIterator[Finding]]
+
+
+async def doctor(session: Session) -> int:
+    """Check the store, the clock and the settings, and name the cures. Exit code 1 when something is broken."""
+    findings = [finding async for finding in examine(session)]
+    is_ok = all(finding.mark != "bad" for finding in findings)
+    if session.as_json:
+        checks = [{"check": found.check, "mark": found.mark, "text": found.text} for found in findings]
+        session.out.json({"ok": is_ok, "checks": checks})
+    else:
+        for finding in findings:
+            mark, style = MARKS[finding.mark]
+            session.out.say(f"{mark} {clean(finding.text)}", style if finding.mark != "ok" else "")
+    return 0 if is_ok else FOUND
+
+
+async def examine(session: Session) -> AsyncIterator[Finding]:
+    """Run every check; those on the store only when it opens."""
+    for finding in (*_variables(os.environ), *_time_zones()):
+        yield finding
+    try:
+        settings = session.settings()
+        yield Finding("store", "ok", f"store {mask_url(settings.store)}")
+        async with session.open() as desk:
+            for check in CHECKS:
+                async for finding in _guarded(check, session, desk):
+                    yield finding
+    except HeadwayError as error:
+        yield Finding("store", "bad", str(error))
+
+
+async def _guarded(check: Check, session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    try:
+        async for finding in check(session, desk):
+            yield finding
+    except HeadwayError as error:
+        yield Finding(check.__name__.strip("_"), "bad", str(error))
+
+
+def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    known = {f"HEADWAY_{setting.name.upper()}" for setting in fields(Settings)} | OTHER_VARIABLES
+    unknown = sorted(name for name in environ if name.startswith("HEADWAY_") and name not in known)
+    for name in unknown:
+        yield Finding("settings", "warn", f"{name} is set, but no setting has this name; it has no effect")
+    if not unknown:
+        used = sorted(name for name in environ if name in known)
+        yield Finding("settings", "ok", f"settings from the environment: {', '.join(used) or 'none'}")
+
+
+def _time_zones() -> Iterator[Finding]:
+    """Say where the time zones come from: the system's files go first, the package tzdata fills in."""
+    for folder in map(Path, zoneinfo.TZPATH):
+        if (folder / "Europe" / "Berlin").exists():
+            yield Finding("zones", "ok", f"time zones from {folder} ({_zone_version(folder)})")
+            return
+    try:
+        version = importlib.metadata.version("tzdata")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("zones", "bad", "no time zones: install the package tzdata")
+    else:
+        yield Finding("zones", "ok", f"time zones from the package tzdata {version}")
+
+
+def _zone_version(folder: Path) -> str:
+    for name in ("tzdata.zi", "+VERSION"):
+        try:
+            with (folder / name).open() as lines:
+                return "version " + lines.readline(80).removeprefix("# version").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+    return "version unknown"
+
+
+async def _schema(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    present, wanted = await schema_version(desk.store.driver), steps_for(desk.store.driver)[-1].version
+    newer = f", newer than the {wanted} of this program: upgrade it soon" if present > wanted else ""
+    yield Finding("schema", "warn" if newer else "ok", f"schema version {present}{newer}")
+
+
+async def _clock(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    skew_s = desk.clock.skew_s()
+    text = f"clock skew to the store {abs(skew_s) * 1000:,.0f} ms"
+    if abs(skew_s) > SKEW_S_MAX:
+        text += ": decisions go by the store's clock, but log lines of this machine are off; run a time service"
+    yield Finding("clock", "warn" if abs(skew_s) > SKEW_S_MAX else "ok", text)
+    slow = desk.latency_s > LATENCY_S_MAX
+    yield Finding("latency", "warn" if slow else "ok", f"the store answers in {desk.latency_s * 1000:,.1f} ms")
+
+
+async def _database(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    known = await facts(desk.store.driver)
+    findings = _sqlite(known, session.settings()) if known.kind == "sqlite" else _postgres(known)
+    for finding in findings:
+        yield finding
+
+
+def _sqlite(known: Facts, settings: Settings) -> Iterator[Finding]:
+    yield Finding("database", "ok", f"SQLite {known.version}: one host only; PostgreSQL for more")
+    if known.settings.get("journal_mode", "wal") != "wal":
+        yield Finding("journal", "warn", f"journal mode is {known.settings['journal_mode']}, not WAL: readers block")
+    if settings.sqlite_synchronous == "full":
+        yield Finding("durability", "ok", "synchronous=full: what was acknowledged survives a power cut")
+    else:
+        yield Finding("durability", "warn", "synchronous=normal: a power cut can lose the last acknowledged writes")
+
+
+def _postgres(known: Facts) -> Iterator[Finding]:
+    too_old = int(known.version.split(".")[0]) < POSTGRES_MIN
+    advice = f": too old, upgrade to {POSTGRES_MIN} or later" if too_old else ""
+    yield Finding("database", "bad" if too_old else "ok", f"PostgreSQL {known.version}{advice}")
+    if known.settings["default_transaction_read_only"] == "on":
+        yield Finding("read_only", "bad", "the database is read-only: connect to the primary")
+    lossy = {
+        "synchronous_commit": "acknowledged jobs can be lost in a crash (promise S5)",
+        "fsync": "a crash can corrupt",
+    }
+    off = {name: cost for name, cost in lossy.items() if known.settings[name] == "off"}
+    for name, cost in off.items():
+        yield Finding("durability", "warn", f"{name}=off: {cost}; switch it on")
+    if not off:
+        level = known.settings["synchronous_commit"]
+        yield Finding("durability", "ok", f"synchronous_commit={level}: what was acknowledged survives a crash")
+
+
+async def _wake_ups(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    watch = await desk.store.watch(lambda _: None)
+    try:
+        mode = watch.mode
+    finally:
+        await watch.close()
+    if mode == "poll":
+        every = span(session.settings().poll)
+        yield Finding(
+            "wake_ups",
+            "warn",
+            f"notifications do not arrive (a pooler in transaction mode?): polling every {every}; connect directly",
+        )
+    else:
+        yield Finding("wake_ups", "ok", "notifications arrive" if mode == "notify" else "the file is watched")
+
+
+async def _app(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    app = session.app()
+    if app is None:
+        return
+    yield Finding("app", "ok", f"app {app.name!r}: {count(len(app.tasks), 'task')}")
+    differing = []
+    for name, spec in app.declared.items():
+        try:
+            stored = await desk.store.schedules.get(name)
+        except HeadwayError:
+            differing.append(name)
+        else:
+            if stored.spec != spec or stored.owner != app.name:
+                differing.append(name)
+    if differing:
+        names = ", ".join(differing[:5])
+        yield Finding("sync", "warn", f"not in the store as declared: {names}; a starting scheduler brings them in")
+    elif app.declared:
+        yield Finding("sync", "ok", f"{count(len(app.declared), 'schedule')} in the store as declared")
+
+
+async def _situation(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    faults = list(degraded(await look(desk, session.settings())))
+    for fault in faults:
+        cure = "; start one with `headway scheduler`" if fault == "no scheduler is alive" else ""
+        yield Finding("running", "warn", fault + cure)
+    if not faults:
+        yield Finding("running", "ok", "a scheduler is alive and nothing is late")
+
+
+async def _audit(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    try:
+        async with asyncio.timeout(AUDIT_S_MAX):
+            report = await auditing.audit(desk.store.ledger, since=desk.now - HOUR)
+    except TimeoutError:
+        limit = span(round(AUDIT_S_MAX) * SECOND)
+        yield Finding("audit", "warn", f"the audit of the last hour takes longer than {limit}; see `headway audit`")
+        return
+    yield Finding("audit", "ok" if report.ok else "bad", f"audit of the last hour: {verdict(report.to_dict())}")
+
+
+CHECKS: Final[tuple[Check, ...]] = (_schema, _clock, _database, _wake_ups, _app, _situation, _audit)
+
+app = new_command(doctor)

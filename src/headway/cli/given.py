@@ -1,0 +1,95 @@
+"""What people type: times, durations, arguments. Read strictly, refused with the option's name."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from headway.errors import DefinitionError, InvalidTask
+from headway.instants import Instant, parse_duration, parse_instant
+from headway.scheduling.zones import zone
+
+ARGS_JSON_MAX: Final = 4 * 1024 * 1024
+
+ArgOption = Annotated[
+    list[str] | None,
+    typer.Option("-a", "--arg", metavar="K=V", help="One argument; the value is JSON where it can be, else text."),
+]
+ArgsOption = Annotated[str | None, typer.Option("--args", metavar="JSON", help="All arguments as one JSON object.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def read_args(pairs: Sequence[str] | None, text: str | None) -> dict[str, Any]:
+    """Merge `--args` and `-a`; the latter wins."""
+    args = _read_object(text) if text is not None else {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise InvalidTask(f"-a must look like name=value, not {pair[:60]!r}")
+        args[name.strip()] = _read_value(value)
+    return args
+
+
+def _read_object(text: str) -> dict[str, Any]:
+    if len(text) > ARGS_JSON_MAX:
+        raise InvalidTask("--args is too long; store large data elsewhere")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidTask(f"--args must be JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidTask('--args must be one JSON object, such as {"n": 20}')
+    return value
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def read_past(text: str, now: Instant, what: str, tz: str | None = None) -> Instant:
+    """Read a time, or a duration that means so long ago: `2h`."""
+    ago = _duration(text, what)
+    return _instant(text, what, tz) if ago is None else now - ago
+
+
+def read_future(text: str, now: Instant, what: str, tz: str | None = None) -> Instant:
+    """Read a time, or a duration that means so long from now: `30m`."""
+    ahead = _duration(text, what)
+    return _instant(text, what, tz) if ahead is None else now + ahead
+
+
+def _duration(text: str, what: str) -> int | None:
+    try:
+        return parse_duration(text, what=what)
+    except DefinitionError:
+        return None
+
+
+def _instant(text: str, what: str, tz: str | None) -> Instant:
+    if tz is not None:
+        zone(tz)
+    try:
+        return parse_instant(text, tz=tz, what=what)
+    except (DefinitionError, OverflowError):
+        raise DefinitionError(
+            f'{what} must be a time such as "2027-01-31", "2027-01-31T06:00:00Z", or a duration such as "2h",'
+            f" not {text[:60]!r}"
+        ) from None
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something that cannot be undone; where nobody can answer, only `--yes` counts."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise DefinitionError(f"{question} Nobody can answer here: say --yes")
+    typer.confirm(question, abort=True, err=True)

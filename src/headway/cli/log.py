@@ -1,0 +1,186 @@
+"""Log lines from events: one subscriber, one formatter, three looks.
+
+    on a terminal   22:03:09 decided      schedule=daily-report instant=2026-11-15T06:00:00Z outcome=fired
+    in a pipe       2026-11-15T22:03:09.120Z info decided schedule=daily-report instant=2026-11-15T06:00:00Z …
+    with --json     {"at": "2026-11-15T22:03:09.120Z", "level": "info", "event": "decided", …}
+
+A line is always one line: data is escaped. A tick that decides more than a few instants is told in one line, and a
+store that stays away is told every few seconds, so that the log stays readable and bounded at any load.
+"""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final, TextIO, assert_never
+
+from headway.cli.show import STYLES, to_json
+from headway.cli.text import clean, span
+from headway.clock import wall_now
+from headway.events import (
+    ClockStepped,
+    DecisionRefused,
+    Event,
+    JobsPromoted,
+    LeasesExpired,
+    Pruned,
+    ScheduleHeld,
+    SchedulesDecided,
+    TermLost,
+    TermWon,
+    TickFailed,
+    WakeModeChanged,
+)
+from headway.instants import MILLISECOND, Instant, isoformat, to_datetime
+from headway.model import Decision, Plan
+
+DECISIONS_TOLD_MAX: Final = 5
+FAILURES_EVERY_S: Final = 5.0
+
+Line = tuple[str, str, dict[str, object]]
+LEVEL_STYLES: Final = {"info": "name", "warning": "warn", "error": "bad"}
+
+
+class EventLog:
+    """Writes events as lines; an instance is a subscriber."""
+
+    def __init__(self, write: Callable[[str], None], *, look: str, wall: Callable[[], Instant] = wall_now) -> None:
+        self._write = write
+        self._format = _LOOKS[look]
+        self._wall = wall
+        self._failure_told_at = float("-inf")
+        self._failures = 0
+
+    @classmethod
+    def on_stderr(cls, *, as_json: bool) -> "EventLog":
+        """Write to stderr, in the look that fits to it."""
+        stream = sys.stderr
+        look = "json" if as_json else "terminal" if stream.isatty() else "plain"
+        return cls(lambda line: _print(line, stream), look=look)
+
+    def __call__(self, event: Event) -> None:
+        """Tell an event."""
+        for level, text, fields in self._lines(event):
+            self.write(text, level=level, **fields)
+
+    def write(self, event: str, *, level: str = "info", **fields: object) -> None:
+        """Write one line."""
+        now = self._wall() // MILLISECOND * MILLISECOND
+        self._write(self._format(now, level, event, fields))
+
+    def _lines(self, event: Event) -> Iterator[Line]:
+        if isinstance(event, TickFailed):
+            yield from self._failure(event)
+        else:
+            yield from describe(event)
+
+    def _failure(self, event: TickFailed) -> Iterator[Line]:
+        """Tell the first failure of a time, then count: six loops that retry would fill the log."""
+        self._failures += 1
+        if time.monotonic() - self._failure_told_at < FAILURES_EVERY_S:
+            return
+        self._failure_told_at = time.monotonic()
+        fields = {"loop": event.loop, "error": event.error, "failures": self._failures}
+        self._failures = 0
+        yield "warning", "store unavailable", fields
+
+
+def _print(line: str, stream: TextIO) -> None:
+    print(line, file=stream, flush=True)
+
+
+def describe(event: Event) -> Iterator[Line]:
+    """Say what happened: level, words, fields."""
+    match event:
+        case TermWon(role=role, token=token):
+            yield "info", "leading", {"role": role, "token": token}
+        case TermLost(role=role, token=token, reason=reason):
+            level = "info" if reason == "released" else "warning"
+            yield level, "no longer leading", {"role": role, "token": token, "reason": reason}
+        case SchedulesDecided(plans=plans):
+            yield from _decided(plans)
+        case DecisionRefused(schedules=names, reason=reason):
+            few = {"schedule": names[0]} if len(names) == 1 else {"schedules": len(names)}
+            yield "info", "decision refused", {**few, "reason": reason}
+        case ScheduleHeld(schedule=name, reason=reason):
+            yield "error", "schedule held", {"schedule": name, "reason": reason}
+        case JobsPromoted(count=count):
+            yield "info", "promoted", {"jobs": count}
+        case LeasesExpired(job_ids=ids):
+            yield "warning", "attempts expired", {"jobs": len(ids), "first": ids[0] if ids else None}
+        case Pruned(rows=rows):
+            yield "info", "pruned", {"rows": rows}
+        case TickFailed(loop=loop, error=error):
+            yield "warning", "store unavailable", {"loop": loop, "error": error}
+        case ClockStepped(by_s=by_s):
+            yield "warning", "clock stepped", {"by": f"{by_s:+.3f}s"}
+        case WakeModeChanged(mode=mode, reason=reason):
+            level = "warning" if mode == "poll" else "info"
+            yield level, "wake-ups", {"mode": mode, "reason": reason}
+        case _:
+            assert_never(event)
+
+
+def _decided(plans: tuple[Plan, ...]) -> Iterator[Line]:
+    if sum(len(plan.decisions) for plan in plans) <= DECISIONS_TOLD_MAX:
+        for plan in plans:
+            for decision in plan.decisions:
+                yield "info", "decided", _decision_fields(plan, decision)
+        return
+    counts: Counter[str] = Counter()
+    for plan in plans:
+        for decision in plan.decisions:
+            counts[str(decision.outcome)] += decision.count
+    yield "info", "decided", {"schedules": len(plans), **counts}
+
+
+def _decision_fields(plan: Plan, decision: Decision) -> dict[str, object]:
+    run = {} if decision.until is None else {"until": isoformat(decision.until), "count": decision.count}
+    return {
+        "schedule": plan.schedule.name,
+        "instant": isoformat(decision.instant),
+        **run,
+        "outcome": str(decision.outcome),
+        "reason": decision.reason or None,
+        "after": span(max(0, plan.now - (decision.until or decision.instant))),
+    }
+
+
+def _plain(at: Instant, level: str, event: str, fields: dict[str, object]) -> str:
+    shown = "".join(f" {name}={_quoted(value)}" for name, value in fields.items() if value is not None)
+    return f"{_stamp(at)} {level} {event.replace(' ', '_')}{shown}"
+
+
+def _quoted(value: object) -> str:
+    text = clean(value)
+    return f'"{text.replace(chr(34), chr(39))}"' if not text or set(text) & set(' "=') else text
+
+
+def _json(at: Instant, level: str, event: str, fields: dict[str, object]) -> str:
+    return to_json({"at": _stamp(at), "level": level, "event": event, **fields})
+
+
+def _terminal(at: Instant, level: str, event: str, fields: dict[str, object]) -> str:
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text(to_datetime(at).strftime("%H:%M:%S "), style="dim")
+    line.append(event.ljust(12), style=STYLES[LEVEL_STYLES[level]])
+    for name, value in fields.items():
+        if value is not None:
+            line.append(f" {name}=", style="dim").append(_quoted(value))
+    console = Console(stderr=True, highlight=False, width=10_000)
+    with console.capture() as captured:
+        console.print(line, soft_wrap=True, end="")
+    return captured.get()
+
+
+def _stamp(at: Instant) -> str:
+    return to_datetime(at).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at // MILLISECOND % 1000:03d}Z"
+
+
+_LOOKS: Final[dict[str, Callable[[Instant, str, str, dict[str, object]], str]]] = {
+    "plain": _plain,
+    "json": _json,
+    "terminal": _terminal,
+}

@@ -1,0 +1,31 @@
+"""`headway migrate`: bring the store to the schema of this program."""
+
+from headway.cli.session import AUTHOR, Session, new_command
+from headway.settings import mask_url
+
+
+async def migrate(session: Session) -> None:
+    """Bring the store to the schema of this program.
+
+    Safe to run at any time, by several at once, and while schedulers run.
+    """
+    from headway.store import open_driver
+    from headway.store.migrations import migrate as apply
+    from headway.store.migrations import schema_version
+
+    settings = session.settings()
+    driver = open_driver(settings.store, node=AUTHOR, synchronous=settings.sqlite_synchronous)
+    try:
+        before, after = await apply(driver)
+        assert await schema_version(driver) == after
+    finally:
+        await driver.close()
+    if session.as_json:
+        session.out.json({"store": mask_url(settings.store), "before": before, "after": after})
+    elif before == after:
+        session.out.say(f"schema {after}: nothing to do ({mask_url(settings.store)})")
+    else:
+        session.out.say(f"schema {before or 'none'} -> {after} ({mask_url(settings.store)})")
+
+
+app = new_command(migrate)

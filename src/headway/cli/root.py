@@ -1,0 +1,215 @@
+"""The tree of commands, and what every one of them has in common: how it is found, and how it ends.
+
+A command's module is imported only when the command is called, so `headway --help` needs neither store nor engine.
+Whatever goes wrong ends here: one line on stderr that names the cure, or one JSON object with `--json`, and an exit
+code that scripts can rely on. There is one table from error to code.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, Final, cast
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+from headway.cli.text import clean
+from headway.errors import (
+    Conflict,
+    DefinitionError,
+    HeadwayError,
+    NotFound,
+    ScheduleOwned,
+    StoreError,
+)
+
+OK: Final = 0
+FAILED: Final = 1  # A job failed, the audit found something, doctor found a fault.
+USAGE: Final = 2
+NOT_FOUND: Final = 3
+DENIED: Final = 4
+UNAVAILABLE: Final = 5
+TIMED_OUT: Final = 6
+BUG: Final = 70
+INTERRUPTED: Final = 130
+
+# The first line that fits decides, so what is narrow comes before what is wide.
+EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
+    (DefinitionError, USAGE),
+    (NotFound, NOT_FOUND),
+    (ScheduleOwned, DENIED),
+    (Conflict, USAGE),
+    (StoreError, UNAVAILABLE),
+    (TimeoutError, TIMED_OUT),
+    (HeadwayError, FAILED),
+    (typer.Abort, INTERRUPTED),
+    (KeyboardInterrupt, INTERRUPTED),
+)
+
+# Every command with its module and one line for the list; the groups are the sections of `headway --help`.
+SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "Begin": {
+        "demo": ("demo", "See schedules being decided, in a minute, with nothing to set up."),
+        "dev": ("dev", "Run your app's schedules while you write it; restarts when its files change."),
+    },
+    "Operate": {
+        "migrate": ("migrate", "Bring the store to the schema of this program."),
+        "scheduler": ("serve", "Decide the schedules of the store, as one of any number of schedulers."),
+        "status": ("status", "Who leads, what waits, what is late."),
+        "doctor": ("doctor", "Check the store, the clock and the settings, and name the cures."),
+        "audit": ("audit", "Compare the expected instants with the recorded ones."),
+    },
+    "Work": {
+        "schedules": ("schedules", "List, preview, change, pause, trigger and backfill schedules."),
+        "enqueue": ("enqueue", "Enqueue a job."),
+        "jobs": ("jobs", "List, show and cancel jobs."),
+    },
+}
+COMMANDS: Final = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+
+class LazyGroup(TyperGroup):
+    """The root: knows the names of all commands, and loads the one that is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = cast("Any", dict.fromkeys(COMMANDS))  # The names are enough to suggest the right one.
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Load a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = quickened(typer.main.get_command(import_module(f"headway.cli.{COMMANDS[cmd_name][0]}").app))
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands without loading them."""
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()], col_max=12)
+
+
+def _root() -> Any:
+    from headway.cli.session import new_group
+
+    app = new_group(
+        cls=LazyGroup,
+        help="Headway decides when jobs are due, exactly once, and can prove it.",
+        epilog="Every option in the first list may also follow the command. Begin with: headway demo",
+    )
+    return quickened(typer.main.get_command(app))
+
+
+class _Sparing:
+    """Stands before the conversion of one parameter's values, and skips it where there is nothing to convert."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._real = parameter.get_runtime_param
+        self._is_text = parameter.type_descriptor.annotation in (str, list[str])
+
+    def __call__(self) -> "_Sparing":
+        return self
+
+    def coerce(self, value: Any, **context: Any) -> Any:
+        """Convert what was typed; text stays text, and what was not typed is a default."""
+        is_typed = isinstance(value, str | tuple | list)
+        return self._real().coerce(value, **context) if is_typed and not self._is_text else value
+
+
+def quickened(command: Any) -> Any:
+    """Keep the parser from loading its validation library, half of a short command's time, for plain text.
+
+    This reaches into typer; where a release of it looks different inside, everything works as before, only slower.
+    """
+    read = command.get_params
+
+    def get_params(ctx: Any) -> Any:
+        parameters = read(ctx)  # With the option --help, which is made here.
+        for parameter in parameters:
+            if hasattr(parameter, "type_descriptor") and not isinstance(parameter.get_runtime_param, _Sparing):
+                parameter.get_runtime_param = _Sparing(parameter)
+        return parameters
+
+    command.get_params = get_params
+    if not isinstance(command, LazyGroup):
+        for child in getattr(command, "commands", {}).values():
+            quickened(child)
+    return command
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # A terminal that cannot show a character must not stop a command.
+            stream.reconfigure(errors="backslashreplace")
+    work = partial(_root().main, list(args), prog_name="headway", standalone_mode=False)
+    return guarded(work, as_json="--json" in args)
+
+
+def guarded(work: Callable[[], object], *, as_json: bool) -> int:
+    """Do what a process is there for, and return its exit code, whatever happens."""
+    try:
+        code = work()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Whoever read us has seen enough; say nothing at exit either.
+        return OK
+    except BaseException as error:
+        if os.environ.get("HEADWAY_DEBUG") == "1" or isinstance(error, SystemExit | GeneratorExit):
+            raise
+        return report(error, as_json=as_json)
+    return code if isinstance(code, int) else OK
+
+
+def report(error: BaseException, *, as_json: bool) -> int:
+    """Tell the user what went wrong and return the exit code."""
+    while isinstance(error, BaseExceptionGroup):  # One loop of a node failed and the others were stopped.
+        error = error.exceptions[0]
+    code, name, message = classify(error)
+    if as_json:
+        print(json.dumps({"error": {"code": name, "message": message}}), file=sys.stderr)
+    elif name == "help":
+        print(message, file=sys.stderr)
+    else:
+        print(f"headway: {clean(message)}", file=sys.stderr)
+    return code
+
+
+def classify(error: BaseException) -> tuple[int, str, str]:
+    """Return exit code, name and message of an error."""
+    for kind, code in EXIT_CODES:
+        if isinstance(error, kind):
+            return code, _NAMES.get(type(error)) or _snake(type(error).__name__), _one_line(error) or "interrupted"
+    if hasattr(error, "format_message"):  # What the parser of the command line has to say.
+        return _classify_usage(error)
+    return BUG, "internal", f"internal error: {type(error).__name__}: {error} (HEADWAY_DEBUG=1 shows where)"
+
+
+_NAMES: Final = {KeyboardInterrupt: "interrupted", typer.Abort: "interrupted", TimeoutError: "timed_out"}
+
+
+def _classify_usage(error: Any) -> tuple[int, str, str]:
+    message = str(error.format_message())
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return USAGE, "help", message
+    context = getattr(error, "ctx", None)
+    cure = f" (see `{context.command_path} --help`)" if context is not None else ""
+    return USAGE, "usage", message.strip().rstrip(".").replace("\n\t", " ") + cure
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,364 @@
+"""`headway schedules`: look at schedules and steer them. How they are defined is in `define`."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+from zoneinfo import ZoneInfo
+
+import typer
+
+from headway.cli import define
+from headway.cli.given import ArgOption, ArgsOption, YesOption, confirm, read_args, read_future, read_past
+from headway.cli.session import AUTHOR, Session, command, new_group
+from headway.cli.shapes import (
+    PREVIEW_COLUMNS,
+    Shape,
+    instants_after,
+    job_shape,
+    occurrence_shape,
+    preview_rows,
+    preview_shape,
+    schedule_shape,
+    zone_of,
+)
+from headway.cli.show import Column
+from headway.cli.text import away, clean, count, is_fine, span, utc
+from headway.errors import Conflict, DefinitionError, InvalidSchedule, ScheduleNotFound
+from headway.instants import Instant, isoformat, parse_instant
+from headway.model import Occurrence, Schedule, ScheduleSpec, encode_args
+from headway.scheduling.triggers import After, At, Every, Trigger, describe
+from headway.scheduling.zones import zone
+from headway.store import Store
+
+LIST_MAX: Final = 10_000
+PREVIEW_MAX: Final = 1_000
+HISTORY_MAX: Final = 10_000
+PAGE: Final = 200
+
+app = new_group(help="List, preview, change, pause, trigger and backfill schedules.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")]
+
+
+@command(app, "list")
+async def list_(
+    session: Session,
+    owner: Annotated[str | None, typer.Option("--owner", help="Only those of this app or file.")] = None,
+    after: Annotated[str, typer.Option("--after", metavar="NAME", help="Begin behind this name.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=LIST_MAX)] = 1_000,
+) -> None:
+    """List schedules by name."""
+    async with session.open() as desk:
+        found = [schedule async for schedule in _pages(desk.store, owner, after, limit + 1)]
+        now = desk.now
+    if session.as_json:
+        session.out.json([schedule_shape(schedule, now) for schedule in found[:limit]])
+    elif not found:
+        session.out.say("no schedules yet; `headway schedules put --help` shows how to make one")
+    else:
+        columns = [
+            Column("name", "name"),
+            Column("rule", wraps=True),
+            Column("task", wraps=True, spare=True),
+            Column("state", wraps=True),
+            Column("next", "time"),
+            Column("at (UTC)", "quiet", spare=True),
+        ]
+        fine = is_fine(schedule.next_at or 0 for schedule in found[:limit])
+        session.out.table(columns, [_row(schedule, now, fine) for schedule in found[:limit]])
+    if len(found) > limit:
+        session.out.note(f"there are more: --after {clean(found[limit - 1].name)!r}")
+
+
+async def _pages(store: Store, owner: str | None, after: str, limit: int) -> AsyncIterator[Schedule]:
+    while limit > 0 and (page := await store.schedules.page(owner=owner, after=after, limit=min(limit, PAGE))):
+        for schedule in page:
+            yield schedule
+        after, limit = page[-1].name, limit - len(page)
+
+
+def _row(schedule: Schedule, now: Instant, fine: bool) -> tuple[object, ...]:
+    next_at = schedule.next_at if schedule.paused_at(now) is None else None
+    return (
+        schedule.name,
+        describe(schedule.spec.trigger),
+        schedule.spec.task,
+        state(schedule, now),
+        None if next_at is None else away(next_at, now) if next_at > now else f"{span(now - next_at)} late",
+        None if next_at is None else utc(next_at, fine=fine),
+    )
+
+
+def state(schedule: Schedule, now: Instant) -> str:
+    """Say in a few words whether a schedule runs."""
+    if schedule.attention is not None:
+        return f"held: {schedule.attention}"
+    pause = schedule.paused_at(now)
+    if pause is not None:
+        until = "" if pause.until is None else f" for {span(pause.until - now)}"
+        return f"paused{until}" + (f": {pause.reason}" if pause.reason else "")
+    if schedule.next_at is None:
+        return "on (waits for its job to end)" if isinstance(schedule.spec.trigger, After) else "over"
+    return "on"
+
+
+@command(app)
+async def show(session: Session, name: NameArgument) -> None:
+    """Show one schedule: its rule, its policies, where it stands and what comes next."""
+    async with session.open() as desk:
+        schedule = await desk.store.schedules.get(name)
+        now = desk.now
+    shape = schedule_shape(schedule, now)
+    after = max(now, schedule.decided_through)
+    shape["next"] = _preview(schedule.spec, zone_of(schedule.spec.trigger), after, 5)
+    if session.as_json:
+        session.out.json(shape)
+        return
+    hidden = ("next", "trigger", "paused", "pause", "attention", "args", "tags", "next_at")
+    pairs = {name: value for name, value in shape.items() if name not in hidden}
+    pairs |= {"args": encode_args(shape["args"]), "tags": " ".join(shape["tags"])}
+    session.out.facts({"name": name, "state": state(schedule, now), **pairs})
+    _tell_preview(session, "next", schedule.spec, after, 5, now=now)
+
+
+@command(app)
+async def preview(
+    session: Session,
+    what: Annotated[
+        str | None, typer.Argument(metavar="[CRON|NAME]", help="A cron text, or the name of a schedule.")
+    ] = None,
+    tz: Annotated[str | None, typer.Option("--tz", help="The time zone (IANA), default UTC.")] = None,
+    dst: Annotated[str | None, typer.Option("--dst", metavar="RULE", help="shift, skip or both.")] = None,
+    seconds: Annotated[
+        str | None, typer.Option("--seconds", metavar="FIELD", help="The seconds of a cron text.")
+    ] = None,
+    every: Annotated[str | None, typer.Option("--every", metavar="INTERVAL", help="A fixed rate instead.")] = None,
+    at: Annotated[str | None, typer.Option("--at", metavar="T", help="One time instead.")] = None,
+    since: Annotated[str | None, typer.Option("--from", metavar="T", help="From this time on, default now.")] = None,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, max=PREVIEW_MAX, help="How many.")] = 5,
+) -> None:
+    """Show the next instants of a rule or a schedule: local time, UTC, and what daylight saving does to them.
+
+    headway schedules preview '30 2 * * *' --tz Europe/Berlin --from 2027-03-27 -n 3
+    """
+    spec = _rule(what, tz=tz, dst=dst, seconds=seconds, every=every, at=at)
+    now: Instant | None = None
+    if spec is None:
+        assert what is not None
+        async with session.open() as desk:
+            spec, now = (await desk.store.schedules.get(what)).spec, desk.now
+    if isinstance(spec.trigger, After):
+        raise InvalidSchedule(f"{describe(spec.trigger)}: its instants follow from when its jobs end")
+    clock = zone(tz) if tz is not None else zone_of(spec.trigger)
+    now = _wall() if now is None else now
+    after = now if since is None else parse_instant(since, tz=clock.key, what="--from") - 1
+    if session.as_json:
+        session.out.json(_preview(spec, clock, after, number))
+    else:
+        _tell_preview(session, None, spec, after, number, now=None if since else now, clock=clock)
+
+
+def _wall() -> Instant:
+    from headway.clock import wall_now
+
+    return wall_now()
+
+
+def _rule(what: str | None, **given: str | None) -> ScheduleSpec | None:
+    """Read the rule from the options; None when `what` is the name of a schedule."""
+    others = [name for name in ("every", "at") if given[name] is not None]
+    if (what is not None) + len(others) != 1:
+        raise DefinitionError("say one of: a cron text, the name of a schedule, --every, --at")
+    cron_options = {name: value for name in ("dst", "seconds") if (value := given[name]) is not None}
+    if others and cron_options:
+        raise DefinitionError(f"--{min(cron_options)} belongs to a cron text")
+    trigger: Trigger
+    if what is not None:
+        if not _is_cron(what):
+            if cron_options:
+                raise DefinitionError(f"--{min(cron_options)} belongs to a cron text; {what!r} is none")
+            return None
+        trigger = define.cron(what, given["tz"], given["dst"], given["seconds"])
+    elif given["every"] is not None:
+        trigger = Every(given["every"])
+    else:
+        trigger = At(str(given["at"]), given["tz"])
+    return ScheduleSpec(task="preview", trigger=trigger)
+
+
+def _is_cron(text: str) -> bool:
+    """Tell a cron text from a name: it has at least five fields, or is a macro."""
+    return len(text.split()) >= 5 or text.startswith("@")
+
+
+def _preview(spec: ScheduleSpec, clock: ZoneInfo, after: Instant, number: int) -> list[Shape]:
+    return [preview_shape(instant, spec.trigger, clock) for instant in instants_after(spec, after, number)]
+
+
+def _tell_preview(
+    session: Session,
+    title: str | None,
+    spec: ScheduleSpec,
+    after: Instant,
+    number: int,
+    *,
+    now: Instant | None = None,
+    clock: ZoneInfo | None = None,
+) -> None:
+    instants = list(instants_after(spec, after, number))
+    rows = preview_rows(spec.trigger, instants, now=now, clock=clock or zone_of(spec.trigger))
+    if title:
+        session.out.say(title, "quiet")
+    if rows:
+        session.out.table(PREVIEW_COLUMNS, rows, indent=2 if title else 0)
+    else:
+        session.out.say("  nothing" if title else "nothing: this rule has no instant in that time")
+
+
+@command(app)
+async def history(
+    session: Session,
+    name: NameArgument,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, max=HISTORY_MAX, help="How many.")] = 20,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="T", help="Only instants from this time on, or so long ago: 24h.")
+    ] = None,
+    before: Annotated[str | None, typer.Option("--before", metavar="T", help="Only instants before this time.")] = None,
+) -> None:
+    """Show what was decided for a schedule, newest first, and why."""
+    async with session.open() as desk:
+        first = 0 if since is None else read_past(since, desk.now, "--since")
+        last = None if before is None else read_past(before, desk.now, "--before")
+        found = await _occurrences(desk.store, name, first, last, number)
+        if not found:
+            await desk.store.schedules.get(name)  # Nothing decided yet, or no such schedule?
+    if session.as_json:
+        session.out.json([occurrence_shape(occurrence) for occurrence in found])
+        return
+    columns = [
+        Column("instant (UTC)", "time"),
+        Column("outcome", wraps=True),
+        Column("decided", right=True),
+        Column("job", "quiet"),
+    ]
+    fine = is_fine(occurrence.instant for occurrence in found)
+    session.out.table(columns, [_decision_row(occurrence, fine) for occurrence in found])
+
+
+async def _occurrences(store: Store, name: str, since: Instant, before: Instant | None, limit: int) -> list[Occurrence]:
+    found: list[Occurrence] = []
+    window = {} if before is None else {"before": before}
+    while len(found) < limit:
+        page = await store.ledger.occurrences(name, since=since, limit=min(limit - len(found), PAGE), **window)
+        found += page
+        if not page:
+            break
+        window = {"before": page[-1].instant}
+    return found
+
+
+def _decision_row(occurrence: Occurrence, fine: bool) -> tuple[object, ...]:
+    until = "" if occurrence.until is None else f" … {utc(occurrence.until, fine=fine)} ({occurrence.count:,})"
+    last = occurrence.until or occurrence.instant
+    return (
+        utc(occurrence.instant, fine=fine) + until,
+        f"{occurrence.outcome}: {occurrence.reason}" if occurrence.reason else occurrence.outcome,
+        f"+{span(max(0, occurrence.decided_at - last))}",
+        occurrence.job_id,
+    )
+
+
+@command(app)
+async def pause(
+    session: Session,
+    name: NameArgument,
+    until: Annotated[str | None, typer.Option("--until", metavar="T", help="A time, or for so long: 30m.")] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for those who will ask.")] = "",
+) -> None:
+    """Stop a schedule from running; its instants are recorded as paused."""
+    async with session.open() as desk:
+        tz = zone_of((await desk.store.schedules.get(name)).spec.trigger).key
+        end = None if until is None else read_future(until, desk.now, "--until", tz)
+        is_new = await desk.store.schedules.pause(name, author=AUTHOR, reason=reason, until=end)
+        schedule = await desk.store.schedules.get(name)
+    if not is_new and until is not None:
+        raise Conflict(f"schedule {name!r} is paused already; resume it first to pause it until another time")
+    _tell_state(session, schedule, desk.now, "" if is_new else " already")
+
+
+@command(app)
+async def resume(session: Session, name: NameArgument) -> None:
+    """Let a paused schedule run again, from now on."""
+    async with session.open() as desk:
+        was_paused = await desk.store.schedules.resume(name, author=AUTHOR)
+        schedule = await desk.store.schedules.get(name)
+    _tell_state(session, schedule, desk.now, "" if was_paused else " already")
+
+
+def _tell_state(session: Session, schedule: Schedule, now: Instant, already: str) -> None:
+    if session.as_json:
+        session.out.json(schedule_shape(schedule, now))
+    else:
+        session.out.say(clean(f"{schedule.name} is{already} {state(schedule, now)}"))
+
+
+@command(app)
+async def trigger(session: Session, name: NameArgument, arg: ArgOption = None, args: ArgsOption = None) -> None:
+    """Enqueue a job of the schedule now, under its overlap rule; its instants stay as they are."""
+    other_args = encode_args(read_args(arg, args)) if arg or args is not None else None
+    async with session.open() as desk:
+        job = await desk.store.queue.get(await desk.store.schedules.trigger(name, author=AUTHOR, args=other_args))
+        shape = job_shape(job, desk.now)
+    if session.as_json:
+        session.out.json(shape)
+    else:
+        session.out.say(clean(f"{job.id} {job.status}: {shape['why']}"))
+
+
+@command(app)
+async def backfill(
+    session: Session,
+    name: NameArgument,
+    since: Annotated[str, typer.Option("--from", metavar="T", help="The first instant; local to the schedule.")],
+    until: Annotated[str, typer.Option("--to", metavar="T", help="The last instant; local to the schedule.")],
+    again: Annotated[bool, typer.Option("--again", help="Also those that have fired.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which instants.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Enqueue a job for each past instant of a range that has not fired. Repeating it adds nothing."""
+    async with session.open() as desk:
+        schedules = desk.store.schedules
+        tz = zone_of((await schedules.get(name)).spec.trigger).key
+        first, last = read_past(since, desk.now, "--from", tz), read_past(until, desk.now, "--to", tz)
+        if first > last:
+            raise DefinitionError(f"--from {isoformat(first)} must not be later than --to {isoformat(last)}")
+        instants = await schedules.backfill(name, first, last, again=again, dry_run=True, author=AUTHOR)
+        if instants and not dry_run:
+            jobs = count(len(instants), "job")
+            confirm(f"This adds {jobs} to {clean(name)}, from {utc(instants[0])} to {utc(instants[-1])}.", yes=yes)
+            instants = await schedules.backfill(name, first, last, again=again, author=AUTHOR)
+    if session.as_json:
+        stamps = [isoformat(instant) for instant in instants]
+        session.out.json({"schedule": name, "count": len(instants), "instants": stamps, "dry_run": dry_run})
+        return
+    for instant in instants if dry_run else ():
+        session.out.say(utc(instant, fine=is_fine(instants)))
+    session.out.say(f"{count(len(instants), 'job')} {'would be added' if dry_run else 'added'}")
+
+
+@command(app)
+async def remove(session: Session, name: NameArgument, yes: YesOption = False) -> None:
+    """Remove a schedule from now on; what was decided stays in the ledger."""
+    async with session.open() as desk:
+        schedule = await desk.store.schedules.get(name)
+        owned = f" It belongs to {schedule.owner}, which may bring it back." if schedule.owner else ""
+        confirm(clean(f"This removes the schedule {name}.{owned}"), yes=yes)
+        if not await desk.store.schedules.remove(name, author=AUTHOR):
+            raise ScheduleNotFound(f"no schedule is named {name!r}")
+    if session.as_json:
+        session.out.json({"schedule": name, "removed": True})
+    else:
+        session.out.say(clean(f"{name} removed"))
+
+
+command(app, "put")(define.put)
+command(app, "apply")(define.apply)

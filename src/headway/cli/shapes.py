@@ -1,0 +1,196 @@
+"""The JSON objects that the command line prints: jobs, schedules, decisions, previews. Times are ISO 8601 with `Z`."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, assert_never
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from headway.cli.show import Column
+from headway.cli.text import away, is_fine, local, local_text, span, stamp, utc, utc_beside
+from headway.errors import InvalidSchedule
+from headway.instants import Instant, format_duration
+from headway.lifecycle import Status
+from headway.model import Job, Occurrence, Pause, Schedule, ScheduleSpec
+from headway.scheduling.planner import first_at, next_instant
+from headway.scheduling.triggers import After, At, Cron, Trigger, describe, trigger_to_dict
+from headway.scheduling.zones import zone
+
+Shape = dict[str, Any]
+
+
+def job_shape(job: Job, now: Instant) -> Shape:
+    """Write a job the way the HTTP API does."""
+    return {
+        "id": job.id,
+        "type": job.task,
+        "status": str(job.status),
+        "progress": job.progress,
+        "created_at": stamp(job.created_at),
+        "run_at": stamp(job.run_at),
+        "started_at": stamp(job.started_at),
+        "updated_at": stamp(job.updated_at),
+        "finished_at": stamp(job.finished_at),
+        "metadata": {},
+        "attempts": job.attempt,
+        "max_attempts": job.max_attempts,
+        "queue": job.queue,
+        "priority": job.priority,
+        "tenant": job.tenant,
+        "key": job.key,
+        "tags": list(job.tags),
+        "schedule": job.schedule,
+        "occurrence_at": stamp(job.occurrence_at),
+        "batch": None,
+        "args": _decoded(job.args),
+        "result": _decoded(job.result),
+        "error": _decoded(job.error),
+        "why": why(job, now),
+        "eta_seconds": None,
+        "version": job.version,
+    }
+
+
+def _decoded(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)
+
+
+def why(job: Job, now: Instant) -> str:
+    """Say in a few true words why the job is where it is."""
+    match job.status:
+        case Status.PENDING:
+            return "waits for a worker"
+        case Status.SCHEDULED:
+            return f"due {away(job.run_at, now)}"
+        case Status.RETRYING:
+            return f"{job.reason or 'failed'}; next attempt {away(job.run_at, now)}"
+        case Status.BLOCKED:
+            return f"waits for {job.blocked_by} to end"
+        case Status.RUNNING:
+            asked = "asked to stop, " if job.cancel_requested_at is not None else ""
+            return f"{asked}running on {job.node} for {span(now - (job.started_at or now))}"
+        case Status.COMPLETED | Status.FAILED | Status.TIMED_OUT | Status.CANCELLED:
+            return job.reason or f"{str(job.status).lower()} {away(job.finished_at or now, now)}"
+    assert_never(job.status)
+
+
+def occurrence_shape(occurrence: Occurrence) -> Shape:
+    """Write a decision; a run of equal ones has `until` and `count`."""
+    until = {} if occurrence.until is None else {"until": stamp(occurrence.until)}
+    return {
+        "schedule": occurrence.schedule,
+        "instant": stamp(occurrence.instant),
+        **until,
+        "count": occurrence.count,
+        "outcome": str(occurrence.outcome),
+        "reason": occurrence.reason,
+        "decided_at": stamp(occurrence.decided_at),
+        "job_id": occurrence.job_id,
+    }
+
+
+def schedule_shape(schedule: Schedule, now: Instant) -> Shape:
+    """Write a schedule with every policy, also where it is the default."""
+    pause = schedule.paused_at(now)
+    return {
+        "name": schedule.name,
+        **spec_shape(schedule.spec),
+        "owner": schedule.owner,
+        "revision": schedule.revision,
+        "created_at": stamp(schedule.created_at),
+        "decided_through": stamp(schedule.decided_through),
+        "next_at": stamp(schedule.next_at),
+        "paused": pause is not None,
+        "pause": None if pause is None else _pause_shape(pause),
+        "attention": schedule.attention,
+    }
+
+
+def _pause_shape(pause: Pause) -> Shape:
+    return {
+        "since": stamp(pause.since),
+        "until": stamp(pause.until),
+        "reason": pause.reason,
+        "author": pause.author,
+    }
+
+
+def spec_shape(spec: ScheduleSpec) -> Shape:
+    """Write a definition with every policy."""
+    return {
+        "task": spec.task,
+        "trigger": trigger_to_dict(spec.trigger),
+        "rule": describe(spec.trigger),
+        "args": _decoded(spec.args),
+        "tenant": spec.tenant,
+        "queue": spec.queue,
+        "priority": spec.priority,
+        "max_attempts": spec.max_attempts,
+        "backoff": None if spec.backoff is None else str(spec.backoff),
+        "tags": list(spec.tags),
+        "overlap": str(spec.overlap),
+        "queue_limit": spec.queue_limit,
+        "missed": str(spec.missed),
+        "deadline": _duration(spec.deadline),
+        "grace": _duration(spec.grace),
+        "catch_up_limit": spec.catch_up_limit,
+        "catch_up_rate": None if spec.catch_up_rate is None else str(spec.catch_up_rate),
+        "jitter": _duration(spec.jitter),
+        "start": stamp(spec.start),
+        "end": stamp(spec.end),
+        "expect": _duration(spec.expect),
+    }
+
+
+def _duration(value: int | None) -> str | None:
+    return None if value is None else format_duration(value)
+
+
+def zone_of(trigger: Trigger) -> ZoneInfo:
+    """Return the zone whose clock a trigger goes by."""
+    return zone(trigger.tz) if isinstance(trigger, Cron | At) and trigger.tz else zone("UTC")
+
+
+def instants_after(spec: ScheduleSpec, after: Instant, limit: int) -> Iterator[Instant]:
+    """Yield the next instants of a definition; a fixed delay has none that are known before its job ends."""
+    if isinstance(spec.trigger, After):
+        return
+    for _ in range(limit):
+        instant = next_instant(spec, spec.trigger, after)
+        if instant is None:
+            return
+        yield instant
+        after = instant
+
+
+def preview_shape(instant: Instant, trigger: Trigger, tz: ZoneInfo) -> Shape:
+    """Write one instant to come, with its local time and what daylight saving does to it."""
+    note = trigger.note(instant) if isinstance(trigger, Cron) else None
+    return {"instant": stamp(instant), "local": local(instant, tz).isoformat(), "note": note}
+
+
+def preview_rows(
+    trigger: Trigger, instants: Iterable[Instant], *, now: Instant | None, clock: ZoneInfo
+) -> list[tuple[str, ...]]:
+    """Write instants to come: local time, UTC, how far away, what daylight saving does."""
+    instants = list(instants)
+    rows: list[tuple[str, ...]] = []
+    fine = is_fine(instants)
+    for instant in instants:
+        moment = local(instant, clock)
+        note = (trigger.note(instant) if isinstance(trigger, Cron) else None) or ""
+        far = "" if now is None else away(instant, now)
+        if clock.key == "UTC":
+            rows.append((utc(instant, fine=fine), "", far, note))
+        else:
+            rows.append((local_text(moment, fine=fine), utc_beside(instant, moment, fine=fine), far, note))
+    return rows
+
+
+PREVIEW_COLUMNS: Final = (Column("", "name"), Column("", "time"), Column("", "quiet"), Column("", "warn", wraps=True))
+
+
+def require_instants(name: str, spec: ScheduleSpec, now: Instant) -> None:
+    """Refuse a definition that would never fire, before anything is written."""
+    if first_at(spec, now) is None:
+        raise InvalidSchedule(f"schedule {name!r} has no instant after {stamp(now)}: {describe(spec.trigger)}")

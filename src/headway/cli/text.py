@@ -1,0 +1,83 @@
+"""Text for people: nothing in it can move their cursor, times say how far away they are, numbers have their commas.
+
+Pure functions. Data comes from anybody (a task's error, a reason, a file), so every character that is not printable is
+shown as its escape: C0, C1, ESC, line and paragraph separators, and what turns the direction of writing.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, Instant, isoformat, to_datetime
+
+
+def clean(text: object) -> str:
+    """Escape every character that is not printable."""
+    plain = str(text)
+    return plain if plain.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in plain)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def span(duration: Duration) -> str:
+    """Write a duration with its two largest units: `4m 12s`, `3h 2m`, `0.2s`."""
+    if duration < 0:
+        return "-" + span(-duration)
+    if duration < 10 * SECOND:
+        return f"{duration / SECOND:.1f}s" if duration % SECOND else f"{duration // SECOND}s"
+    for large, unit, small, rest in ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "m"), (MINUTE, "m", SECOND, "s")):
+        if duration >= large:
+            few = duration % large // small
+            return f"{duration // large}{unit} {few}{rest}" if few else f"{duration // large}{unit}"
+    return f"{duration // SECOND}s"
+
+
+def away(instant: Instant, now: Instant) -> str:
+    """Say how far an instant is from now: `in 3m 12s`, `2h ago`."""
+    if abs(instant - now) < SECOND // 10:
+        return "now"
+    return f"in {span(instant - now)}" if instant > now else f"{span(now - instant)} ago"
+
+
+def utc(instant: Instant, *, fine: bool = False) -> str:
+    """Write an instant in UTC, with seconds where it has some or `fine` asks for them: `2027-03-28 01:00Z`."""
+    return _short(to_datetime(instant), fine) + "Z"
+
+
+def is_fine(instants: Iterable[Instant]) -> bool:
+    """Say whether one of these needs its seconds; then all of them are written with theirs."""
+    return any(instant % MINUTE for instant in instants)
+
+
+def local(instant: Instant, zone: ZoneInfo) -> datetime:
+    """Return the local time of an instant."""
+    return to_datetime(instant).astimezone(zone)
+
+
+def local_text(moment: datetime, *, fine: bool = False) -> str:
+    """Write a local time with its offset: `2027-03-28 03:00 +02:00`."""
+    return f"{_short(moment, fine)} {moment.isoformat()[-6:]}"
+
+
+def utc_beside(instant: Instant, moment: datetime, *, fine: bool = False) -> str:
+    """Write the UTC time that stands beside a local one: with its date only where that differs."""
+    text = utc(instant, fine=fine)
+    return text[11:] if to_datetime(instant).date() == moment.date() else text
+
+
+def _short(moment: datetime, fine: bool) -> str:
+    if moment.microsecond:
+        return moment.strftime("%Y-%m-%d %H:%M:%S.%f").rstrip("0")
+    return moment.strftime("%Y-%m-%d %H:%M:%S" if fine or moment.second else "%Y-%m-%d %H:%M")
+
+
+def stamp(instant: Instant | None) -> str | None:
+    """Write an instant for JSON: ISO 8601 UTC with `Z`, or null."""
+    return None if instant is None else isoformat(instant)
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Write `1 job`, `1,204 jobs`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -1,0 +1,115 @@
+"""Jobs and schedules in the state that a test wants, reached by legal verbs only."""
+
+import itertools
+from typing import Any
+
+from headway.instants import HOUR, SECOND, Instant
+from headway.lifecycle import Attempt, Cancelled, Outcome, Raised, Status, Succeeded, TimedOut, settle
+from headway.model import Job, LiveJobs, NewJob, Plan, Schedule, ScheduleSpec
+from headway.ports import Shards
+from headway.scheduling.planner import plan
+from headway.scheduling.triggers import After, Every, Trigger
+from headway.store import Store
+
+LEASE = 30 * SECOND
+EVERYTHING = Shards(of=1, held=frozenset({0}))
+_numbers = itertools.count(1)
+
+
+def new_job(**options: Any) -> NewJob:
+    """Make a job with an id that sorts by the order of the calls."""
+    return NewJob(**{"id": f"job_{next(_numbers):026d}", "task": "report", **options})
+
+
+async def enqueue(store: Store, **options: Any) -> str:
+    """Enqueue one job and return its id."""
+    return (await store.queue.enqueue([new_job(**options)]))[0].id
+
+
+async def claim_one(store: Store, queue: str = "default") -> Job:
+    """Claim exactly one job."""
+    [job] = await store.queue.claim(queue, node="worker-1", lease=LEASE, limit=1)
+    return job
+
+
+def attempt_of(job: Job) -> Attempt:
+    """Return what the worker knows of the attempt that it claimed."""
+    return Attempt(
+        job_id=job.id,
+        attempt=job.attempt,
+        failures=job.failures,
+        max_attempts=job.max_attempts,
+        schedule=job.schedule,
+    )
+
+
+async def end(store: Store, job: Job, outcome: Outcome) -> frozenset[str]:
+    """Settle a claimed job."""
+    return await store.queue.settle([settle(attempt_of(job), outcome, 0.5)])
+
+
+async def run_one(store: Store, outcome: Outcome | None = None, queue: str = "default") -> Job:
+    """Claim one job and settle it; return it as it was claimed."""
+    job = await claim_one(store, queue)
+    assert not await end(store, job, outcome or Succeeded())
+    return job
+
+
+async def bring_to(store: Store, status: Status) -> str:
+    """Make a job and bring it to a status, in a queue of its own; return its id."""
+    queue = f"queue-{next(_numbers)}"
+    options: dict[str, Any] = {"queue": queue, "max_attempts": 3}
+    match status:
+        case Status.SCHEDULED:
+            return await enqueue(store, **options, delay=HOUR)
+        case Status.PENDING:
+            return await enqueue(store, **options)
+        case Status.BLOCKED:
+            before = await enqueue(store, queue=f"{queue}-before")
+            return await enqueue(store, **options, blocked_by=before)
+        case Status.RUNNING:
+            await enqueue(store, **options)
+            return (await claim_one(store, queue)).id
+        case Status.RETRYING:
+            await enqueue(store, **options)
+            return (await run_one(store, Raised("{}", retry_in=HOUR), queue)).id
+        case Status.TIMED_OUT:
+            await enqueue(store, queue=queue)
+            return (await run_one(store, TimedOut("{}"), queue)).id
+        case Status.COMPLETED | Status.FAILED | Status.CANCELLED:
+            await enqueue(store, **options)
+            outcomes: dict[Status, Outcome] = {
+                Status.COMPLETED: Succeeded('{"n":1}'),
+                Status.FAILED: Raised("{}", retryable=False),
+                Status.CANCELLED: Cancelled(),
+            }
+            return (await run_one(store, outcomes[status], queue)).id
+
+
+def spec(trigger: Trigger | str = "1s", **options: Any) -> ScheduleSpec:
+    """Make a spec; a text is the interval of a fixed rate."""
+    return ScheduleSpec.build(task="report", trigger=Every(trigger) if isinstance(trigger, str) else trigger, **options)
+
+
+def after(delay: str = "10s", **options: Any) -> ScheduleSpec:
+    """Make a spec with a fixed delay."""
+    return spec(After(delay), **options)
+
+
+async def due_plans(store: Store, limit: int = 1_000) -> list[Plan]:
+    """Read what is due and plan it, as the scheduler does."""
+    due = await store.ledger.due(EVERYTHING, limit)
+    return [plan(schedule, due.now, live) for schedule, live in due.schedules]
+
+
+async def decide(store: Store) -> list[Plan]:
+    """Decide everything that is due, without a lease."""
+    plans = await due_plans(store)
+    if plans:
+        assert not await store.ledger.fire(plans, None)
+    return plans
+
+
+def plan_at(schedule: Schedule, now: Instant, live: LiveJobs | None = None) -> Plan:
+    """Plan one schedule as if that were the time and these the live jobs."""
+    return plan(schedule, now, live or LiveJobs())

@@ -1,0 +1,109 @@
+"""Every test of this folder runs on SQLite in memory, SQLite in a file and PostgreSQL, and expects the same of each."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from headway.store import Store
+from tests.conformance.backend import Backend, PostgresBackend, SqliteBackend, make_template
+from tests.support.postgres import PostgresServer, database_name
+
+SHARED = ["sqlite-file", pytest.param("postgres", marks=pytest.mark.postgres)]
+ALL = ["sqlite-memory", *SHARED]
+
+
+@pytest.fixture(scope="session")
+def postgres_databases(postgres_server: PostgresServer) -> "Databases":
+    """Migrated databases; one that a test is done with is emptied and used again, which is faster than a new copy."""
+    url = postgres_server.create_database()
+    with ThreadPoolExecutor(1) as thread:  # The fixture may be asked for while a loop runs here.
+        thread.submit(asyncio.run, make_template(url)).result(timeout=60)
+    return Databases(postgres_server, url)
+
+
+@pytest.fixture(params=ALL)
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
+    """A database of this test's own."""
+    async with _opened(request, tmp_path) as backend:
+        yield backend
+
+
+@pytest.fixture(params=SHARED)
+async def shared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
+    """A database that several connections can reach, for races: `another()` opens a second store on it."""
+    async with _opened(request, tmp_path) as backend:
+        yield backend
+
+
+@pytest.fixture
+def store(backend: Backend) -> Store:
+    """The store of `backend`."""
+    return backend.store
+
+
+class Databases:
+    """Copies of a template, in turn."""
+
+    def __init__(self, server: PostgresServer, template: str) -> None:
+        self._server = server
+        self._template = template
+        self._free: list[str] = []
+        self._numbers = itertools.count(1)
+
+    def take(self) -> str:
+        """Return the address of an empty database."""
+        if self._free:
+            return self._free.pop()
+        name = f"conformance_{next(self._numbers)}"
+        copy = "create database {} template {} strategy file_copy"
+        names = sql.Identifier(name), sql.Identifier(database_name(self._template))
+        self._server.execute(sql.SQL(copy).format(*names))
+        return self._server.url(name)
+
+    def give_back(self, url: str) -> None:
+        """Empty a database for the next test, or drop it when somebody still holds on to it."""
+        try:
+            with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+                connection.execute("set lock_timeout = '2s'")
+                connection.execute(EMPTY)
+        except psycopg.Error:
+            self.drop(url)
+        else:
+            self._free.append(url)
+
+    def drop(self, url: str) -> None:
+        """Drop a database that is not fit for another test."""
+        self._server.drop(url)
+
+
+EMPTY = """
+truncate headway_schedules, headway_revisions, headway_occurrences, headway_jobs, headway_attempts, headway_events,
+  headway_leases, headway_nodes restart identity;
+update headway_counters set value = 0;
+update headway_clock.shift set by = 0;
+"""
+
+
+@asynccontextmanager
+async def _opened(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Backend]:
+    async with AsyncExitStack() as stack:
+        backend: Backend
+        if request.param == "postgres":
+            databases: Databases = request.getfixturevalue("postgres_databases")
+            url = databases.take()
+            stack.callback(databases.give_back, url)
+            backend = PostgresBackend(url)
+        elif request.param == "sqlite-memory":
+            backend = SqliteBackend(":memory:")
+        else:
+            backend = SqliteBackend(str(folder / "headway.db"))
+        stack.push_async_callback(backend.close)
+        await backend.start()
+        yield backend

@@ -1,0 +1,247 @@
+"""The hot statements use their indexes: a million finished jobs or far-off schedules must cost them nothing.
+
+SQLite plans by its rules, so an empty database shows the plan. PostgreSQL plans by numbers: its tables are filled,
+and each statement is looked at once for its present parameters and once as the generic plan that a prepared statement
+ends up with.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from headway.instants import DAY, HOUR, MINUTE
+from headway.store.sqlite import SqliteConnection
+from headway.store.statements import POSTGRES, SQLITE, catalogue, migrations, positional
+from tests.conformance.conftest import Databases
+
+JOB = "job_00000000000000000000000777"
+IDS = json.dumps([JOB, "job_00000000000000000000000778"])
+NAMES = json.dumps(["s-7", "s-8"])
+
+# One set of parameters for every statement that runs in a loop or for every job or schedule.
+HOT: dict[str, dict[str, Any]] = {
+    "due": {"shards": 4, "shard_ids": '["0", "2"]', "limit": 1_000},
+    "next_due": {"shards": 4, "shard_ids": '["0", "2"]'},
+    "live_jobs": {"names": '[{"name": "s-7"}, {"name": "s-8"}]'},
+    "advance": {
+        "plans": '[{"schedule": "s-7", "seen_version": 1, "to_decided_through": 5, "to_next_at": 6, "to_pauses": "[]"}]'
+    },
+    "record": {
+        "occurrences": '[{"schedule": "s-7", "instant": 5, "count": 1, "outcome": "fired", "reason": "", "revision": 1,'
+        ' "token": 1, "node": "n"}]'
+    },
+    "hold": {"name": "s-7", "version": 1, "pause": MINUTE, "attention": "x"},
+    "follow": {"names": NAMES},
+    "stranded": {"limit": 500},
+    "schedule": {"name": "s-7"},
+    "schedule_locked": {"name": "s-7"},
+    "schedules": {"after": "s-7", "owner": None, "limit": 200},
+    "schedule_touch": {"name": "s-7", "version": 1},
+    "revisions": {"schedule": "s-7"},
+    "occurrences": {"schedule": "s-7", "before": 2**62, "since": 0, "limit": 50},
+    "ledger": {"schedule": "s-7", "after": 0, "until": 2**62, "limit": 1_000},
+    "ledger_names": {"after": "s-7", "limit": 200},
+    "prune_occurrences": {"retention": 30 * DAY, "limit": 500},
+    "enqueue": {
+        "jobs": json.dumps(
+            [
+                {"id": "job_new", "tenant": "t", "task": "t", "queue": "q", "priority": 0, "max_attempts": 1}
+                | {"exclusive": 0, "key": "key-7", "args": "{}", "delay": 0, "reason": ""}
+            ]
+        )
+    },
+    "jobs_by_key": {"keys": '[{"tenant": "default", "key": "key-7"}]'},
+    "promote": {"limit": 1_000},
+    "promote_blocked": {"limit": 1_000},
+    "promote_successors": {"ids": IDS},
+    "next_promotion": {},
+    "lock_lines": {"ids": IDS},
+    "lock_jobs": {"ids": IDS},
+    "bypass": {"ids": IDS},
+    "claim": {"queue": "default", "limit": 100, "node": "n", "lease": MINUTE},
+    "extend": {"attempts": f'[{{"job_id": "{JOB}", "job_attempt": 1}}]', "lease": MINUTE},
+    "settle": {
+        "settlements": json.dumps(
+            [{"job_id": JOB, "job_attempt": 1, "to_status": "COMPLETED", "final": 1, "to_failures": 0}]
+        )
+    },
+    "any_expired": {},
+    "expired": {"limit": 500},
+    "cancel": {"ids": IDS, "reason": "r"},
+    "request_cancel": {"ids": IDS, "reason": "r"},
+    "job": {"id": JOB},
+    "jobs_by_prefix": {"low": "job_0", "high": "job_0~"},
+    "jobs": {"before": "~", "status": None, "task": None, "queue": None, "tenant": None, "schedule": None, "limit": 50},
+    "attempts": {"id": JOB},
+    "queue_depths": {},
+    "waiting_counts": {},
+    "prune_jobs": {"retention": 30 * DAY, "limit": 500},
+    "prune_attempts": {"ids": IDS},
+    "prune_job_events": {"ids": IDS},
+    "prune_events": {"retention": 30 * DAY, "limit": 500},
+    "prune_leases": {"age": HOUR, "limit": 500},
+    "held_by_others": {"names": '["occurrence/s-7/1"]', "holder": "n"},
+    "acquire": {
+        "leases": '[{"name": "occurrence/s-7/1", "token": 5}]',
+        "holder": "n",
+        "holder_name": "",
+        "duration": MINUTE,
+    },
+    "renew": {"leases": '[{"lease_name": "scheduler/0", "lease_token": 5}]', "holder": "n", "duration": MINUTE},
+    "release": {"leases": '[{"lease_name": "scheduler/0", "lease_token": 5}]', "holder": "n"},
+    "fence": {"names": '["scheduler/0"]', "holder": "n"},
+}
+# The index has the order that they ask for.
+ORDERED = {"claim", "due", "promote", "expired"}
+# They must not go astray either when a full table was empty a minute ago.
+UNDER_LOAD = (
+    "claim",
+    "settle",
+    "extend",
+    "expired",
+    "any_expired",
+    "promote",
+    "jobs_by_key",
+    "enqueue",
+    "job",
+    "cancel",
+)
+# Statements for people, run by hand or once in a while, and those about tables that stay small.
+COLD = {
+    *("schedule_add", "schedule_revise", "revision_add", "schedule_pauses", "schedule_counts", "outcome_counts"),
+    *("raise_counter", "counter", "record_attempts", "record_events", "started_by_hand", "schema_version"),
+    *("next_tokens", "leases", "beat", "leave", "nodes", "prune_nodes", "time", "notify"),
+}
+
+BIG = "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases)"
+# Partial indexes that hold only what is waiting or running: reading all of one is reading what there is to do.
+SMALL = "headway_jobs_(?:ready|waiting|blocked|leased)|headway_schedules_delay"
+
+
+def test_every_statement_is_hot_or_cold() -> None:
+    assert HOT.keys() | COLD == catalogue(SQLITE).keys()
+    assert not HOT.keys() & COLD
+
+
+@pytest.fixture(scope="module")
+def sqlite() -> Iterator[SqliteConnection]:
+    connection = SqliteConnection(":memory:")
+    for step in migrations(SQLITE):
+        connection.script(step.statements)
+    yield connection
+    connection.raw.close()
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
+    rows = sqlite.raw.execute(f"explain query plan {catalogue(SQLITE)[name].text}", HOT[name])
+    plan = [row["detail"] for row in rows]
+    scans = [line for line in plan if re.search(r"\bSCAN\b", line) and "json_each" not in line]
+    allowed = re.compile(
+        rf"SCAN (?:\w+ USING (?:COVERING )?INDEX (?:{SMALL})\b|due|free|picked|old|gone|r|CONSTANT ROW|\(.*\))"
+    )
+    if name == "next_due":  # Walks along the index until the first schedule of its shards.
+        allowed = re.compile("SCAN headway_schedules USING INDEX headway_schedules_due")
+    assert [line for line in scans if not allowed.search(line)] == [], "\n".join(plan)
+    assert not any("AUTOMATIC" in line for line in plan), "\n".join(plan)
+
+
+@pytest.mark.parametrize("name", sorted(ORDERED))
+def test_sqlite_does_not_sort(sqlite: SqliteConnection, name: str) -> None:
+    """The index has the order that is asked for, so a limit ends the work, however much waits."""
+    rows = sqlite.raw.execute(f"explain query plan {catalogue(SQLITE)[name].text}", HOT[name])
+    assert not any("TEMP B-TREE" in row["detail"] for row in rows)
+
+
+FILL = """
+insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures, max_attempts, exclusive,
+  version, key, schedule, blocked_by, lease_until, args, created_at, updated_at, started_at, finished_at, progress,
+  reason)
+select 'job_' || lpad(n::text, 26, '0'), 'default', 't', 'default', n % 3, status, {now} + due, 1, 0, 1, 0, 1,
+  case when n % 2 = 0 then 'key-' || n end, case when n % 4 = 0 then 's-' || n % 20000 end,
+  case when status = 'BLOCKED' then 'job_' || lpad((n - 9000)::text, 26, '0') end,
+  case when status = 'RUNNING' then {now} + 30000000 end, '{{}}' || repeat(' ', 300), {now}, {now}, {now},
+  case when status = 'COMPLETED' then {now} end, 0, ''
+from generate_series(1, 60000) as n,
+lateral (
+  select case when n <= 50000 then 'COMPLETED' when n <= 53000 then 'PENDING' when n <= 57000 then 'SCHEDULED'
+    when n <= 59800 then 'RUNNING' else 'BLOCKED' end as status,
+    case when n between 53001 and 57000 then n * bigint '1000000' else 0 end as due
+) as kind;
+insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text, delay, next_at,
+  decided_through, pauses, created_at, updated_at)
+select 's-' || n, 'app', 'default', n * 2654435761 & 4294967295, 1, 1, '{{}}' || repeat(' ', 150), 'every 1h',
+  case when n % 100 = 0 then 60000000 end, case when n % 100 <> 0 then {now} + (n - 500) * bigint '1000000' end,
+  {now}, '[]', {now}, {now}
+from generate_series(1, 20000) as n;
+insert into headway_revisions select 's-' || n, 1, {now}, '{{}}', '' from generate_series(1, 20000) as n;
+insert into headway_occurrences (schedule, instant, count, outcome, reason, decided_at, revision, token, node)
+select 's-' || n % 20000, n, 1, 'fired', '', {now}, 1, 1, 'n' from generate_series(1, 60000) as n;
+insert into headway_attempts (job_id, attempt, ended_at, outcome, reason)
+select 'job_' || lpad(n::text, 26, '0'), 1, {now}, 'completed', '' from generate_series(1, 50000) as n;
+insert into headway_events (job_id, event, at, data)
+select 'job_' || lpad(n::text, 26, '0'), 'cancelled', {now}, '{{}}' || repeat(' ', 60)
+from generate_series(1, 50000) as n;
+insert into headway_leases (name, holder, holder_name, token, since, until)
+select 'occurrence/s-' || n || '/1', 'n', '', n, {now}, {now} + 30000000 from generate_series(1, 20000) as n;
+"""
+
+
+@pytest.fixture
+async def filled(request: pytest.FixtureRequest) -> AsyncIterator[asyncpg.Connection]:
+    """Full tables, with statistics that were made when they were empty."""
+    databases: Databases = request.getfixturevalue("postgres_databases")
+    url = databases.take()
+    connection = await asyncpg.connect(url, timeout=10)
+    try:
+        for [table] in await connection.fetch("select tablename from pg_tables where tablename like 'headway%'"):
+            await connection.execute(f"alter table {table} set (autovacuum_enabled = false)")
+        await connection.execute("analyze")
+        await connection.execute(FILL.format(now=POSTGRES.render("{now}")))
+        yield connection
+    finally:
+        await connection.close()
+        databases.drop(url)
+
+
+def _literal(value: object) -> str:
+    return (
+        "null" if value is None else str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+    )
+
+
+async def _plans(connection: asyncpg.Connection, name: str) -> dict[str, str]:
+    """Return the plan for these parameters, and the one for any."""
+    statement = catalogue(POSTGRES)[name]
+    text = positional(statement, lambda index: f"${index}")
+    values = [HOT[name][parameter] for parameter in statement.parameters]
+    own = await connection.fetch(f"explain {text}", *values)
+    await connection.execute(f"prepare {name}_ as {text}")
+    await connection.execute("set plan_cache_mode = force_generic_plan")
+    arguments = f"({', '.join(map(_literal, values))})" if values else ""
+    generic = await connection.fetch(f"explain execute {name}_ {arguments}")
+    await connection.execute(f"reset plan_cache_mode; deallocate {name}_")
+    return {"own": "\n".join(row[0] for row in own), "generic": "\n".join(row[0] for row in generic)}
+
+
+@pytest.mark.postgres
+async def test_postgres_uses_its_indexes(filled: asyncpg.Connection) -> None:
+    problems = await _problems(filled, UNDER_LOAD, "statistics of an empty table")
+    await filled.execute("analyze")
+    problems += await _problems(filled, HOT, "fresh statistics")
+    assert problems == [], "\n\n".join(problems)
+
+
+async def _problems(connection: asyncpg.Connection, names: Iterable[str], when: str) -> list[str]:
+    problems = []
+    for name in names:
+        for kind, plan in (await _plans(connection, name)).items():
+            if name.startswith("prune_") and kind == "generic":
+                continue  # Without its parameters it seems to delete a good part of the table.
+            if re.search(rf"Seq Scan on {BIG}\b", plan) or (name == "claim" and re.search(r"\n *-> +Sort", plan)):
+                problems.append(f"{name}, {kind} plan, {when}:\n{plan}")
+    return problems

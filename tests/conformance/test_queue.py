@@ -1,0 +1,587 @@
+"""The verbs of the queue, on every database: what `ports.Queue` promises, also between racing connections."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.errors import AlreadyFinal, DuplicateKey, InvalidTask, JobNotFound
+from headway.instants import DAY, HOUR, MINUTE, SECOND
+from headway.lifecycle import (
+    Backoff,
+    Cancelled,
+    LeaseExpired,
+    Outcome,
+    Raised,
+    Released,
+    Settlement,
+    Status,
+    Succeeded,
+    TimedOut,
+    settle,
+)
+from headway.model import Job
+from headway.store import Store
+from headway.store.queue import ENQUEUE_MAX, cancel
+from tests.conformance.arrange import LEASE, attempt_of, bring_to, claim_one, end, enqueue, new_job, run_one, spec
+from tests.conformance.backend import Backend, Interrupted, changed, columns
+
+SOON = 10 * SECOND  # More than any of these tests takes, less than any wait in them.
+
+
+async def test_a_new_job_has_what_it_was_given(backend: Backend) -> None:
+    given = new_job(
+        task="video.transcode",
+        args='{"n":1,"text":"ö \\"quoted\\" \\\\ 🚂"}',
+        tenant="acme",
+        queue="media",
+        priority=7,
+        max_attempts=4,
+        key="upload-1",
+        tags=("video", "größe"),
+        backoff=Backoff(first=SECOND, most=MINUTE),
+    )
+    before = await backend.now()
+    [row] = await backend.store.queue.enqueue([given])
+    job = await backend.store.queue.get(given.id)
+    assert (row.id, row.status, row.is_new) == (given.id, "PENDING", True)
+    assert (row.created_at, row.run_at) == (job.created_at, job.run_at)
+    assert before <= job.created_at <= await backend.now()
+    assert job.created_at == job.run_at == job.ready_at
+    for name in ("task", "args", "tenant", "queue", "priority", "max_attempts", "key", "tags", "backoff"):
+        assert getattr(job, name) == getattr(given, name)
+    assert (job.status, job.attempt, job.failures, job.version, job.progress) == (Status.PENDING, 0, 0, 1, 0)
+    assert (job.finished_at, job.lease_until, job.node, job.schedule) == (None, None, None, None)
+
+
+async def test_the_time_of_a_job(backend: Backend) -> None:
+    queue, now = backend.store.queue, await backend.now()
+    jobs = [new_job(delay=HOUR), new_job(run_at=now + HOUR), new_job(run_at=now - HOUR), new_job()]
+    later, at, past, at_once = await queue.enqueue(jobs)
+    assert [row.status for row in (later, at, past, at_once)] == ["SCHEDULED", "SCHEDULED", "PENDING", "PENDING"]
+    assert (later.run_at - later.created_at, at.run_at, past.run_at) == (HOUR, now + HOUR, now - HOUR)
+    assert (await queue.get(later.id)).ready_at is None
+    # The earlier time goes first, whenever it was enqueued.
+    assert [job.id for job in await queue.claim("default", node="n", lease=LEASE, limit=9)] == [past.id, at_once.id]
+
+
+async def test_bulk_is_all_or_nothing_and_bounded(backend: Backend) -> None:
+    queue = backend.store.queue
+    jobs = [new_job(args=f'{{"n":{number}}}') for number in range(ENQUEUE_MAX + 1)]
+    with pytest.raises(InvalidTask, match="at most 10000"):
+        await queue.enqueue(jobs)
+    assert await backend.count("headway_jobs") == 0
+    rows = await queue.enqueue(jobs[:-1])
+    assert [row.id for row in rows] == [job.id for job in jobs[:-1]]
+    assert await backend.count("headway_jobs") == ENQUEUE_MAX
+    assert await queue.enqueue([]) == []
+    with pytest.raises(Exception, match=r"(?i)unique"):  # One id twice: none of the batch exists.
+        await queue.enqueue([jobs[-1], jobs[0]])
+    assert await backend.count("headway_jobs") == ENQUEUE_MAX
+
+
+async def test_a_key_makes_one_job(backend: Backend) -> None:
+    queue = backend.store.queue
+    [first] = await queue.enqueue([new_job(key="k", args='{"a":1}')])
+    [again] = await queue.enqueue([new_job(key="k", args='{"a":1}')])
+    assert (again.id, again.is_new, again.status) == (first.id, False, "PENDING")
+    [elsewhere] = await queue.enqueue([new_job(key="k", args='{"a":1}', tenant="acme")])
+    assert elsewhere.is_new
+    for other in (new_job(key="k", args='{"a":2}'), new_job(key="k", args='{"a":1}', task="other")):
+        with pytest.raises(DuplicateKey, match=first.id):
+            await queue.enqueue([other])
+    await run_one(backend.store)  # Also after the job has ended: its key is used until it is pruned.
+    assert (await queue.enqueue([new_job(key="k", args='{"a":1}')]))[0].status == "COMPLETED"
+    assert await backend.count("headway_jobs") == 2
+
+
+async def test_keys_in_a_batch(backend: Backend) -> None:
+    queue = backend.store.queue
+    first, second = new_job(key="a"), new_job(key="a")
+    rows = await queue.enqueue([first, second, new_job(key="b"), new_job()])
+    assert [row.is_new for row in rows] == [True, False, True, True]
+    assert rows[1].id == first.id
+    with pytest.raises(DuplicateKey):
+        await queue.enqueue([new_job(key="c"), new_job(key="a", args='{"other":1}')])
+    assert await backend.count("headway_jobs", "key = 'c'") == 0
+
+
+async def test_concurrent_enqueues_with_one_key_make_one_job(shared: Backend) -> None:
+    stores = [shared.store, await shared.another(), await shared.another()]
+    for round_number in range(5):
+        key = f"key-{round_number}"
+        answers = await asyncio.gather(
+            *(stores[number % 3].queue.enqueue([new_job(key=key), new_job(key=key + "x")]) for number in range(12))
+        )
+        assert len({row.id for [row, _] in answers}) == 1
+        assert sum(row.is_new for [row, _] in answers) == 1
+    assert await shared.count("headway_jobs") == 10
+
+
+async def test_claim_order(backend: Backend) -> None:
+    queue, now = backend.store.queue, await backend.now()
+    low, high_new, high_old, twin = (
+        new_job(priority=-5),
+        new_job(priority=9, run_at=now - SECOND),
+        new_job(priority=9, run_at=now - HOUR),
+        new_job(priority=9, run_at=now - HOUR),
+    )
+    other = new_job(queue="other", priority=1000)
+    await queue.enqueue([low, high_new, high_old, twin, other, new_job(delay=HOUR, priority=1000)])
+    ids = [high_old.id, twin.id, high_new.id, low.id]
+    first = await queue.claim("default", node="worker-1", lease=LEASE, limit=3)
+    rest = await queue.claim("default", node="worker-2", lease=LEASE, limit=3)
+    assert [job.id for job in (*first, *rest)] == ids
+    assert [(job.status, job.attempt, job.node) for job in rest] == [(Status.RUNNING, 1, "worker-2")]
+    assert rest[0].started_at is not None
+    assert rest[0].lease_until == rest[0].started_at + LEASE
+    assert await queue.claim("default", node="worker-1", lease=LEASE, limit=3) == []
+
+
+async def test_racing_claims_take_each_job_once(shared: Backend) -> None:
+    stores = [shared.store, await shared.another(), await shared.another()]
+    ids = [row.id for row in await shared.store.queue.enqueue([new_job() for _ in range(400)])]
+
+    async def work(store: Store, node: str) -> list[Job]:
+        taken: list[Job] = []
+        while batch := await store.queue.claim("default", node=node, lease=LEASE, limit=7):
+            taken += batch
+        return taken
+
+    taken = await asyncio.gather(*(work(stores[number % 3], f"worker-{number}") for number in range(6)))
+    assert sorted(job.id for jobs in taken for job in jobs) == sorted(ids)
+    assert {job.attempt for jobs in taken for job in jobs} == {1}
+    assert await shared.count("headway_jobs", "status = 'RUNNING' and attempt = 1") == 400
+
+
+async def test_racing_settles_write_one_end(shared: Backend) -> None:
+    """The worker, the janitor and an operator meet at one job: one of them ends it, once."""
+    others = [await shared.another(), await shared.another()]
+    for _ in range(10):
+        await enqueue(shared.store)
+        job = await claim_one(shared.store)
+        await shared.advance(LEASE + SECOND)
+        outcomes: list[Outcome] = [Succeeded(), Raised("{}", retryable=False)]
+        answers = await asyncio.gather(
+            end(shared.store, job, outcomes[0]), end(others[0], job, outcomes[1]), others[1].queue.expire(10)
+        )
+        assert await shared.count("headway_attempts", f"job_id = '{job.id}'") == 1
+        refused = await shared.count("headway_events", f"job_id = '{job.id}' and event = 'settle_refused'")
+        assert refused == sum(bool(stale) for stale in answers[:2])
+        assert refused >= 1
+        assert (await shared.store.queue.get(job.id)).status.is_final
+
+
+async def test_a_cancel_is_not_lost_between_two_looks(shared: Backend) -> None:
+    """A worker hands a job back while it is being cancelled: it is ended, or asked to stop, but never neither."""
+    other = await shared.another()
+    await enqueue(shared.store)
+    job = await claim_one(shared.store)
+    async with Interrupted(shared, lambda: cancel([job.id], "test"), after="cancel") as in_between:
+        await in_between.act(end(other, job, Released()))
+    assert (await shared.job(job.id))["status"] == "CANCELLED"
+
+
+async def test_extend(backend: Backend) -> None:
+    queue = backend.store.queue
+    for _ in range(3):
+        await enqueue(backend.store, max_attempts=3)
+    running, taken, asked = await queue.claim("default", node="n", lease=LEASE, limit=3)
+    await end(backend.store, taken, Released())
+    second = await claim_one(backend.store)  # The same job under a new attempt.
+    assert (second.id, second.attempt) == (taken.id, 2)
+    await queue.cancel(asked.id, author="ops", reason="enough")
+    await backend.advance(LEASE // 2)
+    before = await backend.job(second.id)
+    said = await queue.extend([(job.id, job.attempt) for job in (running, taken, asked)], lease=LEASE)
+    assert said == {running.id: False, asked.id: True}
+    assert changed(before, await backend.job(second.id)) == {}
+    extended = await backend.job(running.id)
+    assert extended["lease_until"] > running.lease_until + LEASE // 3  # type: ignore[operator]
+    assert await queue.extend([("job_none", 1)], lease=LEASE) == {}
+    assert await queue.extend([], lease=LEASE) == {}
+
+
+CASES: list[tuple[Outcome, int, dict[str, Any]]] = [
+    (Succeeded('{"url":"x"}'), 1, {"status": "COMPLETED", "failures": 0, "result": '{"url":"x"}', "progress": 100}),
+    (Raised('{"e":1}'), 1, {"status": "FAILED", "failures": 1, "error": '{"e":1}', "progress": 0}),
+    (Raised('{"e":1}'), 2, {"status": "RETRYING", "failures": 1, "error": '{"e":1}'}),
+    (Raised('{"e":1}', retryable=False), 9, {"status": "FAILED", "failures": 1, "error": '{"e":1}'}),
+    (TimedOut('{"e":2}'), 1, {"status": "TIMED_OUT", "failures": 1, "error": '{"e":2}'}),
+    (TimedOut('{"e":2}'), 2, {"status": "RETRYING", "failures": 1}),
+    (Cancelled("enough"), 2, {"status": "CANCELLED", "failures": 0, "reason": "enough"}),
+    (Released("draining"), 1, {"status": "PENDING", "failures": 0, "reason": "draining"}),
+    (LeaseExpired(), 1, {"status": "FAILED", "failures": 1}),
+    (LeaseExpired(), 2, {"status": "RETRYING", "failures": 1}),
+]
+
+
+@pytest.mark.parametrize(("outcome", "max_attempts", "expected"), CASES)
+async def test_settle(backend: Backend, outcome: Outcome, max_attempts: int, expected: dict[str, Any]) -> None:
+    await enqueue(backend.store, max_attempts=max_attempts)
+    job = await claim_one(backend.store)
+    settlement = settle(attempt_of(job), outcome, 0.5)
+    assert await backend.store.queue.settle([settlement]) == frozenset()
+    after = await backend.job(job.id)
+    assert {name: after[name] for name in expected} == expected
+    is_final = Status(after["status"]).is_final
+    assert (after["finished_at"] == after["updated_at"]) == is_final
+    assert (after["attempt"], after["lease_until"]) == (1, None)
+    if after["status"] == "RETRYING":
+        assert after["run_at"] == after["updated_at"] + settlement.retry_in
+    [attempt] = await backend.store.queue.attempts(job.id)
+    assert attempt["outcome"] == settlement.outcome
+    assert attempt["reason"] == settlement.reason
+    assert attempt["error"] == settlement.error
+    assert (attempt["attempt"], attempt["node"], attempt["started_at"]) == (1, "worker-1", job.started_at)
+    assert (attempt["ready_at"], attempt["ended_at"]) == (job.ready_at, after["updated_at"])
+
+
+async def test_a_retry_waits_and_then_runs_again(backend: Backend) -> None:
+    queue = backend.store.queue
+    await enqueue(backend.store, max_attempts=2)
+    job = await run_one(backend.store, Raised("{}", retry_in=MINUTE))
+    assert await queue.promote(10) == 0
+    assert await queue.claim("default", node="n", lease=LEASE, limit=1) == []
+    next_at = await queue.next_promotion()
+    assert next_at == (await backend.job(job.id))["run_at"]
+    await backend.advance(MINUTE + SECOND)
+    assert await queue.promote(10) == 1
+    again = await claim_one(backend.store)
+    assert (again.id, again.attempt, again.failures) == (job.id, 2, 1)
+    await end(backend.store, again, Raised("{}"))
+    assert (await queue.get(job.id)).status is Status.FAILED
+    assert columns(await queue.attempts(job.id), "attempt", "outcome") == [(1, "failed"), (2, "failed")]
+
+
+async def test_a_stale_attempt_changes_nothing_and_is_recorded(backend: Backend) -> None:
+    store = backend.store
+    await enqueue(store, max_attempts=5)
+    stale = await claim_one(store)
+    await end(store, stale, Released())
+    current = await claim_one(store)
+    before = await backend.job(current.id)
+    assert await end(store, stale, Succeeded('"late"')) == {stale.id}
+    assert changed(before, await backend.job(current.id)) == {}
+    assert len(await store.queue.attempts(current.id)) == 1
+    [event] = await backend.sql(f"select event, data from headway_events where job_id = '{current.id}'")
+    assert event["event"] == "settle_refused"
+    assert msgspec.json.decode(event["data"]) == {"attempt": 1, "outcome": "completed"}
+    assert await end(store, current, Succeeded()) == frozenset()
+    assert await end(store, current, Succeeded()) == {current.id}  # Twice is stale too: the first answer was lost.
+
+
+async def test_settling_a_batch_keeps_its_members_apart(backend: Backend) -> None:
+    """A worker may hold an old and the present attempt of one job: each is judged by its own attempt."""
+    store = backend.store
+    for _ in range(3):
+        await enqueue(store, max_attempts=5)
+    old, good, bad = await store.queue.claim("default", node="n", lease=LEASE, limit=3)
+    await end(store, old, Released())
+    new = await claim_one(store)
+    batch: list[tuple[Job, Outcome]] = [
+        (new, Succeeded('"new"')),
+        (old, Raised('{"old":1}', retryable=False)),
+        (good, Succeeded()),
+        (bad, Raised("{}", retryable=False)),
+    ]
+    stale = await store.queue.settle([settle(attempt_of(job), outcome, 0.0) for job, outcome in batch])
+    assert stale == {old.id}
+    statuses = [(await store.queue.get(job.id)).status for job in (new, good, bad)]
+    assert statuses == [Status.COMPLETED, Status.COMPLETED, Status.FAILED]
+    outcomes = columns(await store.queue.attempts(new.id), "attempt", "outcome", "error")
+    assert outcomes == [(1, "released", None), (2, "completed", None)]
+    assert await backend.count("headway_events", "event = 'settle_refused'") == 1
+
+
+async def test_settling_a_job_that_does_not_exist(backend: Backend) -> None:
+    ghost = Settlement(
+        job_id="job_ghost", attempt=1, status=Status.COMPLETED, outcome="completed", reason="", failures=0
+    )
+    assert await backend.store.queue.settle([ghost]) == {"job_ghost"}
+    assert await backend.store.queue.settle([]) == frozenset()
+
+
+async def test_only_the_lease_decides_who_is_dead(backend: Backend) -> None:
+    store = backend.store
+    for _ in range(3):
+        await enqueue(store, max_attempts=2)
+    frozen, alive, done = await store.queue.claim("default", node="n", lease=LEASE, limit=3)
+    await end(store, done, Succeeded())
+    await backend.advance(LEASE - SOON)
+    assert await store.queue.expire(10) == []
+    await store.queue.extend([(alive.id, 1)], lease=HOUR)
+    await backend.advance(2 * SOON)
+    assert await store.queue.expire(10) == [frozen.id]
+    assert await store.queue.expire(10) == []
+    row = await backend.job(frozen.id)
+    assert (row["status"], row["failures"], row["lease_until"]) == ("RETRYING", 1, None)
+    [attempt] = await store.queue.attempts(frozen.id)
+    assert (attempt["outcome"], "LeaseExpired" in attempt["error"]) == ("expired", True)
+    assert await end(store, frozen, Succeeded()) == {frozen.id}  # It woke up and is too late.
+    await backend.advance(HOUR)
+    await store.queue.promote(10)
+    assert (await claim_one(store)).id == frozen.id
+    await backend.advance(2 * HOUR)
+    assert set(await store.queue.expire(10)) == {frozen.id, alive.id}
+    assert (await backend.job(frozen.id))["status"] == "FAILED"  # The second failure of two allowed.
+
+
+async def test_expire_is_bounded_and_uses_the_jobs_own_backoff(backend: Backend) -> None:
+    store = backend.store
+    backoff = Backoff(first=2 * HOUR, most=2 * HOUR)
+    await store.queue.enqueue([new_job(max_attempts=3, backoff=backoff) for _ in range(5)])
+    await store.queue.claim("default", node="n", lease=LEASE, limit=5)
+    await backend.advance(HOUR)
+    assert len(await store.queue.expire(3)) == 3
+    assert len(await store.queue.expire(3)) == 2
+    for row in await backend.sql("select run_at, updated_at from headway_jobs"):
+        assert HOUR <= row["run_at"] - row["updated_at"] <= 2 * HOUR
+
+
+async def test_two_janitors_expire_each_job_once(shared: Backend) -> None:
+    other = await shared.another()
+    await shared.store.queue.enqueue([new_job(max_attempts=3) for _ in range(60)])
+    await shared.store.queue.claim("default", node="n", lease=LEASE, limit=60)
+    await shared.advance(HOUR)
+    found = await asyncio.gather(*(store.queue.expire(20) for store in (shared.store, other) * 4))
+    counts = Counter(job_id for ids in found for job_id in ids)
+    assert set(counts.values()) <= {1}
+    left = await shared.store.queue.expire(100)
+    assert len(counts) + len(left) == 60
+    assert await shared.count("headway_attempts") == 60
+    assert await shared.count("headway_events") == 0
+
+
+@pytest.mark.parametrize("status", [status for status in Status if not status.is_final])
+async def test_cancel(backend: Backend, status: Status) -> None:
+    queue = backend.store.queue
+    job_id = await bring_to(backend.store, status)
+    job = await queue.cancel(job_id, author="ada", reason="wrong file")
+    assert job.reason == "cancelled by ada: wrong file"
+    [event] = await backend.sql(f"select event, data from headway_events where job_id = '{job_id}'")
+    assert msgspec.json.decode(event["data"]) == {"reason": "cancelled by ada: wrong file"}
+    if status is Status.RUNNING:
+        assert (job.status, event["event"]) == (Status.RUNNING, "cancel_requested")
+        before = await backend.job(job_id)
+        assert (await queue.cancel(job_id, author="bob")).status is Status.RUNNING  # Asked already.
+        assert changed(before, await backend.job(job_id)) == {}
+    else:
+        assert (job.status, event["event"]) == (Status.CANCELLED, "cancelled")
+        assert job.finished_at is not None
+        with pytest.raises(AlreadyFinal):
+            await queue.cancel(job_id, author="ada")
+
+
+async def test_cancel_by_the_beginning_of_an_id_or_not_at_all(backend: Backend) -> None:
+    queue = backend.store.queue
+    job_id = await enqueue(backend.store, id="job_abc123")
+    assert (await queue.cancel("job_abc", author="ada")).status is Status.CANCELLED
+    assert (await backend.job(job_id))["status"] == "CANCELLED"
+    with pytest.raises(JobNotFound):
+        await queue.cancel("job_zzz", author="ada")
+
+
+@pytest.mark.parametrize("outcome", [Raised("{}"), TimedOut("{}"), Released(), LeaseExpired()])
+async def test_a_job_that_was_asked_to_stop_does_not_run_again(backend: Backend, outcome: Outcome) -> None:
+    """Whatever ends the attempt: the cancel was acknowledged, so it holds."""
+    store = backend.store
+    await enqueue(store, max_attempts=5)
+    job = await claim_one(store)
+    await store.queue.cancel(job.id, author="ada")
+    if isinstance(outcome, LeaseExpired):
+        await backend.advance(2 * LEASE)
+        assert await store.queue.expire(10) == [job.id]
+    else:
+        assert await end(store, job, outcome) == frozenset()
+    assert (await store.queue.get(job.id)).status is Status.CANCELLED
+    assert len(await store.queue.attempts(job.id)) == 1
+
+
+async def _line(store: Store, length: int) -> list[str]:
+    """Make a line of jobs, each waiting for the one before; the first runs."""
+    await store.schedules.put("s", spec("1d"))
+    ids = [await enqueue(store, schedule="s", exclusive=True)]
+    await claim_one(store)
+    for _ in range(length - 1):
+        ids.append(await enqueue(store, schedule="s", exclusive=True, blocked_by=ids[-1]))
+    return ids
+
+
+async def _statuses(backend: Backend, ids: list[str]) -> str:
+    """Return the first letters of the statuses, e.g. RBB."""
+    return "".join([(await backend.job(job_id))["status"][0] for job_id in ids])
+
+
+@pytest.mark.parametrize("gone", [(1,), (2,), (1, 2), (2, 1), (1, 3), (3, 2, 1)])
+async def test_a_line_stays_a_line_when_its_middle_is_cancelled(backend: Backend, gone: tuple[int, ...]) -> None:
+    store = backend.store
+    ids = await _line(store, 5)
+    for position in gone:
+        await store.queue.cancel(ids[position], author="test")
+    await store.queue.promote(100)
+    left = [job_id for position, job_id in enumerate(ids) if position not in gone]
+    assert await _statuses(backend, left) == "R" + "B" * (len(left) - 1)
+    first = await store.queue.get(left[0])
+    await end(store, first, Succeeded())
+    for position in range(1, len(left)):  # Each end frees exactly the next one, in the order of the line.
+        assert await _statuses(backend, left[position:]) == "P" + "B" * (len(left) - position - 1)
+        assert (await run_one(store)).id == left[position]
+    assert await _statuses(backend, left) == "C" * len(left)
+
+
+async def test_cancelling_the_ready_head_of_a_line_frees_the_next(backend: Backend) -> None:
+    store = backend.store
+    ids = await _line(store, 3)
+    await end(store, await store.queue.get(ids[0]), Succeeded())
+    assert await _statuses(backend, ids) == "CPB"
+    await store.queue.cancel(ids[1], author="test")
+    assert await _statuses(backend, ids) == "CCP"
+
+
+async def test_racing_cancels_in_one_line_keep_it_a_line(shared: Backend) -> None:
+    """Two people cancel neighbours in a line: whoever stood behind them still waits for whoever stood before."""
+    other = await shared.another()
+    for _ in range(6):
+        ids = await _line(shared.store, 6)
+        await asyncio.gather(
+            shared.store.queue.cancel(ids[2], author="ada"),
+            other.queue.cancel(ids[3], author="bob"),
+            other.queue.cancel(ids[1], author="bob"),
+        )
+        rows = {job_id: (await shared.job(job_id))["blocked_by"] for job_id in ids}
+        assert rows[ids[4]] == ids[0]
+        assert rows[ids[5]] == ids[4]
+        await shared.store.queue.promote(100)
+        assert await _statuses(shared, ids) == "RCCCBB"
+        await end(shared.store, await shared.store.queue.get(ids[0]), Succeeded())
+        await run_one(shared.store)
+        await run_one(shared.store)
+        assert await _statuses(shared, ids) == "CCCCCC"
+
+
+async def test_promote_waits_for_the_predecessor_and_the_time(backend: Backend) -> None:
+    store, now = backend.store, await backend.now()
+    before = await enqueue(store, queue="before")
+    waiting = await enqueue(store, blocked_by=before)
+    later = await enqueue(store, blocked_by=before, run_at=now + HOUR)
+    orphan = await enqueue(store, blocked_by="job_pruned")
+    assert await store.queue.promote(10) == 1
+    assert await _statuses(backend, [before, waiting, later, orphan]) == "PBBP"
+    await run_one(store, queue="before")
+    assert await store.queue.promote(10) == 1
+    assert await _statuses(backend, [before, waiting, later, orphan]) == "CPBP"
+    await backend.advance(HOUR + SECOND)
+    assert await store.queue.promote(10) == 1
+    row = await backend.job(later)
+    assert (row["status"], row["version"]) == ("PENDING", 2)
+    assert row["ready_at"] == row["updated_at"] > row["created_at"] + HOUR
+
+
+async def test_promote_takes_the_longest_due_first_and_no_more_than_asked(backend: Backend) -> None:
+    store, now = backend.store, await backend.now()
+    ids = [await enqueue(store, run_at=now + minute * MINUTE) for minute in (3, 1, 2, 600)]
+    assert await store.queue.next_promotion() == now + MINUTE
+    await backend.advance(5 * MINUTE)
+    assert await store.queue.promote(1) == 1
+    assert await _statuses(backend, ids) == "SPSS"
+    assert await store.queue.promote(10) == 2
+    assert await _statuses(backend, ids) == "PPPS"
+    assert await store.queue.next_promotion() == now + 600 * MINUTE
+    assert [job.id for job in await store.queue.claim("default", node="n", lease=LEASE, limit=9)] == [
+        ids[1],
+        ids[2],
+        ids[0],
+    ]
+
+
+async def test_nothing_waits(backend: Backend) -> None:
+    assert await backend.store.queue.next_promotion() is None
+    assert await backend.store.queue.promote(10) == 0
+    assert await backend.store.queue.expire(10) == []
+    assert await backend.store.queue.prune(DAY, 10) == 0
+
+
+async def test_racing_promoters_promote_once(shared: Backend) -> None:
+    other = await shared.another()
+    await shared.store.queue.enqueue([new_job(delay=MINUTE) for _ in range(200)])
+    await shared.advance(HOUR)
+    counts = await asyncio.gather(*(store.queue.promote(30) for store in (shared.store, other) * 8))
+    assert sum(counts) == 200 - await shared.count("headway_jobs", "status = 'SCHEDULED'")
+    assert await shared.count("headway_jobs", "version > 2") == 0
+
+
+@pytest.mark.parametrize("ended_first", [0, 1])
+async def test_a_broken_line_holds_up_nobody(backend: Backend, ended_first: int) -> None:
+    """Two jobs of one exclusive schedule that both believe to be next: one goes, one waits, nothing fails."""
+    store = backend.store
+    running = [await enqueue(store, schedule="s", exclusive=flag) for flag in (True, False)]
+    jobs = await store.queue.claim("default", node="n", lease=LEASE, limit=2)
+    behind = [await enqueue(store, schedule="s", exclusive=True, blocked_by=job_id) for job_id in running]
+    neighbour = await enqueue(store, blocked_by="job_pruned", queue="other")
+    await end(store, jobs[ended_first], Succeeded())
+    await store.queue.promote(10)
+    assert (await backend.job(neighbour))["status"] == "PENDING"
+    assert await _statuses(backend, behind) == "BB"  # The other one still runs.
+    assert await store.queue.next_promotion() is None  # So the promoter has nothing to hurry for.
+    await end(store, jobs[1 - ended_first], Succeeded())
+    await store.queue.promote(10)
+    await store.queue.promote(10)
+    assert sorted(await _statuses(backend, behind)) == ["B", "P"]
+    first = await run_one(store)
+    await store.queue.promote(10)
+    second = await run_one(store)
+    assert {first.id, second.id} == set(behind)
+
+
+async def test_prune_keeps_what_is_young_or_alive(backend: Backend) -> None:
+    store = backend.store
+    live = [await bring_to(store, status) for status in Status if not status.is_final]
+    old = [await bring_to(store, status) for status in Status if status.is_final]
+    await end(store, await store.queue.get(old[0]), Succeeded())  # Stale: leaves an event of its own.
+    await backend.advance(2 * DAY)
+    young = await bring_to(store, Status.COMPLETED)
+    assert await store.queue.prune(3 * DAY, 100) == 0
+    assert await store.queue.prune(DAY, 3) == 3
+    assert await store.queue.prune(DAY, 100) == 1
+    for job_id in old:
+        with pytest.raises(JobNotFound):
+            await store.queue.get(job_id)
+        assert await store.queue.attempts(job_id) == []
+    assert await backend.count("headway_events") == 0
+    for job_id in (*live, young):
+        await store.queue.get(job_id)
+    assert len(await store.queue.attempts(young)) == 1
+
+
+async def test_a_key_can_be_used_again_after_its_retention(backend: Backend) -> None:
+    queue = backend.store.queue
+    await enqueue(backend.store, key="k")
+    await run_one(backend.store)
+    await backend.advance(2 * DAY)
+    assert await queue.prune(DAY, 100) == 1
+    assert (await queue.enqueue([new_job(key="k", args='{"other":1}')]))[0].is_new
+
+
+async def test_reading_jobs(backend: Backend) -> None:
+    queue = backend.store.queue
+    ids = [await enqueue(backend.store, queue="a" if n % 2 else "b", tenant="t", task=f"t{n}") for n in range(5)]
+    assert [job.id for job in await queue.page()] == ids[::-1]
+    assert [job.id for job in await queue.page(limit=2)] == [ids[4], ids[3]]
+    assert [job.id for job in await queue.page(limit=2, before=ids[3])] == [ids[2], ids[1]]
+    assert [job.id for job in await queue.page(queue="a")] == [ids[3], ids[1]]
+    assert [job.id for job in await queue.page(task="t2", status="PENDING", tenant="t")] == [ids[2]]
+    assert await queue.page(schedule="none") == []
+    assert (await queue.get(ids[0])).id == ids[0]
+    with pytest.raises(JobNotFound, match="several"):
+        await queue.get("job_0")
+    for missing in ("", "job_", "job_x%", "' or 1=1 --"):
+        with pytest.raises(JobNotFound):
+            await queue.get(missing)
+    assert [(depth["name"], depth["pending"]) for depth in await queue.depths()] == [("a", 2), ("b", 3)]
+    await queue.claim("a", node="n", lease=LEASE, limit=1)
+    await enqueue(backend.store, delay=HOUR)
+    assert (await queue.waiting())["SCHEDULED"] == 1
+    assert (await queue.waiting())["RUNNING"] == 1

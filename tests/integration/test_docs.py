@@ -1,0 +1,613 @@
+"""The documentation is true: its samples run, its links lead somewhere, its tables say what the code says.
+
+Marks in the pages, each an HTML comment right above a code block:
+
+    run                  the Python blocks of a page so marked are one program; a print's comment is its output
+    sql: both            runs on both databases; `sqlite` or `postgresql` on that one
+    file: NAME           is written into the folder in which the page's commands run
+    session              its commands run and end well; `exact` also compares what they print
+    session: background  its commands keep running until the page is done
+    session: postgresql  its commands run with the store at a real PostgreSQL
+"""
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from headway import After, Cron, Every, Headway, errors, model
+from headway.cli import root
+from headway.instants import DURATION_MAX, Instant, format_duration, parse_instant, to_datetime
+from headway.model import Decided, Decision, LiveJobs, Pause, Schedule, ScheduleSpec
+from headway.scheduling import cron, planner, scheduler, triggers
+from headway.settings import SHARDS_MAX, Settings
+from headway.store import open_driver, postgres, queue, schedules, sqlite
+from headway.store.migrations import migrate
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [
+        *sorted(DOCS.rglob("*.md")),
+        *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
+    ]
+}
+RUN_S_MAX = 60
+READY_S_MAX = 30
+
+_FENCE = re.compile(
+    r"^(?P<indent> *)(?:<!-- (?P<mark>[^\n]*?) -->\n(?P=indent))?```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One code block of a page."""
+
+    page: str
+    line: int
+    language: str
+    mark: str
+    body: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@cache
+def blocks(page: str) -> tuple[Block, ...]:
+    """Return the code blocks of a page, with the mark above each."""
+    text = PAGES[page]
+    return tuple(
+        Block(
+            page,
+            text.count("\n", 0, match.start()) + 1,
+            (match["info"].split() or [""])[0],
+            match["mark"] or "",
+            inspect.cleandoc("\n" + match["body"]) if match["indent"] else match["body"],
+        )
+        for match in _FENCE.finditer(text)
+    )
+
+
+def all_blocks() -> Iterator[Block]:
+    for page in PAGES:
+        yield from blocks(page)
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
+    return {**kept, "NO_COLOR": "1", "COLUMNS": "200", **more}
+
+
+# --- the pages as such
+
+
+def test_every_fence_is_closed_and_every_mark_is_known() -> None:
+    for page, text in PAGES.items():
+        assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(blocks(page)), page
+    known = re.compile(r"|run|sql: (both|sqlite|postgresql)|file: [\w.]+|session(: (exact|background|postgresql))?")
+    assert [str(block) for block in all_blocks() if not known.fullmatch(block.mark)] == []
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", re.sub(r"[`*]", "", heading)).strip().lower())
+
+
+def anchors(page: str) -> set[str]:
+    return {slug(heading) for heading in re.findall(r"^#+ (.+)$", PAGES[page], re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = _FENCE.sub("", PAGES[page])
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), f"{page} links to {target}"
+        if anchor:
+            assert anchor in anchors(str(file.resolve().relative_to(ROOT))), f"{page} links to {target}"
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    named = re.findall(r"[\w/-]+\.md\b", nav)
+    assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = PAGES["docs/adr/index.md"]
+    for path in sorted((DOCS / "adr").glob("0*.md")):
+        title = path.read_text().partition("\n")[0]
+        assert f"[{path.name[:4]}]({path.name})" in index
+        assert title.startswith(f"# {path.name[:4]} ")
+        assert all(
+            part in path.read_text()
+            for part in ("**Context.**", "**Decision.**", "**What it costs.**", "**Rejected.**")
+        )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    for path in re.findall(r"`((?:tests|examples|scripts|docs|src)/[\w./-]+)`", PAGES[page]):
+        assert (ROOT / path).exists(), f"{page} names {path}"
+
+
+def test_every_example_is_in_the_readme() -> None:
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        assert f"(examples/{path.name})" in PAGES["README.md"]
+
+
+# --- the tables
+
+
+def rows(page: str) -> list[list[str]]:
+    """Return the rows of all tables of a page as lists of cells."""
+    lines = re.findall(r"^\|(?!---)(.+)\|$", PAGES[page], re.MULTILINE)
+    return [[cell.strip() for cell in line.split(" | ")] for line in (f" {line} " for line in lines)]
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    table = {row[0]: row for row in rows("docs/settings.md")}
+    for setting in fields(Settings):
+        row = table[f"`{setting.name}`"]
+        assert row[1] == f"`HEADWAY_{setting.name.upper()}`"
+        default: Any = setting.default
+        if setting.name in ("leader_lease", "worker_lease", "poll", "retention"):
+            default = format_duration(default)
+        if default not in (None, ""):
+            assert row[2].strip("`") == str(default)
+
+
+def test_the_bounds_of_settings_are_the_documented_ones() -> None:
+    table = {row[0].strip("`"): row for row in rows("docs/settings.md")}
+    for name in ("scheduler_shards", "leader_lease", "worker_lease", "poll", "retention"):
+        low, _, high = table[name][3].partition(" to ")
+        for value in (low, high):
+            Settings.load({name: value}, environ={}, file=Path("none"))
+        for value in ("0", "0ms", "3651d"):
+            with pytest.raises(errors.InvalidConfig):
+                Settings.load({name: value}, environ={}, file=Path("none"))
+
+
+def commands() -> Iterator[str]:
+    """Yield every command that the command line has, by its full name."""
+    group = root._root()
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        children = getattr(command, "commands", None)
+        yield from [f"{name} {child}" for child in children] if children else [name]
+
+
+def test_every_command_is_documented_with_an_example() -> None:
+    examples = "\n".join(block.body for block in blocks("docs/cli.md") if block.language == "console")
+    for command in commands():
+        assert (
+            f"\n## headway {command}\n" in PAGES["docs/cli.md"] or f"\n### headway {command}\n" in PAGES["docs/cli.md"]
+        )
+        assert re.search(rf"^\$ headway {command}\b", examples, re.MULTILINE), f"no example of headway {command}"
+
+
+def test_every_exit_code_is_documented() -> None:
+    table = {row[0] for row in rows("docs/cli.md")}
+    assert {str(code) for _, code in root.EXIT_CODES} | {"0", str(root.BUG)} <= table
+
+
+def test_every_error_is_documented() -> None:
+    named = {
+        name for name, value in vars(errors).items() if inspect.isclass(value) and value.__module__ == errors.__name__
+    }
+    assert named
+    for name in named:
+        assert f"`{name}`" in PAGES["docs/python.md"]
+
+
+def test_every_promise_that_is_mentioned_is_explained() -> None:
+    promises = PAGES["docs/promises.md"]
+    made = set(re.findall(r"^### ([SL]\d+) ", promises, re.MULTILINE))
+    assert made == {"S1", "S4", "S5", "S6", "S7", "S11", "S12", "L1", "L4", "L5"}
+    for page, text in PAGES.items():
+        for promise in re.findall(r"\b[SL]\d{1,2}\b", text):
+            assert re.search(rf"\b{promise}\b", promises), f"{page} mentions {promise}"
+
+
+def test_every_view_is_documented_with_its_columns(filled_sqlite: Path) -> None:
+    table = {row[0].strip("`"): re.findall(r"`(\w+)`", row[1]) for row in rows("docs/audit.md") if len(row) == 2}
+    with sqlite3.connect(filled_sqlite) as connection:
+        views = [row[0] for row in connection.execute("select name from sqlite_master where type = 'view'")]
+        assert views
+        for view in views:
+            columns = [column[0] for column in connection.execute(f"select * from {view} limit 0").description]
+            assert table[view] == columns
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    table = {row[0]: row[1] for row in rows("docs/limits.md")}
+    number = "{:,}".format
+    expected = {
+        "arguments of a job, as JSON": number(model.ARGS_BYTES_MAX),
+        "jobs in one `enqueue_many`": number(queue.ENQUEUE_MAX),
+        "names of tasks, schedules, queues, tenants, tags": number(model.NAME_LENGTH_MAX),
+        "idempotency key": number(model.KEY_LENGTH_MAX),
+        "tags of a job": number(model.TAGS_MAX),
+        "priority": f"to {number(model.PRIORITY_MAX)}",
+        "`max_attempts`": f"1 to {number(model.ATTEMPTS_MAX)}",
+        "page of jobs or occurrences": number(queue.PAGE_MAX),
+        "cron text": f"{cron.TEXT_LENGTH_MAX} characters; a list in it {cron.LIST_ITEMS_MAX} items; years "
+        f"{cron.YEAR_MIN}–{cron.YEAR_MAX}",
+        "interval of `Every`, delay of `After`": f"{format_duration(triggers.INTERVAL_MIN)} to "
+        f"{format_duration(DURATION_MAX)}",
+        "any other duration": format_duration(DURATION_MAX),
+        "`catch_up_limit`": f"1 to {number(model.CATCH_UP_LIMIT_MAX)}",
+        "`queue_limit`": f"1 to {number(model.QUEUE_LIMIT_MAX)}",
+        "instants in one backfill": number(schedules.BACKFILL_MAX),
+        "decisions of one schedule that fire in one transaction, `overlap=allow`": number(planner.FIRES_PER_PLAN_MAX),
+        "schedules decided in one transaction": number(scheduler.BATCH),
+        "statement": f"{postgres.STATEMENT_S_MAX:g} s on PostgreSQL, {sqlite.STATEMENT_S_MAX:g} s on SQLite",
+        "connections of a process to PostgreSQL": f"{postgres.POOL_SIZE}, and one",
+        "scheduler shards": number(SHARDS_MAX),
+    }
+    for what, bound in expected.items():
+        assert bound in table[what], what
+
+
+def test_the_reference_instants() -> None:
+    found = 0
+    for row in rows("docs/time.md"):
+        text = re.fullmatch(r"`([^`]+)` (\w+/\w+)", row[0])
+        if len(row) != 5 or not text:
+            continue
+        found += 1
+        day = parse_instant(row[1][:10], tz=text[2])
+        for dst, cell in zip(("shift", "skip", "both"), row[2:], strict=True):
+            assert cell == ", ".join(_instants_of_day(Cron(text[1], tz=text[2], dst=dst), day)) or (  # type: ignore[arg-type]
+                cell == "–" and not _instants_of_day(Cron(text[1], tz=text[2], dst=dst), day)  # type: ignore[arg-type]
+            ), (row, dst)
+    assert found == 7
+
+
+def _instants_of_day(trigger: Cron, day: Instant) -> list[str]:
+    instants, instant = [], trigger.next_after(day - 1)
+    while instant is not None and instant < day + 23 * 3_600_000_000:
+        instants.append(f"{to_datetime(instant):%Y-%m-%dT%H:%MZ}")
+        instant = trigger.next_after(instant)
+    return instants
+
+
+# --- worked examples of docs/time.md
+
+
+def _at(text: str) -> Instant:
+    return parse_instant(f"2027-01-01T{text}Z")
+
+
+def _clock(instant: Instant) -> str:
+    moment: datetime = to_datetime(instant)
+    return f"{moment:%H:%M:%S}" if moment.second else f"{moment:%H:%M}"
+
+
+def _line(decision: Decision) -> str:
+    span = _clock(decision.instant) + (f" – {_clock(decision.until)}" if decision.until else "")
+    count = f"×{decision.count}" if decision.count > 1 else ""
+    moved = f", starts {_clock(decision.start_at)}" if decision.start_at not in (None, decision.instant) else ""
+    starts = moved if decision.outcome is Decided.FIRED and decision.start_at is not None else ""
+    waits = ", waits in line" if decision.waits else ""
+    return f"{span} {count} {decision.outcome} {decision.reason}{starts}{waits}"
+
+
+def _worked(now: str, *, every: str = "10m", decided: str = "10:00", **given: Any) -> str:
+    live, pauses = given.pop("live", LiveJobs()), given.pop("pauses", ())
+    spec = ScheduleSpec.build(task="task", trigger=Every(every), **given)
+    schedule = Schedule(name="s", spec=spec, decided_through=_at(decided), pauses=pauses)
+    return "\n".join(_line(decision) for decision in planner.plan(schedule, _at(now), live).decisions)
+
+
+_RUNNING = LiveJobs(running=("job_a",))
+_RELEASE = Pause(since=_at("10:15"), until=_at("10:45"), reason="release", author="ada")
+WORKED = {
+    "grace": _worked("10:10:45"),
+    "latest": _worked("10:43"),
+    "latest, on time": _worked("10:40:20"),
+    "all": _worked("10:43", missed="all"),
+    "all, limited": _worked("10:43", missed="all", catch_up_limit=2, catch_up_rate="1/m", overlap="allow"),
+    "skip": _worked("10:43", missed="skip"),
+    "deadline": _worked("10:43", deadline="20m"),
+    "long outage": _worked("09:00", every="1s", decided="01:00"),
+    "overlap skip": _worked("10:10:02", live=_RUNNING),
+    "overlap queue": _worked("10:10:02", live=_RUNNING, overlap="queue"),
+    "overlap queue, full": _worked(
+        "10:20:02", decided="10:10:02", live=LiveJobs(running=("job_a",), waiting=("job_b",)), overlap="queue"
+    ),
+    "overlap allow": _worked("10:10:02", live=_RUNNING, overlap="allow"),
+    "overlap replace": _worked("10:10:02", live=_RUNNING, overlap="replace"),
+    "jitter": _worked("10:10:02", jitter="2m"),
+    "pause": _worked("10:50:01", pauses=(_RELEASE,)),
+}
+
+
+def test_the_worked_examples_are_what_the_planner_decides() -> None:
+    shown = [
+        "\n".join(" ".join(line.split()) for line in block.body.strip().splitlines())
+        for block in blocks("docs/time.md")
+        if block.language == "text" and re.match(r"\d\d:\d\d", block.body)
+    ]
+    expected = ["\n".join(" ".join(line.split()) for line in text.splitlines()) for text in WORKED.values()]
+    assert shown == expected
+
+
+def test_the_refused_text_is_quoted_as_it_is() -> None:
+    with pytest.raises(errors.InvalidSchedule) as refused:
+        Cron("0 12 * * 1 *")
+    quoted = [" ".join(block.body.split()) for block in blocks("docs/time.md")]
+    assert str(refused.value) in quoted
+
+
+def test_a_fixed_delay_is_due_at_once() -> None:
+    spec = ScheduleSpec.build(task="task", trigger=After("10m"))
+    assert planner.first_at(spec, _at("10:00")) == _at("10:00") + 1
+
+
+# --- Python
+
+
+@pytest.mark.parametrize("block", [b for b in all_blocks() if b.language == "python"], ids=str)
+def test_python_compiles(block: Block) -> None:
+    compile(block.body, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+RUNNER = """
+import ast, asyncio, inspect, sys
+code = compile(open(sys.argv[1]).read(), sys.argv[1], "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+result = eval(code, {"__name__": "sample"})
+if inspect.iscoroutine(result):
+    asyncio.run(result)
+"""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.mark == "run" for block in blocks(page))])
+def test_python_samples_run_and_print_what_they_say(page: str, tmp_path: Path) -> None:
+    program = "\n".join(block.body for block in blocks(page) if block.mark == "run")
+    (tmp_path / "sample.py").write_text(program)
+    run = subprocess.run(
+        [sys.executable, "-c", RUNNER, "sample.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == re.findall(r"^\s*print\(.*\)  # (.*)$", program, re.MULTILINE)
+
+
+# --- SQL
+
+
+async def _fill(url: str) -> None:
+    driver = open_driver(url)
+    await migrate(driver)
+    await driver.close()
+    async with Headway(url, name="docs") as app:
+        await app.put_schedule("daily-report", task="report", trigger=Every("100ms"))
+        await asyncio.sleep(0.5)
+        await app.remove_schedule("daily-report")  # Decides what was due.
+        await app.put_schedule("late", task="report", trigger=Every("100ms"))
+        await app.enqueue("mail")
+
+
+@pytest.fixture
+def filled_sqlite(tmp_path: Path) -> Path:
+    asyncio.run(_fill(f"sqlite:///{tmp_path}/headway.db"))
+    return tmp_path / "headway.db"
+
+
+def sql_blocks(database: str) -> list[Block]:
+    return [block for block in all_blocks() if block.mark in ("sql: both", f"sql: {database}")]
+
+
+IMPOSSIBLE = ("having count(*) > 1", "b.instant <= a.until", "j.id is null")
+PRESENT = ("oldest_undecided_seconds", "schedule = 'daily-report'", "<> 'fired'", "decided_at", "from headway_jobs_v\n")
+
+
+def _check_answer(query: str, answer: list[Any]) -> None:
+    if any(part in query for part in IMPOSSIBLE):
+        assert answer == [], query
+    elif any(part in query for part in PRESENT):
+        assert answer, query
+
+
+def test_sql_on_sqlite(filled_sqlite: Path) -> None:
+    assert len(sql_blocks("sqlite")) >= 10
+    with sqlite3.connect(filled_sqlite) as connection:
+        for block in sql_blocks("sqlite"):
+            _check_answer(block.body, connection.execute(block.body).fetchall())
+
+
+@pytest.mark.postgres
+def test_sql_on_postgresql(postgres_url: str) -> None:
+    asyncio.run(_fill(postgres_url))
+    with psycopg.connect(postgres_url) as connection:
+        for block in sql_blocks("postgresql"):
+            cursor = connection.execute(block.body.encode())
+            _check_answer(block.body, cursor.fetchall() if cursor.description else [])
+
+
+def test_the_number_to_page_on_grows_when_nobody_decides(filled_sqlite: Path) -> None:
+    query = next(block.body for block in sql_blocks("sqlite") if "oldest_undecided_seconds" in block.body)
+    with sqlite3.connect(filled_sqlite) as connection:
+        first = connection.execute(query).fetchone()[0]
+        time.sleep(0.3)
+        assert connection.execute(query).fetchone()[0] > first
+
+
+# --- commands
+
+
+class Terminal:
+    """Runs the commands of a page as a reader would, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._environment = environment(PYTHONUNBUFFERED="1")
+        self._background: list[subprocess.Popen[bytes]] = []
+
+    def write(self, name: str, text: str) -> None:
+        (self._folder / name).write_text(text)
+
+    def run(self, line: str) -> str:
+        """Run one line; it must end well, or with the exit code that a comment behind it names."""
+        line, _, code = line.partition("  # exit code ")
+        if line.startswith("export "):
+            name, _, value = line.removeprefix("export ").partition("=")
+            self._environment[name] = value
+            return ""
+        if line.endswith(" &"):
+            self.start(line.removesuffix(" &"))
+            return ""
+        done = self._execute(line)
+        assert done.returncode == int(code or 0), f"{line}: {done.stderr}"
+        return done.stdout
+
+    def start(self, line: str) -> None:
+        """Start a command that does not end, and wait until a scheduler leads."""
+        process = subprocess.Popen(
+            self._command(line),
+            cwd=self._folder,
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._background.append(process)
+        deadline = time.monotonic() + READY_S_MAX
+        while '"leader": {' not in self._execute("headway status --json").stdout:
+            assert time.monotonic() < deadline, f"{line}: nobody leads"
+            assert process.poll() is None, f"{line}: ended with {process.returncode}"
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """End everything that was started."""
+        for process in self._background:
+            process.send_signal(signal.SIGTERM)
+        for process in self._background:
+            process.wait(READY_S_MAX)
+        self._background.clear()
+
+    def _execute(self, line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._command(line),
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S_MAX,
+            check=False,
+        )
+
+    def _command(self, line: str) -> list[str]:
+        words = shlex.split(line)
+        job = re.compile(r"job_…")
+        if any(job.fullmatch(word) for word in words):
+            words = [self._newest_job() if job.fullmatch(word) else word for word in words]
+        assert words[0] == "headway", f"only commands of Headway are run here: {line}"
+        return [sys.executable, "-m", "headway", *words[1:]]
+
+    def _newest_job(self) -> str:
+        return str(re.findall(r'"id": "(job_\w+)"', self.run("headway jobs list --json -n 1"))[0])
+
+
+def _perform(page: str, terminal: Terminal, kinds: tuple[str, ...]) -> int:
+    performed = 0
+    for block in blocks(page):
+        kind, _, argument = block.mark.partition(": ")
+        if kind == "file":
+            terminal.write(argument, block.body)
+        elif block.mark in kinds:
+            performed += 1
+            _perform_block(block, terminal)
+    return performed
+
+
+def _perform_block(block: Block, terminal: Terminal) -> None:
+    lines = block.body.splitlines()
+    for index, line in enumerate(lines):
+        if not line.startswith("$ "):
+            continue
+        if block.mark == "session: background":
+            terminal.start(line.removeprefix("$ "))
+            continue
+        printed = terminal.run(line.removeprefix("$ "))
+        following = next(
+            (i for i, text in enumerate(lines[index + 1 :], index + 1) if text.startswith("$ ")), len(lines)
+        )
+        if block.mark == "session: exact":
+            assert printed.splitlines() == lines[index + 1 : following], f"{block}: {line}"
+
+
+SESSIONS = ("session", "session: exact", "session: background")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.mark.startswith("session") for b in blocks(page))])
+def test_commands_run_as_written(page: str, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path)
+    try:
+        assert _perform(page, terminal, SESSIONS)
+    finally:
+        terminal.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_commands_run_as_written_on_postgresql(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = "README.md"
+    monkeypatch.setitem(PAGES, page, PAGES[page].replace("postgresql://localhost/app", postgres_url))
+    blocks.cache_clear()
+    terminal = Terminal(tmp_path)
+    try:
+        assert _perform(page, terminal, ("session: postgresql",))
+    finally:
+        terminal.stop()
+        blocks.cache_clear()
+
+
+def test_an_app_has_one_name_however_it_is_called(tmp_path: Path) -> None:
+    """The owner of its schedules must not depend on whether HEADWAY_APP or --app leads to it."""
+    (tmp_path / "jobs.py").write_text("from headway import Headway\napp = Headway()\n")
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", "import jobs; print(jobs.app.name)"],
+            cwd=tmp_path,
+            env=environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=RUN_S_MAX,
+            check=True,
+        ).stdout
+        for variables in ({}, {"HEADWAY_APP": "jobs:app"})
+    }
+    assert names == {"jobs\n"}

@@ -1,0 +1,167 @@
+"""What stands between an actor and the store: delay, failure before and after the commit, freeze, crash.
+
+A crashed actor's driver is dead, so that nothing that its code does while it falls reaches the store. A frozen one
+stops at whatever it waits for and goes on, after the thaw, with everything that it believed before.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from headway.clock import Clock
+from headway.errors import StoreUnavailable
+from headway.ports import WakeUps
+from headway.store.transaction import Begin, Call, Rows, T, Transaction, one
+from tests.simulation.scenario import Mishaps
+
+NO_MISHAPS = Mishaps(before=0.0, after=0.0, freeze=0.0, crash=0.0)
+
+
+class Sea(Protocol):
+    """The world as a driver sees it."""
+
+    @property
+    def is_down(self) -> bool:
+        """Say whether the store is out of reach for everybody."""
+        ...
+
+    def commit(self, actor: str, begin: Begin[T]) -> T:
+        """Run a transaction on the store and let the checkers look at it."""
+        ...
+
+    def saw(self, what: str) -> None:
+        """Count something that a campaign wants to have seen."""
+        ...
+
+    async def listen(self, actor: str, hear: Callable[[str], None]) -> WakeUps:
+        """Hear of others' commits, sometimes late and sometimes not."""
+        ...
+
+
+class Gate:
+    """Open while its process runs, closed while it is frozen, dead after a crash."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self.is_dead = False
+
+    @property
+    def is_frozen(self) -> bool:
+        """Say whether the process stands still."""
+        return not self._open.is_set()
+
+    def freeze(self) -> None:
+        """Stop at the next await."""
+        self._open.clear()
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._open.set()
+
+    async def passed(self) -> None:
+        """Wait while the process is frozen."""
+        if not self._open.is_set():
+            await self._open.wait()
+
+
+class GatedClock(Clock):
+    """The clock of a process that can be frozen while it rests."""
+
+    gate: Gate
+
+    async def rest(self, seconds: float, wake: asyncio.Event) -> None:
+        """Wait for the time or the signal, and for the thaw."""
+        await super().rest(seconds, wake)
+        await self.gate.passed()
+
+
+class FaultyDriver:
+    """A driver of one actor. `hurt` is told of the mishaps that happen to the whole process."""
+
+    dialect_name = "sqlite"
+
+    def __init__(
+        self, sea: Sea, actor: str, gate: Gate, chance: random.Random, hurt: Callable[[str], None] | None = None
+    ) -> None:
+        self.mishaps = NO_MISHAPS
+        self.calls = 0
+        self._sea = sea
+        self._actor = actor
+        self._gate = gate
+        self._chance = chance
+        self._hurt = hurt or (lambda mishap: None)
+
+    async def run(self, begin: Begin[T]) -> T:
+        """Run a transaction, if nothing happens to it on its way."""
+        self.calls += 1
+        likely = 15.0 if _decides(begin) else 1.0  # Between reading and deciding is where stale beliefs hurt.
+        await self._travel(likely)
+        if self._chance.random() < self.mishaps.before * likely:
+            self._fail_within(begin)
+        result = self._sea.commit(self._actor, begin)
+        lost = self._chance.random() < self.mishaps.after * likely
+        await self._travel(likely)
+        if lost:
+            self._sea.saw("unknown commit")
+            raise StoreUnavailable("simulated: committed, and the answer was lost")
+        return result
+
+    async def fetch(self, statement: Call) -> Rows:
+        """Run one call."""
+        return await self.run(lambda: one(statement))
+
+    async def script(self, statements: Iterable[str], lock: str) -> None:
+        """The schema is there before the first actor."""
+        raise AssertionError("nobody migrates here")
+
+    async def watch(self, hear: Callable[[str], None]) -> WakeUps:
+        """Hear of others' commits."""
+        await self._travel(1.0)
+        return await self._sea.listen(self._actor, hear)
+
+    async def close(self) -> None:
+        """The store belongs to the world."""
+
+    async def _travel(self, likely: float) -> None:
+        """Be under way; whatever can happen to a process may happen here."""
+        self._refuse_the_dead()
+        draw = self._chance.random()
+        if draw < self.mishaps.freeze * likely / 2:
+            self._hurt("freeze")
+        elif draw > 1 - self.mishaps.crash * likely / 2:
+            self._hurt("crash")
+        await asyncio.sleep(0.0005 + 0.03 * draw**4)
+        await self._gate.passed()
+        self._refuse_the_dead()
+        if self._sea.is_down:
+            await asyncio.sleep(self._chance.choice((0.0, 0.5, 2.0)))
+            raise StoreUnavailable("simulated: the store is down")
+
+    def _refuse_the_dead(self) -> None:
+        if self._gate.is_dead:
+            raise StoreUnavailable("simulated: this process is dead")
+
+    def _fail_within(self, begin: Begin[T]) -> None:
+        """Break the transaction after some of its statements; the store takes all of them back."""
+        steps = self._chance.randint(0, 4)
+        if steps:
+            self._sea.commit(self._actor, lambda: _broken(begin(), steps))
+        raise StoreUnavailable("simulated: failed before the commit")
+
+
+def _decides(begin: Begin[T]) -> bool:
+    return getattr(begin(), "__name__", "") == "_fire"  # A generator that is not started has done nothing yet.
+
+
+def _broken(transaction: Transaction[T], steps: int) -> Transaction[T]:
+    statement = next(transaction)
+    for _ in range(steps):
+        rows = yield statement
+        try:
+            statement = transaction.send(rows)
+        except StopIteration:
+            break
+    transaction.close()
+    raise StoreUnavailable("simulated: failed before the commit")

@@ -1,0 +1,181 @@
+"""Every change of a row, as the database itself reports it.
+
+Temporary triggers hand the old and the new values of each row to the recorder; a rollback forgets them, a commit passes
+them on. Nobody can change a row behind the back of the checkers, whatever statement is used.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+from headway.store.sqlite import SqliteConnection
+from headway.store.transaction import Begin
+
+T = TypeVar("T")
+
+
+class ScheduleRow(NamedTuple):
+    """What the checkers want to know of a schedule."""
+
+    name: str
+    slot: int
+    revision: int
+    version: int
+    delay: int | None
+    next_at: int | None
+    decided_through: int
+    pauses: str
+    attention: str | None
+    removed_at: int | None
+
+
+class RevisionRow(NamedTuple):
+    """One definition and the time from which it counts."""
+
+    schedule: str
+    revision: int
+    effective_at: int
+    definition: str | None
+
+
+class OccurrenceRow(NamedTuple):
+    """One decision."""
+
+    schedule: str
+    instant: int
+    until: int | None
+    count: int  # type: ignore[assignment]  # The column is called so; nobody counts in tuples here.
+    outcome: str
+    decided_at: int
+    revision: int
+    token: int
+    node: str
+    job_id: str | None
+
+    @property
+    def end(self) -> int:
+        """The last instant of the record."""
+        return self.instant if self.until is None else self.until
+
+
+class JobRow(NamedTuple):
+    """What the checkers want to know of a job."""
+
+    id: str
+    tenant: str
+    status: str
+    run_at: int
+    attempt: int
+    failures: int
+    max_attempts: int
+    exclusive: int
+    lease_until: int | None
+    key: str | None
+    schedule: str | None
+    occurrence_at: int | None
+    blocked_by: str | None
+    finished_at: int | None
+    result: str | None
+
+
+class AttemptRow(NamedTuple):
+    """One ended attempt."""
+
+    job_id: str
+    attempt: int
+    outcome: str
+
+
+class LeaseRow(NamedTuple):
+    """A lease."""
+
+    name: str
+    holder: str
+    token: int
+    since: int
+    until: int
+
+
+class EventRow(NamedTuple):
+    """A trace that nothing else would show."""
+
+    seq: int
+    job_id: str | None
+    schedule: str | None
+    event: str
+
+
+class CounterRow(NamedTuple):
+    """A mark."""
+
+    name: str
+    value: int
+
+
+Row = ScheduleRow | RevisionRow | OccurrenceRow | JobRow | AttemptRow | LeaseRow | EventRow | CounterRow
+
+_TABLES: Final[dict[str, type[Row]]] = {
+    "schedules": ScheduleRow,
+    "revisions": RevisionRow,
+    "occurrences": OccurrenceRow,
+    "jobs": JobRow,
+    "attempts": AttemptRow,
+    "leases": LeaseRow,
+    "events": EventRow,
+    "counters": CounterRow,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row before and after; None where there was or is none."""
+
+    old: Row | None
+    new: Row | None
+
+
+class Recorder:
+    """Runs transactions on one connection and hears of every row that they change."""
+
+    def __init__(self, connection: SqliteConnection) -> None:
+        self._connection = connection
+        self._changes: list[Change] = []
+        for table, kind in _TABLES.items():
+            self._listen(connection.raw, table, kind)
+
+    def run(self, begin: Begin[T]) -> tuple[T, list[Change]]:
+        """Run a transaction; return its result and what it changed."""
+        self._changes = []
+        result = self._connection.run(begin)
+        return result, self._changes
+
+    def _listen(self, raw: sqlite3.Connection, table: str, kind: type[Row]) -> None:
+        width = len(kind._fields)
+        insert, update, delete = self._hears(kind, width)
+        old = ", ".join(f"old.{name}" for name in kind._fields)
+        new = ", ".join(f"new.{name}" for name in kind._fields)
+        for verb, hear, values in (
+            ("insert", insert, new),
+            ("update", update, f"{old}, {new}"),
+            ("delete", delete, old),
+        ):
+            raw.create_function(f"sim_{verb}_{table}", -1, hear)
+            raw.execute(
+                f"create temp trigger sim_{verb}_{table} after {verb} on main.headway_{table} "
+                f"begin select sim_{verb}_{table}({values}); end"
+            )
+
+    def _hears(self, kind: type[Row], width: int) -> tuple[Callable[..., None], ...]:
+        make = kind._make
+
+        def insert(*values: object) -> None:
+            self._changes.append(Change(None, make(values)))
+
+        def update(*values: object) -> None:
+            self._changes.append(Change(make(values[:width]), make(values[width:])))
+
+        def delete(*values: object) -> None:
+            self._changes.append(Change(make(values), None))
+
+        return insert, update, delete

@@ -1,0 +1,142 @@
+"""What a seed makes of the world: how many nodes, which settings, which schedules, how much goes wrong."""
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from headway.instants import SECOND, Duration, Instant, isoformat, parse_instant
+from headway.lifecycle import Backoff
+from headway.model import Missed, Overlap, Rate, ScheduleSpec
+from headway.scheduling.triggers import After, At, Cron, Every, Trigger
+from headway.settings import Settings
+
+QUEUES: Final = ("default", "slow")
+
+# Moments a few minutes before something happens to local clocks, and an ordinary day.
+_STARTS: Final = tuple(
+    parse_instant(text)
+    for text in (
+        "2027-03-28T00:57:30Z",  # Berlin goes forward at 01:00.
+        "2027-10-31T00:57:30Z",  # Berlin goes back at 01:00.
+        "2027-11-07T05:58:00Z",  # New York goes back at 06:00.
+        "2027-10-02T15:28:00Z",  # Lord Howe goes forward by half an hour at 15:30.
+        "2027-12-31T23:58:20Z",
+        "2027-06-16T09:41:07.123456Z",
+    )
+)
+_ZONES: Final = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu")
+_CRONS: Final = (
+    ("* * * * *", None),
+    ("* * * * *", "*/10"),
+    ("* * * * *", "*/3"),
+    ("*/2 * * * *", "5,35"),
+    ("0,30,59 * * * *", None),
+    ("30 2 * * *", "*/15"),
+    ("0-10 3 * * *", "0,20"),
+    ("*/20 */5 * * * * *", None),
+)
+_INTERVALS: Final = (1, 2, 5, 7, 10, 20, 30, 60, 300)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mishaps:
+    """How likely each mishap is, per call of the store."""
+
+    before: float
+    after: float
+    freeze: float
+    crash: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One world."""
+
+    seed: int
+    start: Instant
+    nodes: int
+    workers: int
+    schedules: int
+    settings: Settings
+    wake_ups: str
+    chaos_s: float
+    outages: int
+    mishaps: Mishaps
+
+    @classmethod
+    def of(cls, seed: int) -> "Scenario":
+        """Draw a world from a seed."""
+        chance = random.Random(f"scenario {seed}")
+        settings = Settings(
+            coordination_mode="lock" if chance.random() < 0.3 else "leader",
+            scheduler_shards=chance.choice((1, 1, 2, 3)),
+            leader_lease=chance.choice((4, 6, 10)) * SECOND,
+            worker_lease=chance.choice((4, 8)) * SECOND,
+            poll=chance.choice((1, 2, 3)) * SECOND,
+            retention=chance.choice((60, 90)) * SECOND if chance.random() < 0.15 else Settings().retention,
+        )
+        harm = chance.choice((0.3, 1.0, 2.0))
+        return cls(
+            seed=seed,
+            start=chance.choice(_STARTS) + chance.randrange(20 * SECOND),
+            nodes=chance.choice((2, 2, 3, 3, 4)),
+            workers=chance.choice((1, 2)),
+            schedules=chance.randint(3, 6),
+            settings=settings,
+            wake_ups=chance.choice(("notify", "notify", "watch", "poll")),
+            chaos_s=chance.uniform(80, 180) if chance.random() < 0.9 else chance.uniform(400, 700),
+            outages=chance.choice((0, 1, 1, 2)),
+            mishaps=Mishaps(before=0.004 * harm, after=0.004 * harm, freeze=0.002 * harm, crash=0.001 * harm),
+        )
+
+    @property
+    def lease_s(self) -> float:
+        """The length of a node's lease in seconds."""
+        return self.settings.leader_lease / SECOND
+
+    @property
+    def shards(self) -> int:
+        """The number of shards that have a lease of their own."""
+        return self.settings.scheduler_shards if self.settings.coordination_mode == "leader" else 0
+
+
+def draw_spec(chance: random.Random, now: Instant) -> ScheduleSpec:
+    """Draw a schedule that has something to decide within minutes."""
+    start = now + chance.randint(1, 60) * SECOND if chance.random() < 0.1 else None
+    return ScheduleSpec(
+        task="work",
+        trigger=_trigger(chance, now),
+        queue=chance.choice(QUEUES),
+        priority=chance.randint(0, 2),
+        max_attempts=chance.choice((1, 1, 2, 3)),
+        backoff=Backoff(first=SECOND, most=4 * SECOND),
+        overlap=chance.choice(tuple(Overlap)),
+        queue_limit=chance.randint(1, 3),
+        missed=chance.choice(tuple(Missed)),
+        deadline=_maybe(chance, 0.3, 3, 60),
+        grace=chance.choice((0, 1, 3, 10, 60)) * SECOND,
+        catch_up_limit=chance.choice((2, 5, 20)),
+        catch_up_rate=Rate.parse("1/s") if chance.random() < 0.2 else None,
+        jitter=_maybe(chance, 0.3, 1, 8) or 0,
+        start=start,
+        end=None if chance.random() < 0.9 else max(now, start or 0) + chance.randint(30, 200) * SECOND,
+    )
+
+
+def _maybe(chance: random.Random, likely: float, low: int, high: int) -> Duration | None:
+    return chance.randint(low, high) * SECOND if chance.random() < likely else None
+
+
+def _trigger(chance: random.Random, now: Instant) -> Trigger:
+    kind = chance.choice(("every", "every", "cron", "cron", "after", "after", "at"))
+    match kind:
+        case "every":
+            interval = chance.choice(_INTERVALS)
+            return Every(interval, now - chance.randrange(100 * SECOND)) if chance.random() < 0.3 else Every(interval)
+        case "cron":
+            expr, seconds = chance.choice(_CRONS)
+            return Cron(expr, chance.choice(_ZONES), chance.choice(("shift", "skip", "both")), seconds)
+        case "after":
+            return After(chance.choice((1, 2, 5, 15)))
+        case _:
+            return At(isoformat(now + chance.randint(2, 120) * SECOND))

@@ -1,0 +1,478 @@
+"""One run: a world from a seed, minutes of trouble, a quiet tail in which everything has to come right."""
+
+import asyncio
+import hashlib
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from headway.clock import Clock
+from headway.events import (
+    ClockStepped,
+    DecisionRefused,
+    Event,
+    LeasesExpired,
+    ScheduleHeld,
+    SchedulesDecided,
+    TermLost,
+    TermWon,
+    TickFailed,
+    subscribed,
+)
+from headway.instants import SECOND, Instant, isoformat
+from headway.model import ScheduleSpec
+from headway.scheduling.audit import audit
+from headway.scheduling.triggers import After
+from headway.store import Store
+from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
+from headway.store.statements import SQLITE, Statement, migrations
+from headway.store.transaction import Begin, T
+from tests.simulation.actors import NodeActor, OperatorActor, WorkerActor
+from tests.simulation.checkers import HOUSEKEEPING, Checker, Liveness, Violation, next_instant
+from tests.simulation.faults import NO_MISHAPS
+from tests.simulation.recorder import Change, JobRow, LeaseRow, Recorder, ScheduleRow
+from tests.simulation.scenario import Mishaps, Scenario
+from tests.simulation.virtual_loop import VirtualLoop, run_virtual
+
+LOG_LINES_MAX: Final = 4_000
+TAKEOVER_S: Final = 5.0  # Promise L4: the lease and this long.
+CALLS_PER_S_MAX: Final = 120.0
+CALLS_WINDOW_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sabotage:
+    """A deliberately broken copy: what to write instead of parts of the schema and of statements."""
+
+    schema: Mapping[str, str] = field(default_factory=dict)
+    statements: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one seed came to."""
+
+    seed: int
+    problem: str | None
+    seen: Mapping[str, int]
+    digest: str
+    log: tuple[str, ...]
+
+
+def simulate(
+    seed: int, *, sabotage: Sabotage | None = None, mishaps: Mishaps | None = None, verbose: bool = False
+) -> Result:
+    """Run one seed to its end, or to the first broken promise."""
+    scenario = Scenario.of(seed)
+    scenario = replace(scenario, mishaps=mishaps or scenario.mishaps)
+    loop = VirtualLoop()
+    connection = _open(scenario, loop, sabotage or Sabotage())
+    simulation = Simulation(scenario, loop, connection, verbose=verbose)
+    problem = None
+    try:
+        with subscribed(simulation.hear):
+            run_virtual(simulation.run(), loop)
+    except Exception as error:  # noqa: BLE001 - whatever ends a run is its result
+        problem = f"{type(error).__name__}: {error}"
+        simulation.log("simulation", problem)
+    return Result(
+        seed=seed,
+        problem=problem,
+        seen=dict(simulation.checker.seen),
+        digest=_digest(connection),
+        log=tuple(simulation.lines),
+    )
+
+
+def _open(scenario: Scenario, loop: VirtualLoop, sabotage: Sabotage) -> SqliteConnection:
+    connection = SqliteConnection(":memory:", now=lambda: scenario.start + round(loop.time() * SECOND))
+    statements = dict(connection._statements)
+    for name, (text, instead) in sabotage.statements.items():
+        statement = statements[name]
+        assert text in statement.text, f"{text!r} is not in {name}"
+        replaced = statement.text.replace(text, instead)
+        statements[name] = Statement(name, replaced, statement.parameters, statement.transition)
+    connection._statements = statements
+    for step in migrations(SQLITE):
+        script = "\n;\n".join(step.statements)
+        for text, instead in sabotage.schema.items():
+            assert text in script, f"{text!r} is not in the schema"
+            script = script.replace(text, instead)
+        connection.script(script.split("\n;\n"))
+    return connection
+
+
+def _digest(connection: SqliteConnection) -> str:
+    digest = hashlib.sha256()
+    tables = connection.raw.execute("select name from sqlite_master where type = 'table' order by name").fetchall()
+    for (table,) in tables:
+        digest.update(table.encode())
+        for row in connection.raw.execute(f"select * from {table} order by 1, 2"):
+            digest.update(repr(tuple(row)).encode())
+    return digest.hexdigest()
+
+
+class _WakeUps:
+    """One subscription; what it hears may be late or lost."""
+
+    def __init__(self, mode: str, close: Callable[[], None]) -> None:
+        self.mode = mode
+        self._close = close
+
+    async def check(self) -> None:
+        """Everything that can go wrong with wake-ups goes wrong elsewhere."""
+
+    async def close(self) -> None:
+        """Hear no more."""
+        self._close()
+
+
+class Simulation:
+    """The world of one seed."""
+
+    def __init__(self, scenario: Scenario, loop: VirtualLoop, connection: SqliteConnection, *, verbose: bool) -> None:
+        self.scenario = scenario
+        self._loop = loop
+        self.mishaps = NO_MISHAPS
+        self.is_down = False
+        self.lines: list[str] = []
+        self._verbose = verbose
+        self._chance = self.chance("world")
+        self._recorder = Recorder(connection)
+        self._connection = connection
+        self._listeners: dict[str, Callable[[str], None]] = {}
+        self._on_their_way: set[tuple[str, str]] = set()
+        self._nodes: list[NodeActor] = []
+        self._workers: list[WorkerActor] = []
+        self._failed: asyncio.Future[None] | None = None
+        self._calls: Counter[str] = Counter()
+        self.checker = Checker(shards=scenario.shards, retention=scenario.settings.retention, holds=self._holds)
+
+    # What actors see.
+
+    def store_now(self) -> Instant:
+        """Return the store's time."""
+        return self.scenario.start + round(self._loop.time() * SECOND)
+
+    def chance(self, whose: str) -> random.Random:
+        """Return randomness that depends on the seed and the name alone."""
+        return random.Random(f"{self.scenario.seed} {whose}")
+
+    def saw(self, what: str) -> None:
+        """Count something."""
+        self.checker.seen[what] += 1
+
+    def log(self, actor: str, *what: object) -> None:
+        """Keep a line for whoever replays this seed."""
+        if not self._verbose:
+            return
+        at = isoformat(self.store_now())[11:23]
+        self.lines.append(f"{at} {actor:>16} " + " ".join(str(part) for part in what))
+        del self.lines[:-LOG_LINES_MAX]
+
+    def fail(self, problem: BaseException) -> None:
+        """End the run at once."""
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_exception(problem)
+
+    def commit(self, actor: str, begin: Begin[T]) -> T:
+        """Run a transaction, look at what it did, and tell the others."""
+        self._calls[actor] += 1
+        result, changes = self._recorder.run(begin)
+        if changes:
+            if self._verbose:
+                self._log_changes(actor, changes)
+            try:
+                self.checker.look(actor, self.store_now(), changes)
+            except Violation as violation:
+                self.fail(violation)
+            self._notify(actor, changes)
+            self._wake_the_robbed(changes)
+        return result
+
+    async def listen(self, actor: str, hear: Callable[[str], None]) -> _WakeUps:
+        """Hear of others' commits."""
+        mode = self.scenario.wake_ups
+        if mode != "poll":
+            self._listeners[actor] = hear
+        return _WakeUps(mode, lambda: self._listeners.pop(actor, None) and None)
+
+    def _wake_the_robbed(self, changes: list[Change]) -> None:
+        """Let a frozen node wake up at the worst moment: when its lease was taken, and nothing done with it yet."""
+        for change in changes:
+            match change.old, change.new:
+                case LeaseRow() as old, LeaseRow() as new if old.holder != new.holder and self._chance.random() < 0.5:
+                    for node in self._nodes:
+                        if node.process is not None and node.process.id == old.holder:
+                            self._loop.call_later(self._chance.uniform(0, 0.02), node.process.thaw)
+
+    # The run.
+
+    async def run(self) -> None:
+        """Trouble first, then peace."""
+        self._failed = self._loop.create_future()
+        story = self._loop.create_task(self._story())
+        await asyncio.wait({story, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+        if self._failed.done():
+            story.cancel()
+            self._failed.result()
+        await story
+
+    async def _story(self) -> None:
+        operator = OperatorActor(self)
+        await operator.set_up()
+        self._nodes = [NodeActor(self, index) for index in range(self.scenario.nodes)]
+        self._workers = [WorkerActor(self, index) for index in range(self.scenario.workers)]
+        loop = self._loop
+        working = [loop.create_task(worker.run()) for worker in self._workers]
+        working.append(loop.create_task(self._watch_calls()))
+        for task in working:
+            task.add_done_callback(self._ended)
+        operating = loop.create_task(operator.run())
+        operating.add_done_callback(self._ended)
+        await self._trouble()
+        operating.cancel()
+        await self._peace()
+        for task in working:
+            task.cancel()
+        Audit(self._connection, self.checker).check(self.scenario.settings.retention >= 3600 * SECOND)
+        report = await audit(Store.on(InlineSqliteDriver(self._connection), Clock(wall=self.store_now)).ledger)
+        if not report.ok:
+            raise Violation(f"headway audit: {report.to_dict()}")
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.fail(error)
+
+    async def _trouble(self) -> None:
+        self.mishaps = self.scenario.mishaps
+        for node in self._nodes:
+            await asyncio.sleep(self._chance.uniform(0, 3))
+            node.start()
+        events = sorted(self._timeline(), key=lambda event: event[0])
+        passed = 0.0
+        for at, act in [*events, (self.scenario.chaos_s, lambda: None)]:
+            await asyncio.sleep(max(0.0, at - passed))
+            passed = max(at, passed)
+            act()
+
+    def _timeline(self) -> Iterator[tuple[float, Callable[[], None]]]:
+        until, lease_s, chance = self.scenario.chaos_s, self.scenario.lease_s, self._chance
+        for _ in range(self.scenario.outages):
+            at = chance.uniform(0, until)
+            yield at, lambda: self._set_down(True)
+            yield min(until, at + chance.uniform(0.3, 2.5) * lease_s), lambda: self._set_down(False)
+        for _ in range(chance.randint(0, 2)):
+            at, node = chance.uniform(0, until), chance.choice(self._nodes)
+            yield at, node.stop
+            yield min(until, at + chance.uniform(0.2, 3) * lease_s), node.start
+        for _ in range(chance.randint(0, 3)):
+            yield chance.uniform(0, until), self._step_a_clock
+        for _ in range(chance.randint(0, 2)):
+            yield chance.uniform(0, until), self._crash_a_leader
+
+    def _set_down(self, is_down: bool) -> None:
+        self.log("store", "goes down" if is_down else "is back")
+        self.is_down = is_down
+        if is_down:
+            self.saw("outage")
+
+    def _step_a_clock(self) -> None:
+        process = self._chance.choice(self._nodes).process
+        if process is not None:
+            process.skew += self._chance.choice((3600, -3600)) * SECOND
+            self.saw("wall clock stepped")
+
+    def _crash_a_leader(self) -> None:
+        leaders = [node for node in self._nodes if node.holds()]
+        if leaders:
+            lease_s = self.scenario.lease_s
+            self._chance.choice(leaders).crash(again_after_s=self._chance.uniform(0.1, 3) * lease_s)
+
+    async def _peace(self) -> None:
+        """Stop all trouble; from here on the liveness promises count."""
+        self.log("simulation", "peace")
+        self.mishaps = NO_MISHAPS
+        self._set_down(False)
+        for node in self._nodes:
+            node.calm()
+        for worker in self._workers:
+            worker.calm()
+        alive = [node for node in self._nodes if node.is_alive and not (node.process and node.process.gate.is_dead)]
+        leaders = [node for node in alive if node.holds()]
+        if len(alive) > 1 and leaders and self._chance.random() < 0.5:
+            self._chance.choice(leaders).crash()
+        elif not alive:
+            self._nodes[0].start()
+        await self._recover()
+        await self._stop_all()
+
+    async def _recover(self) -> None:
+        settings = self.scenario.settings
+        poll_s = settings.poll / SECOND
+        roles = [HOUSEKEEPING, *(f"scheduler/{shard}" for shard in range(self.scenario.shards))]
+        liveness = Liveness(self.checker, roles=roles, poll_s=poll_s)
+        await asyncio.sleep(self.scenario.lease_s + TAKEOVER_S)
+        liveness.leaders(self._holds())
+        await asyncio.sleep(poll_s + 1.0)
+        for _ in range(12):
+            now = self.store_now()
+            liveness.leaders(self._holds())
+            liveness.decided(now, round((poll_s + 1.0) * SECOND))
+            liveness.moving(now, round((poll_s + 2.0) * SECOND + settings.worker_lease))
+            await asyncio.sleep(1.0)
+
+    async def _stop_all(self) -> None:
+        for node in self._nodes:
+            node.stop()
+        tasks = [node.task for node in self._nodes if node.task is not None]
+        _, late = await asyncio.wait(tasks, timeout=5.0)
+        if late:
+            raise Violation(f"a clean stop takes longer than 5 s: {late}")
+        now = self.store_now()
+        held = [
+            lease for lease in self.checker.leases.values() if lease.until > now and "occurrence/" not in lease.name
+        ]
+        if held:
+            raise Violation(f"a clean stop left leases behind: {held}")
+
+    async def _watch_calls(self) -> None:
+        """A loop that asks the store again and again is a fault of its own."""
+        while True:
+            self._calls.clear()
+            await asyncio.sleep(CALLS_WINDOW_S)
+            for actor, calls in self._calls.items():
+                if calls > CALLS_PER_S_MAX * CALLS_WINDOW_S:
+                    raise Violation(f"bounded load: {actor} called the store {calls} times in {CALLS_WINDOW_S} s")
+
+    # Watching and telling.
+
+    def _holds(self) -> dict[str, dict[str, int]]:
+        return {node.process.id: node.holds() for node in self._nodes if node.process is not None}
+
+    def hear(self, event: Event) -> None:
+        """Count what the engine says of itself."""
+        match event:
+            case DecisionRefused() if "no longer ours" in event.reason:
+                self.saw("stale token refused")
+            case DecisionRefused():
+                self.saw("decided by somebody else")
+            case LeasesExpired():
+                self.saw("job lease expired")
+            case TermLost():
+                self.saw(f"term lost: {event.reason}")
+            case TickFailed():
+                self.saw("tick failed")
+            case ScheduleHeld():
+                self.fail(Violation(f"a good schedule was held: {event}"))
+            case ClockStepped() if self._verbose:
+                self.saw("clock stepped")
+            case _:
+                pass
+        if self._verbose and isinstance(event, TermWon | TermLost | DecisionRefused | TickFailed | SchedulesDecided):
+            self.log(event.node, _brief(event))
+
+    def _log_changes(self, actor: str, changes: list[Change]) -> None:
+        for change in changes:
+            self.log(actor, "  ", change.new if change.old is None else f"{change.old} -> {change.new}")
+
+    def _notify(self, actor: str, changes: list[Change]) -> None:
+        if not self._listeners:
+            return
+        topics = self._topics(changes) if self.scenario.wake_ups == "notify" else {"anything": None}
+        for listener in tuple(self._listeners):
+            for topic in topics:
+                if listener != actor and (listener, topic) not in self._on_their_way:
+                    self._send(listener, topic)
+
+    def _topics(self, changes: list[Change]) -> dict[str, None]:
+        topics: dict[str, None] = {}
+        for change in changes:
+            match change.old, change.new:
+                case old, JobRow() as job if old is None or old.status != job.status:  # type: ignore[union-attr]
+                    topics["ready " + job.tenant if job.status == "PENDING" else "waiting"] = None
+                case None, ScheduleRow():
+                    topics["schedules"] = None
+                case ScheduleRow() as old, ScheduleRow() as new if (
+                    old.revision != new.revision or old.decided_through == new.decided_through
+                ):
+                    topics["schedules"] = None
+                case LeaseRow() as old, LeaseRow() as new if new.until < old.until:
+                    topics["leases"] = None
+        return topics
+
+    def _send(self, listener: str, topic: str) -> None:
+        delay_s = 0.05 if topic == "anything" else self._chance.choice((0.001, 0.005, 0.05))
+        if self.mishaps is not NO_MISHAPS:
+            if self._chance.random() < 0.2:
+                self.saw("wake-up lost")
+                return
+            if self._chance.random() < 0.1:
+                self.saw("wake-up delayed")
+                delay_s = self._chance.uniform(0.5, 4)
+        self._on_their_way.add((listener, topic))
+        self._loop.call_later(delay_s, self._deliver, listener, topic)
+
+    def _deliver(self, listener: str, topic: str) -> None:
+        self._on_their_way.discard((listener, topic))
+        hear = self._listeners.get(listener)
+        if hear is not None:
+            hear(topic)
+
+
+def _brief(event: Event) -> str:
+    if isinstance(event, SchedulesDecided):
+        plans = ", ".join(f"{plan.schedule.name} v{plan.schedule.version}" for plan in event.plans)
+        return f"decided {plans}"
+    return str(event)
+
+
+class Audit:
+    """The ledger against the definitions: every instant is enumerated, one by one, and must have its record."""
+
+    def __init__(self, connection: SqliteConnection, checker: Checker) -> None:
+        self._raw = connection.raw
+        self._checker = checker
+
+    def check(self, complete: bool) -> None:
+        """Compare what is recorded with what is expected."""
+        if not complete:
+            return  # Old records were pruned; the checkers saw each of them when it was written.
+        records = defaultdict(list)
+        for row in self._raw.execute("select * from headway_occurrences order by schedule, instant"):
+            records[row["schedule"], row["revision"]].append(
+                (row["instant"], row["until"] or row["instant"], row["count"])
+            )
+        for (name, revision), (effective_at, spec) in self._checker.revisions.items():
+            following = self._checker.revisions.get((name, revision + 1))
+            end = following[0] if following else self._checker.schedules[name].decided_through
+            found = records.pop((name, revision), [])
+            if spec is not None and isinstance(spec.trigger, After):
+                continue  # Its instants follow from its jobs; the checkers compared them one by one.
+            self._compare(f"{name}, revision {revision}", list(_instants(spec, effective_at, end)), found)
+        if records:
+            raise Violation(f"audit: decisions for no revision: {records}")
+
+    def _compare(self, name: str, expected: list[Instant], records: list[tuple[Instant, Instant, int]]) -> None:
+        undecided = iter(expected)
+        for low, high, count in records:
+            for instant in itertools.islice(undecided, count):
+                if not low <= instant <= high:
+                    raise Violation(
+                        f"audit: {name}: {isoformat(instant)} is not in {isoformat(low)}..{isoformat(high)}"
+                    )
+        left = next(undecided, None)
+        if left is not None or sum(count for _, _, count in records) != len(expected):
+            raise Violation(f"audit: {name}: {len(expected)} expected, {records} recorded")
+        self._checker.seen["audited instants"] += len(expected)
+
+
+def _instants(spec: ScheduleSpec | None, after: Instant, until: Instant) -> Iterator[Instant]:
+    instant = None if spec is None else next_instant(spec, after)
+    while spec is not None and instant is not None and instant <= until:
+        yield instant
+        instant = next_instant(spec, instant)

@@ -1,0 +1,107 @@
+"""A small stage for unit tests of the loops: the real store in memory, on virtual time, with a driver that obeys.
+
+Nothing here is random. A test says what goes wrong and when, and looks at what the loop makes of it.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from headway.clock import Clock
+from headway.errors import StoreUnavailable
+from headway.events import Event, subscribed
+from headway.instants import SECOND, Instant, parse_instant
+from headway.store import Store
+from headway.store.migrations import migrate
+from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
+from headway.store.transaction import Begin, Call, Rows, T, one
+
+START: Final = parse_instant("2027-06-16T09:00:00Z")
+
+
+class ObedientDriver(InlineSqliteDriver):
+    """Runs transactions at once, unless it is told otherwise."""
+
+    def __init__(self, connection: SqliteConnection) -> None:
+        super().__init__(connection)
+        self.is_down = False
+        self.asking_s = 0.0
+        self.answering_s = 0.0
+        self.loses_answer = 0  # 1: the next one, 2: the one after it.
+        self.calls = 0
+
+    async def run(self, begin: Begin[T]) -> T:
+        """Run a transaction, or fail as told."""
+        self.calls += 1
+        if self.asking_s:
+            await asyncio.sleep(self.asking_s)
+        if self.is_down:
+            raise StoreUnavailable("down")
+        result = await super().run(begin)
+        if self.answering_s:
+            await asyncio.sleep(self.answering_s)
+        if self.loses_answer:
+            self.loses_answer -= 1
+            if not self.loses_answer:
+                raise StoreUnavailable("the answer was lost")
+        return result
+
+    async def fetch(self, statement: Call) -> Rows:
+        """Run one call as a transaction of its own."""
+        return await self.run(lambda: one(statement))
+
+
+class Seat:
+    """One process: its clock, its driver, its store."""
+
+    def __init__(self, connection: SqliteConnection, node: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.driver = ObedientDriver(connection)
+        self.clock = Clock(monotonic=loop.time, wall=lambda: START, chance=random.Random(node), node=node)
+        self.store = Store.on(self.driver, self.clock)
+
+
+class Stage:
+    """One store and the events of everybody who uses it."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.events: list[Event] = []
+        self._connection = SqliteConnection(":memory:", now=lambda: START + round(loop.time() * SECOND))
+        self._subscription = subscribed(self.events.append)
+
+    async def __aenter__(self) -> "Stage":
+        await migrate(InlineSqliteDriver(self._connection))
+        self._subscription.__enter__()
+        return self
+
+    async def __aexit__(self, *reason: object) -> None:
+        self._subscription.__exit__(None, None, None)
+        self._connection.raw.close()
+
+    def seat(self, node: str = "node_a") -> Seat:
+        """Add a process."""
+        return Seat(self._connection, node)
+
+    def now(self) -> Instant:
+        """Return the store's time."""
+        return START + round(asyncio.get_running_loop().time() * SECOND)
+
+    def sql(self, text: str, *parameters: object) -> list[Any]:
+        """Look at the tables, or break them."""
+        return self._connection.raw.execute(text, parameters).fetchall()
+
+    def said(self, kind: type[Event]) -> list[Any]:
+        """Return the events of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+async def until(holds: Callable[[], object], *, within_s: float, step_s: float = 0.05) -> float:
+    """Wait until something holds; return how long it took. Fails when it takes too long."""
+    began = asyncio.get_running_loop().time()
+    while not holds():
+        waited = asyncio.get_running_loop().time() - began
+        assert waited <= within_s, f"not within {within_s} s"
+        await asyncio.sleep(step_s)
+    return asyncio.get_running_loop().time() - began

@@ -1,0 +1,156 @@
+"""Some seeds with every test run, and the proof that the checkers are not blind."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import headway.store.ledger
+from headway.coordination.elector import Elector
+from headway.model import Lease
+from headway.ports import Fence
+from headway.store.transaction import Transaction
+from tests.simulation.campaign import MUST_SEE, missing
+from tests.simulation.scenario import Mishaps
+from tests.simulation.simulation import Result, Sabotage, simulate
+
+ROOT: Final = Path(__file__).parents[2]
+FIXED: Final = range(30)
+FRESH_S_MAX: Final = 8.0
+CAUGHT_WITHIN: Final = 12  # Seeds until a sabotage must have been noticed.
+OFTEN_FROZEN: Final = Mishaps(before=0.0, after=0.0, freeze=0.01, crash=0.0)
+
+
+def explain(result: Result) -> str:
+    """Say what is wrong and how to see it again."""
+    return f"seed {result.seed}: {result.problem}\nreplay: make sim SEED={result.seed}"
+
+
+@pytest.mark.slow
+def test_fixed_seeds_keep_every_promise() -> None:
+    seen: Counter[str] = Counter()
+    for seed in FIXED:
+        result = simulate(seed)
+        assert result.problem is None, explain(result)
+        seen.update(result.seen)
+    rare = {"decided by somebody else", "stale attempt refused", "pruned", "term lost: the store refused its token"}
+    assert not set(missing(seen)) - rare, f"{len(FIXED)} seeds never saw {missing(seen)}"
+
+
+@pytest.mark.slow
+def test_fresh_seeds_keep_every_promise() -> None:
+    first = time.time_ns() // 1_000_000 % 1_000_000_000
+    until = time.monotonic() + FRESH_S_MAX
+    for seed in range(first, first + 50):
+        result = simulate(seed)
+        assert result.problem is None, explain(result)
+        if time.monotonic() > until:
+            break
+
+
+def test_a_seed_is_one_history() -> None:
+    first, second = simulate(7), simulate(7, verbose=True)
+    assert first.digest == second.digest
+    assert first.seen == second.seen
+    assert second.log
+    assert simulate(8).digest != first.digest
+
+
+def test_a_seed_is_one_history_in_every_process() -> None:
+    code = "from tests.simulation.simulation import simulate; print(simulate(7).digest)"
+    environ = {**os.environ, "PYTHONHASHSEED": "12345"}
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said.stdout.strip() == simulate(7).digest
+
+
+def test_a_campaign_that_saw_too_little_fails() -> None:
+    assert missing(Counter()) == list(MUST_SEE)
+    assert missing(Counter(dict.fromkeys(MUST_SEE[1:], 1))) == [MUST_SEE[0]]
+
+
+# The broken copies. Each lacks one wall; the checkers must see what comes through.
+
+
+def caught(sabotage: Sabotage | None = None) -> Iterator[str]:
+    """Yield what the checkers say to a broken copy, seed by seed."""
+    for seed in range(CAUGHT_WITHIN):
+        problem = simulate(seed, sabotage=sabotage, mishaps=OFTEN_FROZEN).problem
+        if problem is not None:
+            yield problem
+
+
+def test_a_missing_unique_key_is_caught() -> None:
+    broken = Sabotage(
+        schema={
+            "job_id     text,\n  primary key (schedule, instant)\n": "job_id     text\n",
+        },
+        statements={"advance": (" and headway_schedules.version = r.seen_version", "")},
+    )
+    problem = next(caught(broken), "")
+    assert "S1: decided twice" in problem or "version" in problem, problem
+
+
+def test_a_missing_fence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fence(fence: Fence) -> Transaction[None]:
+        return
+        yield
+
+    monkeypatch.setattr(headway.store.ledger, "_check_fence", no_fence)
+    # The version of the schedule still refuses most of it: this is the wall behind the fence.
+    problem = next(caught(), "")
+    assert "fencing" in problem, problem
+
+
+def test_trust_without_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(self: Elector) -> dict[str, Lease]:
+        return {role: term.lease for role, term in self._terms.items()}
+
+    monkeypatch.setattr(Elector, "held", held)
+    problem = next(caught(), "")
+    assert "nobody trusts a lease that is not held" in problem, problem
+
+
+def test_an_early_decision_is_caught() -> None:
+    broken = Sabotage(statements={"due": ("headway_now()", "(headway_now() + 2000000)")})
+    problem = next(caught(broken), "")
+    assert "S11" in problem, problem
+
+
+def test_a_decision_without_its_job_is_caught() -> None:
+    broken = Sabotage(statements={"enqueue": ("where true", "where r.occurrence_at is null")})
+    problem = next(caught(broken), "")
+    assert "S1: fired without a job" in problem, problem
+
+
+def test_a_second_live_job_is_caught() -> None:
+    broken = Sabotage(
+        schema={"create unique index headway_jobs_exclusive": "create index headway_jobs_exclusive"},
+        statements={"live_jobs": ("j.finished_at is null", "j.finished_at is null and j.status <> 'RUNNING'")},
+    )
+    problem = next(caught(broken), "")
+    assert "S7" in problem, problem
+
+
+def test_an_unfenced_settlement_is_caught() -> None:
+    fence = "and headway_jobs.attempt = r.job_attempt and headway_jobs.status = 'RUNNING'"
+    guard = f"{fence}\nreturning id, attempt, schedule"
+    broken = Sabotage(
+        schema={"error      text,\n  primary key (job_id, attempt)\n": "error      text\n"},
+        statements={"settle": (guard, "returning id, attempt, schedule")},
+    )
+    problem = next(caught(broken), "")
+    assert "S4" in problem or "S12" in problem, problem
+
+
+def test_a_lost_instant_is_caught() -> None:
+    broken = Sabotage(statements={"record": ("where true", "where r.outcome <> 'coalesced'")})
+    problem = next(caught(broken), "")
+    assert "S1: passed over" in problem or "S1: not the next instant" in problem, problem

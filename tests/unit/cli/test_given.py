@@ -1,0 +1,86 @@
+"""What people type: arguments, times, rules."""
+
+import pytest
+
+from headway.cli.define import read_trigger
+from headway.cli.given import read_args, read_future, read_past
+from headway.errors import DefinitionError, InvalidSchedule, InvalidTask
+from headway.instants import HOUR, parse_instant
+from headway.scheduling.triggers import After, At, Cron, Every
+
+NOW = parse_instant("2027-01-01T12:00:00Z")
+
+
+def test_arguments_are_json_where_they_can_be_else_text() -> None:
+    pairs = ["n=20", "x=1.5", "ok=true", "nothing=null", "list=[1, 2]", "text=hello", "url=http://a/?b=c", "empty="]
+    assert read_args(pairs, '{"n": 1, "kept": {"a": []}}') == {
+        "n": 20,
+        "kept": {"a": []},
+        "x": 1.5,
+        "ok": True,
+        "nothing": None,
+        "list": [1, 2],
+        "text": "hello",
+        "url": "http://a/?b=c",
+        "empty": "",
+    }
+
+
+def test_what_json_does_not_have_is_text() -> None:
+    assert read_args(["a=NaN", "b=Infinity", "c={", "d=" + "[" * 100_000], None) == {
+        "a": "NaN",
+        "b": "Infinity",
+        "c": "{",
+        "d": "[" * 100_000,
+    }
+
+
+@pytest.mark.parametrize("pair", ["novalue", "=5", " =5", ""])
+def test_a_pair_without_a_name_is_refused(pair: str) -> None:
+    with pytest.raises(InvalidTask, match="-a must look like name=value"):
+        read_args([pair], None)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "null", "[" * 100_000])
+def test_args_must_be_one_object(text: str) -> None:
+    with pytest.raises(InvalidTask, match="--args must be"):
+        read_args(None, text)
+
+
+def test_times_are_absolute_or_relative() -> None:
+    assert read_past("2h", NOW, "--since") == NOW - 2 * HOUR
+    assert read_future("2h", NOW, "--until") == NOW + 2 * HOUR
+    assert read_past("2027-01-01T11:00:00Z", NOW, "--since") == NOW - HOUR
+    assert read_future("2027-01-01 14:00", NOW, "--until", "Europe/Berlin") == NOW + HOUR
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2h3", "-2h", "2027-13-01", "0001-01-01T00:00+14:00", "9" * 100])
+def test_other_times_are_refused_by_the_name_of_the_option(text: str) -> None:
+    with pytest.raises(DefinitionError, match="--since must be a time"):
+        read_past(text, NOW, "--since")
+
+
+def test_one_of_four_rules() -> None:
+    assert read_trigger({"cron": "0 6 * * *", "tz": "Europe/Berlin", "dst": "skip"}) == Cron(
+        "0 6 * * *", "Europe/Berlin", "skip"
+    )
+    assert read_trigger({"every": "30s"}) == Every("30s")
+    assert read_trigger({"after": "10m"}) == After("10m")
+    assert read_trigger({"at": "2027-01-01T00:00", "tz": "Asia/Tokyo"}) == At("2027-01-01T00:00", "Asia/Tokyo")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "say when in one way"),
+        ({"cron": "@daily", "every": "1s"}, "not cron and every"),
+        ({"every": "1s", "tz": "UTC"}, "tz does not belong to every"),
+        ({"at": "2027-01-01", "dst": "skip"}, "dst does not belong to at"),
+        ({"cron": "* * *"}, "cron"),
+        ({"cron": "0 6 * * *", "tz": "../../etc/passwd"}, "not a known time zone"),
+        ({"every": 0}, "interval"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidSchedule, match=message):
+        read_trigger(given)

@@ -1,0 +1,103 @@
+"""Log lines: one formatter, one line per event, bounded at any load."""
+
+import json
+from typing import get_args
+
+import pytest
+
+from headway.cli.log import DECISIONS_TOLD_MAX, EventLog, describe
+from headway.events import (
+    ClockStepped,
+    DecisionRefused,
+    Event,
+    JobsPromoted,
+    LeasesExpired,
+    Pruned,
+    ScheduleHeld,
+    SchedulesDecided,
+    TermLost,
+    TermWon,
+    TickFailed,
+    WakeModeChanged,
+)
+from headway.instants import SECOND, parse_instant
+from headway.model import Decided, Decision, Plan, Schedule, ScheduleSpec
+from headway.scheduling.triggers import Every
+
+NOW = parse_instant("2027-01-01T00:00:00.123456Z")
+
+
+def plan(name: str, *decisions: Decision) -> Plan:
+    schedule = Schedule(name=name, spec=ScheduleSpec(task="t", trigger=Every("1s")))
+    return Plan(schedule=schedule, now=NOW, decisions=decisions, decided_through=NOW, next_at=None)
+
+
+def fired(seconds: int = 0) -> Decision:
+    return Decision(instant=NOW // SECOND * SECOND - seconds * SECOND, outcome=Decided.FIRED, reason="on time")
+
+
+EVENTS: list[Event] = [
+    TermWon(node="n", role="scheduler/0", token=7),
+    TermLost(node="n", role="scheduler/0", token=7, reason="released"),
+    SchedulesDecided(node="n", plans=(plan("a", fired()),)),
+    DecisionRefused(node="n", schedules=("a",), reason="decided by somebody else"),
+    ScheduleHeld(node="n", schedule="a", reason="cannot be planned"),
+    JobsPromoted(node="n", count=3),
+    LeasesExpired(node="n", job_ids=("job_1",)),
+    Pruned(node="n", rows=9),
+    TickFailed(node="n", loop="scheduler", error="gone", rest_s=1.0),
+    ClockStepped(node="n", by_s=-3.5, store_now=NOW),
+    WakeModeChanged(node="n", mode="poll", reason="notifications do not arrive"),
+]
+
+
+def log_of(look: str, *events: Event) -> list[str]:
+    lines: list[str] = []
+    log = EventLog(lines.append, look=look, wall=lambda: NOW)
+    for event in events:
+        log(event)
+    return lines
+
+
+def test_every_kind_of_event_is_here() -> None:
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_every_event_is_a_line(event: Event) -> None:
+    assert list(describe(event))
+    (line,) = log_of("plain", event)
+    assert line.startswith("2027-01-01T00:00:00.123Z ")
+    (text,) = log_of("json", event)
+    assert json.loads(text)["at"] == "2027-01-01T00:00:00.123Z"
+
+
+def test_a_decision_says_what_and_how_late() -> None:
+    (line,) = log_of("plain", SchedulesDecided(node="n", plans=(plan("daily report", fired(2)),)))
+    assert line == (
+        '2027-01-01T00:00:00.123Z info decided schedule="daily report" instant=2026-12-31T23:59:58Z outcome=fired'
+        ' reason="on time" after=2.1s'
+    )
+
+
+def test_many_decisions_of_one_tick_are_one_line() -> None:
+    few = SchedulesDecided(node="n", plans=tuple(plan(f"s{i}", fired()) for i in range(DECISIONS_TOLD_MAX)))
+    assert len(log_of("plain", few)) == DECISIONS_TOLD_MAX
+    skipped = Decision(instant=0, until=9 * SECOND, count=10, outcome=Decided.SKIPPED, reason="overlap")
+    many = SchedulesDecided(node="n", plans=tuple(plan(f"s{i}", fired(), skipped) for i in range(1000)))
+    (line,) = log_of("plain", many)
+    assert line.endswith(" decided schedules=1000 fired=1000 skipped=10000")
+
+
+def test_a_store_that_stays_away_does_not_fill_the_log() -> None:
+    failures = [TickFailed(node="n", loop=f"loop{i % 6}", error="gone", rest_s=0.2) for i in range(600)]
+    assert len(log_of("plain", *failures)) == 1
+
+
+@pytest.mark.parametrize("look", ["plain", "json", "terminal"])
+def test_hostile_names_stay_on_one_line(look: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    name = 'x" level=error\n2027 \x1b[2J\u202e\u2028'
+    (line,) = log_of(look, ScheduleHeld(node="n", schedule=name, reason=name))
+    assert line.isprintable()
+    assert " level=error" not in line.replace("\"x' level=error", "").replace('x\\" level=error', "")

@@ -1,0 +1,256 @@
+"""The clock that follows the store's, the ids that sort, and the loop that everything runs in."""
+
+import asyncio
+import random
+import re
+
+import pytest
+
+from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, Loop
+from headway.errors import StoreUnavailable
+from headway.events import ClockStepped, Event, TickFailed, subscribed
+from headway.instants import SECOND, Instant
+from tests.simulation.virtual_loop import virtual
+
+HOUR = 3600 * SECOND
+
+
+class Hands:
+    """Time that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self.monotonic_s = 1_000.0
+        self.wall_step: Instant = 0
+        self.store_step: Instant = 0
+        self.events: list[Event] = []
+
+    @property
+    def store(self) -> Instant:
+        return 5_000_000 * SECOND + round(self.monotonic_s * SECOND) + self.store_step
+
+    @property
+    def wall(self) -> Instant:
+        return 5_000_000 * SECOND + round(self.monotonic_s * SECOND) + self.wall_step
+
+    def clock(self) -> Clock:
+        return Clock(monotonic=lambda: self.monotonic_s, wall=lambda: self.wall, chance=random.Random(1), node="n")
+
+    def pass_s(self, seconds: float) -> None:
+        self.monotonic_s += seconds
+
+    def ask(self, clock: Clock, *, there_s: float, back_s: float) -> None:
+        """Ask the store for its time; the question and the answer take a while."""
+        sent = self.monotonic_s
+        self.pass_s(there_s)
+        told = self.store
+        self.pass_s(back_s)
+        with subscribed(self.events.append):
+            clock.observe(told, sent=sent)
+
+
+def test_before_it_hears_the_store_it_has_the_wall_clock_only() -> None:
+    hands = Hands()
+    assert hands.clock().now() == hands.wall
+
+
+def test_the_estimate_is_never_ahead_of_the_store() -> None:
+    hands, chance = Hands(), random.Random(7)
+    clock = hands.clock()
+    for _ in range(500):
+        there_s, back_s = chance.choice((0, 0.001, 0.2, 5)), chance.choice((0, 0.001, 0.2, 5))
+        hands.ask(clock, there_s=there_s, back_s=back_s)
+        assert hands.store - (there_s + back_s) * SECOND - 1 <= clock.now() <= hands.store
+        hands.pass_s(chance.uniform(0, 10))
+        assert clock.now() <= hands.store
+
+
+def test_a_slow_answer_does_not_spoil_a_good_estimate() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    hands.ask(clock, there_s=0.0, back_s=0.0)
+    hands.ask(clock, there_s=4.0, back_s=4.0)
+    assert clock.now() == hands.store
+    assert not hands.events
+
+
+def test_a_better_answer_improves_the_estimate() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    hands.ask(clock, there_s=0.0, back_s=0.8)
+    assert clock.now() == hands.store - round(0.8 * SECOND)
+    hands.ask(clock, there_s=0.8, back_s=0.0)
+    assert clock.now() == hands.store
+    assert not hands.events  # Less than a second: not a step.
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_step_of_the_wall_clock_changes_nothing(step: int) -> None:
+    hands = Hands()
+    clock = hands.clock()
+    hands.ask(clock, there_s=0.0, back_s=0.0)
+    hands.wall_step += step
+    assert clock.now() == hands.store
+    assert clock.skew_s() == step / SECOND
+    hands.ask(clock, there_s=0.01, back_s=0.01)
+    assert clock.now() == hands.store
+    assert not hands.events
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_step_of_the_store_is_followed_and_told(step: int) -> None:
+    hands = Hands()
+    clock = hands.clock()
+    hands.ask(clock, there_s=0.0, back_s=0.0)
+    hands.store_step += step
+    hands.ask(clock, there_s=0.0, back_s=0.0)
+    assert clock.now() == hands.store
+    (event,) = hands.events
+    assert isinstance(event, ClockStepped)
+    assert event.by_s == step / SECOND
+
+
+def test_ids_of_one_process_are_unique_and_sort_by_age() -> None:
+    hands, chance = Hands(), random.Random(3)
+    clock, ids = hands.clock(), []
+    for _ in range(5_000):
+        ids.append(clock.new_id("job"))
+        hands.pass_s(chance.choice((0, 0, 0.0001, 0.002)))
+        if chance.random() < 0.01:
+            hands.wall_step -= chance.choice((1, 60)) * SECOND  # Nothing heard of the store yet: the wall clock counts.
+    assert len(set(ids)) == len(ids)
+    assert sorted(ids) == ids
+    assert all(re.fullmatch(r"job_[0-9a-hjkmnp-tv-z]{26}", id_) for id_ in ids)
+
+
+def test_ids_of_two_processes_sort_by_the_store_s_time() -> None:
+    hands = Hands()
+    first, second = hands.clock(), hands.clock()
+    second.chance = random.Random(2)
+    for clock in (first, second):
+        hands.ask(clock, there_s=0.0, back_s=0.0)
+    hands.wall_step += HOUR
+    earlier = first.new_id("job")
+    hands.pass_s(0.002)
+    assert earlier < second.new_id("job")
+
+
+@virtual
+async def test_a_rest_ends_with_its_time_or_with_the_signal() -> None:
+    loop = asyncio.get_running_loop()
+    clock, wake = Clock(monotonic=loop.time), asyncio.Event()
+    await clock.rest(3.0, wake)
+    assert loop.time() == 3.0
+    loop.call_later(1.0, wake.set)
+    await clock.rest(3.0, wake)
+    assert loop.time() == 4.0
+
+
+class Ticks:
+    """A tick that does what it is told, and notes when it was called."""
+
+    def __init__(self, *answers: float | Exception, takes_s: float = 0.0) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.times: list[float] = []
+        self._answers = list(answers)
+        self._takes_s = takes_s
+        self.clock = Clock(monotonic=self.loop.time, chance=random.Random(5), node="n")
+        self.running = Loop("test", self.tick, clock=self.clock, rest_s_max=60.0)
+
+    async def tick(self) -> float:
+        self.times.append(self.loop.time())
+        if self._takes_s:
+            await asyncio.sleep(self._takes_s)
+        answer = self._answers.pop(0) if self._answers else 1_000.0
+        if not self._answers:
+            self.running.stop()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@virtual
+async def test_a_loop_rests_as_long_as_the_tick_says_and_no_longer_than_it_may() -> None:
+    ticks = Ticks(1.5, 0.0, 1_000.0, 0.0)
+    await ticks.running.run()
+    assert ticks.times == [0.0, 1.5, 1.5, 61.5]
+
+
+@virtual
+async def test_a_signal_cuts_the_rest_short() -> None:
+    ticks = Ticks(50.0, 0.0)
+    ticks.loop.call_later(2.0, ticks.running.wake)
+    await ticks.running.run()
+    assert ticks.times == [0.0, 2.0]
+
+
+@virtual
+async def test_a_signal_during_a_tick_is_not_lost() -> None:
+    ticks = Ticks(50.0, 0.0, takes_s=3.0)
+    ticks.loop.call_later(2.0, ticks.running.wake)
+    await ticks.running.run()
+    assert ticks.times == [0.0, 3.0]
+
+
+@virtual
+async def test_many_signals_are_one() -> None:
+    ticks = Ticks(50.0, 50.0, 0.0, takes_s=3.0)
+    for at in (0.5, 1.0, 1.5):
+        ticks.loop.call_later(at, ticks.running.wake)
+    await ticks.running.run()
+    assert ticks.times == [0.0, 3.0, 56.0]
+
+
+@virtual
+async def test_the_store_s_absence_is_survived_with_a_growing_bounded_jittered_rest() -> None:
+    away: list[Exception] = [StoreUnavailable("away") for _ in range(40)]
+    ticks, events = Ticks(*away, 0.0), list[Event]()
+    with subscribed(events.append):
+        await ticks.running.run()
+    rests = [after - before for before, after in zip(ticks.times, ticks.times[1:], strict=False)]
+    assert len(rests) == 40
+    assert rests[0] <= RETRY_REST_S_MIN * 2
+    assert all(RETRY_REST_S_MIN / 2 <= rest <= RETRY_REST_S_MAX for rest in rests)
+    assert min(rests[10:]) >= RETRY_REST_S_MAX / 2 - 1e-6
+    assert len({round(rest, 6) for rest in rests[10:]}) > 20  # Not all at once with everybody else.
+    assert [type(event) for event in events] == [TickFailed] * 40
+
+
+@virtual
+async def test_after_a_success_the_rests_begin_small_again() -> None:
+    away: list[float | Exception] = [StoreUnavailable("away") for _ in range(20)]
+    ticks = Ticks(*away, 0.0, StoreUnavailable("away"), 0.0)
+    await ticks.running.run()
+    assert ticks.times[-1] - ticks.times[-2] <= RETRY_REST_S_MIN * 2
+
+
+@virtual
+async def test_any_other_error_is_a_bug_and_ends_the_loop() -> None:
+    ticks = Ticks(0.0, ZeroDivisionError("a bug"), 0.0)
+    with pytest.raises(ZeroDivisionError):
+        await ticks.running.run()
+    assert len(ticks.times) == 2
+
+
+@virtual
+async def test_stop_ends_the_rest_at_once_and_a_tick_after_it_is_done() -> None:
+    resting = Ticks(50.0, 50.0, 50.0)
+    resting.loop.call_later(2.0, resting.running.stop)
+    await resting.running.run()
+    assert resting.loop.time() == 2.0
+    ticking = Ticks(50.0, 50.0, 50.0, takes_s=5.0)
+    ticking.loop.call_later(1.0, ticking.running.stop)
+    await ticking.running.run()
+    assert resting.loop.time() == 7.0
+    assert len(ticking.times) == 1
+
+
+@virtual
+async def test_silence_counts_from_the_last_tick_that_came_to_its_end() -> None:
+    away: list[Exception] = [StoreUnavailable("away") for _ in range(5)]
+    ticks = Ticks(1.0, *away, 1_000.0)
+    await ticks.running.run()
+    assert ticks.running.idle_s() == 0.0  # The last tick succeeded just now.
+    failing = Ticks(1.0, *away)
+    began = failing.loop.time()
+    await failing.running.run()
+    assert failing.running.idle_s() == pytest.approx(failing.loop.time() - began)

@@ -1,0 +1,168 @@
+"""The state machine: every outcome of an attempt, and what must hold for all of them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.errors import DefinitionError
+from headway.instants import DAY, MINUTE, SECOND
+from headway.lifecycle import (
+    FINAL,
+    TRANSITIONS,
+    Attempt,
+    Backoff,
+    Cancelled,
+    LeaseExpired,
+    Outcome,
+    Raised,
+    Released,
+    Status,
+    Succeeded,
+    TimedOut,
+    settle,
+)
+
+ERROR = '{"type":"ValueError","message":"no"}'
+
+
+def attempt(failures: int = 0, max_attempts: int = 3, backoff: Backoff = Backoff()) -> Attempt:  # noqa: B008
+    return Attempt(
+        job_id="job_1", attempt=7, failures=failures, max_attempts=max_attempts, schedule="s", backoff=backoff
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failures", "status", "name", "failures_then"),
+    [
+        (Succeeded("1"), 0, Status.COMPLETED, "completed", 0),
+        (Succeeded(), 2, Status.COMPLETED, "completed", 2),
+        (Cancelled(), 1, Status.CANCELLED, "cancelled", 1),
+        (Released(), 2, Status.PENDING, "released", 2),
+        (Raised(ERROR), 0, Status.RETRYING, "failed", 1),
+        (Raised(ERROR), 1, Status.RETRYING, "failed", 2),
+        (Raised(ERROR), 2, Status.FAILED, "failed", 3),
+        (Raised(ERROR, retryable=False), 0, Status.FAILED, "failed", 1),
+        (TimedOut(ERROR), 1, Status.RETRYING, "timed_out", 2),
+        (TimedOut(ERROR), 2, Status.TIMED_OUT, "timed_out", 3),
+        (LeaseExpired(), 1, Status.RETRYING, "expired", 2),
+        (LeaseExpired(), 2, Status.FAILED, "expired", 3),
+    ],
+)
+def test_what_an_attempt_makes_of_its_job(
+    outcome: Outcome, failures: int, status: Status, name: str, failures_then: int
+) -> None:
+    settled = settle(attempt(failures), outcome, 0.5)
+    assert (settled.status, settled.outcome, settled.failures) == (status, name, failures_then)
+    assert (settled.job_id, settled.attempt, settled.schedule) == ("job_1", 7, "s")
+
+
+def test_results_errors_and_reasons_are_carried() -> None:
+    assert settle(attempt(), Succeeded("[1]"), 0).result == "[1]"
+    assert settle(attempt(), Succeeded("[1]"), 0).error is None
+    assert settle(attempt(), Raised(ERROR), 0).error == ERROR
+    assert settle(attempt(), TimedOut(ERROR), 0).error == ERROR
+    assert "LeaseExpired" in (settle(attempt(), LeaseExpired(), 0).error or "")
+    assert settle(attempt(), Cancelled("by ann"), 0).reason == "by ann"
+    assert settle(attempt(), Released("draining"), 0).reason == "draining"
+    assert settle(attempt(2), Raised(ERROR), 0).reason == "failure 3 of 3"
+    assert settle(attempt(1), Raised(ERROR), 0).reason == "failure 2 of 3, retrying"
+    assert settle(attempt(), Raised(ERROR, retryable=False), 0).reason == "not retryable"
+
+
+def test_a_task_may_say_when_to_try_again() -> None:
+    assert settle(attempt(), Raised(ERROR, retry_in=DAY), 0.9).retry_in == DAY
+    assert settle(attempt(), Raised(ERROR, retry_in=0), 0.9).retry_in == 0
+    assert settle(attempt(2), Raised(ERROR, retry_in=DAY), 0.9).status is Status.FAILED
+
+
+spreads = st.floats(0, 1, exclude_max=True)
+texts = st.text(max_size=10)
+outcomes: st.SearchStrategy[Outcome] = st.one_of(
+    st.builds(Succeeded, st.none() | texts),
+    st.builds(Raised, texts, st.booleans(), st.none() | st.integers(0, DAY)),
+    st.builds(TimedOut, texts),
+    st.builds(Cancelled, texts),
+    st.builds(Released, texts),
+    st.just(LeaseExpired()),
+)
+backoffs = st.tuples(st.integers(0, DAY), st.integers(0, DAY)).map(
+    lambda pair: Backoff(first=min(pair), most=max(pair))
+)
+attempts = st.builds(
+    lambda failures, more, backoff: attempt(failures, failures + more, backoff),
+    st.integers(0, 999),
+    st.integers(1, 1_000),
+    backoffs,
+)
+
+
+@given(attempts, outcomes, spreads)
+@settings(deadline=None)
+def test_what_holds_for_every_outcome(tried: Attempt, outcome: Outcome, spread: float) -> None:
+    settled = settle(tried, outcome, spread)
+    assert settled.status in TRANSITIONS["settle"][1]
+    assert (settled.job_id, settled.attempt) == (tried.job_id, tried.attempt)  # The fence is never touched.
+    is_failure = isinstance(outcome, Raised | TimedOut | LeaseExpired)
+    assert settled.failures == tried.failures + is_failure
+    assert settled.failures <= tried.max_attempts
+    given_up = settled.failures >= tried.max_attempts or (isinstance(outcome, Raised) and not outcome.retryable)
+    match outcome:
+        case Succeeded() | Cancelled():
+            assert settled.status in (Status.COMPLETED, Status.CANCELLED)
+        case Released():
+            assert settled.status is Status.PENDING
+        case _:
+            assert settled.status.is_final == given_up
+            assert (settled.status is Status.RETRYING) != given_up
+            assert (settled.status is Status.TIMED_OUT) == (given_up and isinstance(outcome, TimedOut))
+    assert settled.retry_in >= 0
+    assert settled.retry_in == 0 or settled.status is Status.RETRYING
+    assert (settled.error is not None) == is_failure
+    assert settled.result is None or isinstance(outcome, Succeeded)
+
+
+@given(backoffs, st.integers(1, 1_000), spreads, spreads)
+@settings(deadline=None)
+def test_a_backoff_stays_in_its_bounds(backoff: Backoff, failures: int, spread: float, other: float) -> None:
+    wait = backoff.wait(failures, spread)
+    nominal = min(backoff.first * 2 ** (failures - 1), backoff.most)
+    assert nominal // 2 <= wait <= nominal + 1
+    assert 0 <= wait <= backoff.most + 1
+    assert backoff.wait(failures + 1, spread) >= wait
+    assert (backoff.wait(failures, other) >= wait) or other < spread
+
+
+def test_a_backoff_doubles() -> None:
+    backoff = Backoff(first=4 * SECOND, most=MINUTE)
+    assert [backoff.wait(failures, 0) // SECOND for failures in range(1, 8)] == [2, 4, 8, 16, 30, 30, 30]
+    assert backoff.wait(1, 0.5) == 3 * SECOND
+    assert Backoff(first=1, most=DAY).wait(10**9, 0.5) <= DAY
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "most"),
+    [("5s..5m", 5 * SECOND, 5 * MINUTE), ("10s", 10 * SECOND, 10 * SECOND), ("0s..0s", 0, 0), (30, 30 * SECOND, None)],
+)
+def test_a_backoff_is_read(text: str | int, first: int, most: int | None) -> None:
+    backoff = Backoff.parse(text)
+    assert (backoff.first, backoff.most) == (first, first if most is None else most)
+    assert Backoff.parse(str(backoff)) == backoff
+
+
+@pytest.mark.parametrize(
+    "text", ["", "..", "5s..", "..5m", "5m..5s", "5s...5m", "x", "5s..5m..6m", "9" * 10**6, None, 1e99]
+)
+def test_what_is_no_backoff_is_refused(text: object) -> None:
+    with pytest.raises(DefinitionError, match=r"^backoff must ") as refused:
+        Backoff.parse(text)  # type: ignore[arg-type]
+    assert len(str(refused.value)) < 160
+
+
+def test_final_states_have_no_way_out() -> None:
+    assert {status for status in Status if status.is_final} == FINAL
+    for sources, targets in TRANSITIONS.values():
+        assert not sources & FINAL
+        assert targets
+    reached = {status for _, targets in TRANSITIONS.values() for status in targets}
+    assert reached >= FINAL
+    assert {status for sources, _ in TRANSITIONS.values() for status in sources} == set(Status) - FINAL

@@ -1,0 +1,194 @@
+"""Settings: which source wins, one clear line for each wrong value, and no password anywhere."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.errors import InvalidConfig
+from headway.instants import DAY, MINUTE, SECOND
+from headway.settings import STORE_DEFAULT, Settings, mask_url
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "headway.toml"
+
+
+def test_the_defaults(file: Path) -> None:
+    settings = Settings.load(environ={}, file=file)
+    assert settings.store == STORE_DEFAULT
+    assert (settings.leader_lease, settings.worker_lease, settings.poll) == (10 * SECOND, 30 * SECOND, SECOND)
+    assert (settings.coordination, settings.coordination_mode, settings.scheduler_shards) == ("store", "leader", 1)
+    assert settings.retention == 30 * DAY
+    assert settings.node  # A name that people recognise, made of host and process.
+
+
+def test_each_source_goes_before_the_one_above_it(file: Path) -> None:
+    file.write_text('poll = "2s"\nleader_lease = "20s"\nretention = "2d"\n')
+    environ = {"HEADWAY_POLL": "3s", "HEADWAY_LEADER_LEASE": "30s", "PATH": "/bin", "HEADWAY_UNKNOWN": "x"}
+    settings = Settings.load({"poll": "4s", "leader_lease": None}, environ=environ, file=file)
+    assert settings.poll == 4 * SECOND  # A flag,
+    assert settings.leader_lease == 30 * SECOND  # the environment where the flag was not given,
+    assert settings.retention == 2 * DAY  # the file,
+    assert settings.worker_lease == 30 * SECOND  # the default.
+
+
+def test_an_empty_variable_is_not_set(file: Path) -> None:
+    assert Settings.load(environ={"HEADWAY_STORE": "", "HEADWAY_POLL": ""}, file=file).store == STORE_DEFAULT
+
+
+def test_every_setting_can_come_from_every_source(file: Path) -> None:
+    values = {
+        "store": "postgresql://h/d",
+        "app": "shop:app",
+        "node": "blue-1",
+        "coordination": "store",
+        "coordination_mode": "lock",
+        "scheduler_shards": "8",
+        "leader_lease": "5s",
+        "worker_lease": "1m",
+        "poll": "250ms",
+        "retention": "7d",
+        "sqlite_synchronous": "normal",
+    }
+    assert values.keys() == set(Settings.__dataclass_fields__)
+    file.write_text("".join(f'{name} = "{value}"\n' for name, value in values.items()))
+    from_file = Settings.load(environ={}, file=file)
+    file.unlink()
+    from_environ = Settings.load(
+        environ={f"HEADWAY_{name.upper()}": value for name, value in values.items()}, file=file
+    )
+    from_flags = Settings.load(values, environ={}, file=file)
+    assert from_file == from_environ == from_flags
+    assert (from_flags.scheduler_shards, from_flags.worker_lease, from_flags.app) == (8, MINUTE, "shop:app")
+
+
+WRONG = [
+    ("store", "mysql://h/d"),
+    ("store", "headway.db"),
+    ("store", "   "),
+    ("store", "sqlite:///a\nb"),
+    ("app", " "),
+    ("node", "a\x1b[31m"),
+    ("coordination", "etcd"),
+    ("coordination_mode", "leaders"),
+    ("coordination_mode", "lock\nx"),
+    ("scheduler_shards", "0"),
+    ("scheduler_shards", "257"),
+    ("scheduler_shards", "-1"),
+    ("scheduler_shards", "1.5"),
+    ("scheduler_shards", "٣"),
+    ("scheduler_shards", "0000000019999"),
+    ("scheduler_shards", "000000001" + "9" * 5_000),
+    ("leader_lease", "1ms"),
+    ("leader_lease", "2h"),
+    ("leader_lease", "10"),
+    ("worker_lease", "soon"),
+    ("poll", "0s"),
+    ("poll", "9" * 100_000),
+    ("retention", "1s"),
+    ("retention", "20000d"),
+    ("sqlite_synchronous", "off"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=lambda text: text[:20].strip())
+@pytest.mark.parametrize("source", ["file", "environment", "flag"])
+def test_a_wrong_value_is_refused_with_one_line_that_names_its_source(
+    source: str, name: str, value: str, file: Path
+) -> None:
+    flags, environ, label = dict[str, object](), dict[str, str](), ""
+    if source == "file":
+        escaped = value.replace("\n", "\\n").replace("\x1b", "\\u001b")
+        file.write_text(f'{name} = "{escaped}"\n')
+        label = f"{name} in headway.toml"
+    elif source == "environment":
+        environ, label = {f"HEADWAY_{name.upper()}": value}, f"HEADWAY_{name.upper()}"
+    else:
+        flags, label = {name: value}, "--" + name.replace("_", "-")
+    with pytest.raises(InvalidConfig) as refused:
+        Settings.load(flags, environ=environ, file=file)
+    message = str(refused.value)
+    assert message.startswith(f"{label} must ")
+    assert message.isprintable()
+    assert len(message) < 250
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "scheduler_shards = true",
+        "scheduler_shards = 1.0",
+        "poll = true",
+        "poll = []",
+        "store = 5",
+        "node = {}",
+        "app = []",
+    ],
+)
+def test_a_value_of_another_kind_is_refused(line: str, file: Path) -> None:
+    file.write_text(line)
+    with pytest.raises(InvalidConfig, match=f"^{line.split()[0]} in headway.toml must "):
+        Settings.load(environ={}, file=file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["poll = ", "= 1", "poll = 1\npoll = 2", "\0", "poll = " + "9" * 10_000, "poll = " + "[" * 100_000, "[[["],
+)
+def test_a_file_that_is_no_toml_is_refused_by_its_name(text: str, file: Path) -> None:
+    file.write_text(text)
+    with pytest.raises(InvalidConfig, match=r"headway\.toml cannot be read"):
+        Settings.load(environ={}, file=file)
+
+
+def test_a_file_that_is_no_text_is_refused_by_its_name(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidConfig, match=r"headway\.toml cannot be read"):
+        Settings.load(environ={}, file=file)
+
+
+def test_an_unknown_name_in_the_file_is_refused_with_the_known_ones(file: Path) -> None:
+    file.write_text('stroe = "sqlite:///x.db"\n')
+    with pytest.raises(InvalidConfig, match="unknown setting 'stroe'; known are store, app, node"):
+        Settings.load(environ={}, file=file)
+
+
+def test_an_error_never_shows_a_password(file: Path) -> None:
+    for url in ("mysql://ann:hunter2@h/d", "postgres:hunter2@h/d", "ann:hunter2@h", "mysql://h/d?password=hunter2"):
+        with pytest.raises(InvalidConfig) as refused:
+            Settings.load({"store": url}, environ={}, file=file)
+        assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("postgresql://ann:hunter2@h:5432/d", "postgresql://***@h:5432/d"),
+        ("postgresql://ann@h/d", "postgresql://***@h/d"),
+        ("postgresql://ann:hun@ter2@h/d", "postgresql://***@h/d"),
+        ("postgresql://ann:hun/ter2@h/d", "postgresql://***@h/d"),
+        ("postgresql://ann:hun?ter#2@h/d", "postgresql://***@h/d"),
+        ("postgresql://h/d?user=ann&password=hunter2&x=1", "postgresql://h/d?user=ann&password=***&x=1"),
+        ("postgresql://h/d?sslPassword=hunter2", "postgresql://h/d?sslPassword=***"),
+        ("postgresql://h/d", "postgresql://h/d"),
+        ("sqlite:////var/lib/headway.db", "sqlite:////var/lib/headway.db"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_credentials(url: str, masked: str) -> None:
+    assert mask_url(url) == masked
+
+
+@given(
+    st.sampled_from(["postgresql", "redis", "etcd", "amqp+ssl"]),
+    st.text("abcXYZ0-9", max_size=5),
+    st.text(min_size=6, max_size=20).map(lambda text: f"Q{text}Q"),
+    st.sampled_from(["h", "h:1/d", "h/d?x=1"]),
+)
+@settings(deadline=None)
+def test_no_password_whatever_survives(scheme: str, user: str, password: str, rest: str) -> None:
+    masked = mask_url(f"{scheme}://{user}:{password}@{rest}")
+    assert masked == f"{scheme}://***@{rest}"
