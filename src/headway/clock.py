@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from headway.errors import StoreUnavailable
+from headway.errors import StoreFull, StoreUnavailable
 from headway.events import ClockStepped, TickFailed, emit
 from headway.instants import SECOND, Instant
 
@@ -99,8 +99,8 @@ def _base32(number: int, pairs: int) -> str:
 class Loop:
     """Calls `tick` until stopped. The tick returns the seconds to rest; a wake-up cuts the rest short.
 
-    Only `StoreUnavailable` is survived here, with a jittered and growing rest; any other exception is a bug and
-    ends the process loudly. The time since the last finished tick is what watchdogs look at.
+    A store that does not answer or is full is survived here, with a jittered and growing rest; any other exception is
+    a bug and ends the process loudly. The time since the last finished tick is what watchdogs look at.
     """
 
     def __init__(self, name: str, tick: Callable[[], Awaitable[float]], *, clock: Clock, rest_s_max: float) -> None:
@@ -137,7 +137,7 @@ class Loop:
     async def _tick_once(self) -> float:
         try:
             rest_s = await self._tick()
-        except StoreUnavailable as error:
+        except (StoreUnavailable, StoreFull) as error:
             self._failures += 1
             rest_s = self._retry_rest_s()
             emit(TickFailed(node=self._clock.node, loop=self.name, error=str(error), rest_s=rest_s))

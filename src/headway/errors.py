@@ -16,8 +16,8 @@
     │   └── DuplicateKey      the idempotency key was used with other arguments
     ├── LeaseLost             this attempt or term is no longer ours: stop, write nothing
     └── StoreError
-        ├── StoreUnavailable  try again later; loops handle this one and no other
-        ├── StoreFull         the disk or quota under the store is used up; nothing was written
+        ├── StoreUnavailable  try again later; loops rest and go on
+        ├── StoreFull         the disk or quota under the store is used up; nothing was written; loops rest and go on
         └── SchemaMismatch    the database is older or newer than this program
 
 A branch exists only where a caller would act differently. The docstring of a class is its default message.

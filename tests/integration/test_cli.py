@@ -548,6 +548,20 @@ def test_escape_sequences_in_data_never_reach_the_terminal(cli: Cli) -> None:
             assert "\nheadway: fine" not in written
 
 
+def test_a_pipe_gets_plain_whole_lines(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    name = "a-name-" + "x" * 150
+    put(cli, name)
+    job = cli("schedules", "trigger", name, "--json").json["id"]
+    for args in (("schedules", "list"), ("jobs", "list"), ("status",), ("schedules", "show", name), ("doctor",)):
+        out = cli(*args).out
+        assert "\x1b" not in out
+        assert not set(out) & set("│─┌┐└┘├┤┬┴┼━┃╭╮╰╯")
+        assert not any(line != line.rstrip() for line in out.splitlines())
+    assert f"{job}  PENDING  report  {name}  " in cli("jobs", "list").out
+
+
 # --- files
 
 

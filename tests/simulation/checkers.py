@@ -124,13 +124,13 @@ class Checker:
         require(decision.node == actor, "S12", actor, "signed as", decision)
         require(decision.token <= self._highest_token, "tokens", decision)
         if not self._shards:
-            held = [lease.token for lease in self.leases.values() if lease.holder == actor]
+            held = [lease.token for lease in self.leases.values() if lease.holder == actor and lease.until > now]
             require(decision.token in held, "fencing: the lock is not the decider's", actor, decision)
             return
         shard = crc32(decision.schedule.encode()) % self._shards
         lease = self.leases.get(f"scheduler/{shard}")
         require(
-            lease is not None and (lease.holder, lease.token) == (actor, decision.token),
+            lease is not None and (lease.holder, lease.token) == (actor, decision.token) and lease.until > now,
             "fencing: decided under a token that is not the shard's", now, lease, decision,
         )  # fmt: skip
         require(decision.token >= self._shard_tokens.get(shard, 0), "fencing: tokens of a shard fell", decision)
@@ -257,6 +257,10 @@ class Checker:
         if len(live) > 1:
             late = [job for job in live if job.exclusive and job.id in arrivals]
             require(not late, "S7: became live beside another job", name, late, live)
+
+    def live(self, schedule: str | None) -> set[str]:
+        """Return the jobs of a schedule that are live and not waiting in line."""
+        return self._live[schedule] if schedule is not None else set()
 
     def written(self, row: AttemptRow | RevisionRow | OccurrenceRow | EventRow) -> None:
         """History is written once."""
@@ -413,7 +417,7 @@ class Liveness:
         for job in checker.jobs.values():
             overdue = job.run_at < now - late
             require(not (overdue and job.status in ("SCHEDULED", "RETRYING")), "L2: not promoted", now, job)
-            if overdue and job.status == "BLOCKED":
+            if overdue and job.status == "BLOCKED" and not checker.live(job.schedule):
                 before = checker.jobs.get(job.blocked_by or "")
                 ended = before is None or (before.finished_at is not None and before.finished_at < now - late)
                 require(not ended, "L2: still blocked by an ended job", now, job, before)

@@ -30,9 +30,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{loop: CORE | {loop} for loop in LOOPS},
     "store": CORE | PLANNING | {"store"},
     "client": CORE | {"client"},
-    "app": CORE | LOOPS | {"store", "app", "client"},
+    "node": CORE | LOOPS,  # A process: it puts the loops together, on whatever implements their ports.
+    "app": CORE | LOOPS | {"node", "store", "app", "client"},
     "testing": CORE | LOOPS | {"store", "app", "testing", "headway"},
     "cli": CORE | LOOPS | {"store", "app", "cli", "client", "testing", "headway"},
+    "__main__": {"cli"},
     "headway": CORE | LOOPS | {"app", "client", "headway"},
 }
 STDLIB_ONLY = CORE | {"scheduling"}

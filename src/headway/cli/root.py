@@ -18,6 +18,7 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
+from headway.cli.show import stop_writing
 from headway.cli.text import clean
 from headway.errors import (
     Conflict,
@@ -162,7 +163,7 @@ def guarded(work: Callable[[], object], *, as_json: bool) -> int:
         code = work()
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Whoever read us has seen enough; say nothing at exit either.
+        stop_writing()
         return OK
     except BaseException as error:
         if os.environ.get("HEADWAY_DEBUG") == "1" or isinstance(error, SystemExit | GeneratorExit):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Typ
 
 import typer
 
-from headway.cli.show import Output
+from headway.cli.show import Output, stop_writing
 
 if TYPE_CHECKING:
     from headway.app import Headway
@@ -220,8 +220,12 @@ def _entry(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def enter(ctx: typer.Context, **given: Any) -> Any:
         ctx.obj = session = _session(ctx.obj, {name: given.pop(name) for name in _GLOBALS})
-        result = function(session, **given)
-        return _run(result) if inspect.iscoroutine(result) else result
+        try:
+            result = function(session, **given)
+            return _run(result) if inspect.iscoroutine(result) else result
+        except BrokenPipeError:
+            stop_writing()
+            return None
 
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += _own_parameters(function)

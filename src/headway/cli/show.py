@@ -5,6 +5,7 @@ carry no escape of any kind. Cells are data: they go through `clean` here, so no
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,6 +112,11 @@ class Output:
         """Write one thing as names and values."""
         shown = [(name, value) for name, value in pairs.items() if value not in (None, "")]
         self.table((Column("", "quiet"), Column("", wraps=True)), shown)
+
+
+def stop_writing() -> None:
+    """Whoever read us has seen enough: write no more, and let nothing be flushed into the closed pipe at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:

@@ -1,5 +1,8 @@
 """The schema, step by step: numbered SQL files, each applied once, in one transaction with its mark.
 
+A step begins with its mark, a row in `headway_schema`: of two programs that race, the second fails on it before it
+touches anything else, and finds that the work is done.
+
 A program works with exactly the version it was written for, or one newer (so that a rolling upgrade can migrate first);
 anything else is refused in one clear sentence before it can do harm.
 """
@@ -48,15 +51,7 @@ async def migrate(driver: Driver) -> tuple[int, int]:
 
 async def _apply(driver: Driver, step: Migration) -> None:
     try:
-        await driver.script([*_marks(step), *step.statements], _LOCK)
+        await driver.script(step.statements, _LOCK)
     except Exception:
         if await schema_version(driver) < step.version:
             raise  # Otherwise somebody else applied it while we waited for the lock.
-
-
-def _marks(step: Migration) -> tuple[str, ...]:
-    # The mark comes first: of two that race, the second fails on its primary key before it touches anything.
-    return (
-        "create table if not exists headway_schema (version integer primary key, name text not null)",
-        f"insert into headway_schema (version, name) values ({step.version}, '{step.name}')",
-    )

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 from urllib.parse import urlsplit
+from zlib import crc32
 
 import asyncpg
 
@@ -22,15 +23,17 @@ from headway.store.statements import POSTGRES, catalogue, positional
 from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, call, one
 
 STATEMENT_S_MAX: Final = 10.0
+IDLE_S_MAX: Final = 5.0
 CONNECT_S_MAX: Final = 5.0
 PROBE_S_MAX: Final = 2.0
 POOL_SIZE: Final = 4
 DEADLOCK_TRIES_MAX: Final = 5
 CHANNEL: Final = "headway"
 
-_UNAVAILABLE: Final = ("08", "57", "53", "25006", "55P03", "58", "XX000")
+_UNAVAILABLE: Final = ("08", "40", "57", "53", "25006", "25P03", "55P03", "58", "XX000")
 _DEADLOCK: Final = ("40001", "40P01")
 _STATEMENT_GONE: Final = ("26000", "42P05")  # The marks of a pooler in transaction mode.
+_PLAN_STALE: Final = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)  # Somebody migrated.
 
 
 def translate(error: BaseException) -> StoreError | None:
@@ -40,7 +43,7 @@ def translate(error: BaseException) -> StoreError | None:
         text = f"PostgreSQL: {error}"
         if state.startswith("53100"):
             return StoreFull(text)
-        if state.startswith((*_UNAVAILABLE, *_DEADLOCK, *_STATEMENT_GONE)):
+        if state.startswith((*_UNAVAILABLE, *_STATEMENT_GONE)) or isinstance(error, _PLAN_STALE):
             return StoreUnavailable(text)
         if state in ("42P01", "42703"):
             return SchemaMismatch(f"{error}; run `headway migrate`")
@@ -49,6 +52,8 @@ def translate(error: BaseException) -> StoreError | None:
         return StoreError(text)
     if isinstance(error, TimeoutError):
         return StoreUnavailable("PostgreSQL did not answer in time")
+    if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
+        return StoreError(f"PostgreSQL: {error}")  # An argument that cannot be sent; it will not get better.
     if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
         return StoreUnavailable(f"PostgreSQL: {error or type(error).__name__}")
     return None
@@ -102,7 +107,8 @@ class PostgresDriver:
         async with self._connection() as connection:
             async with asyncio.timeout(10 * STATEMENT_S_MAX):
                 async with connection.transaction():
-                    await connection.execute("select pg_advisory_xact_lock(hashtext($1))", lock)
+                    # Not prepared: behind a pooler that would fail.
+                    await connection.execute(f"select pg_advisory_xact_lock({crc32(lock.encode())})")
                     for text in statements:
                         await connection.execute(text)
 
@@ -138,7 +144,7 @@ class PostgresDriver:
 
     async def _run_once(self, begin: Begin[T]) -> T:
         async with self._connection() as connection:
-            await connection.execute("begin", timeout=STATEMENT_S_MAX)
+            await connection.execute(_begin(), timeout=STATEMENT_S_MAX)
             try:
                 result = await self._steps(connection, begin)
             except BaseException as error:
@@ -168,7 +174,7 @@ class PostgresDriver:
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
         async with self._slot():
-            connection = self._free.pop() if self._free else await self.connect()
+            connection = self._known_good() or await self.connect()
             try:
                 yield connection
             except BaseException as error:  # noqa: BLE001 - whatever it is, the connection is looked at, then it goes on
@@ -189,6 +195,13 @@ class PostgresDriver:
         finally:
             self._slots.release()
 
+    def _known_good(self) -> asyncpg.Connection | None:
+        while self._free:
+            connection = self._free.pop()
+            if not connection.is_closed():  # The server may have ended it while nobody used it.
+                return connection
+        return None
+
     def _give_back(self, connection: asyncpg.Connection, is_good: bool) -> None:
         if is_good and not self._closed and not connection.is_closed() and not connection.is_in_transaction():
             self._free.append(connection)
@@ -197,12 +210,11 @@ class PostgresDriver:
 
     def _rethrow(self, error: BaseException) -> None:
         state = getattr(error, "sqlstate", None) or ""
-        if state in _STATEMENT_GONE and not self._behind_pooler:
+        if state in _STATEMENT_GONE:
             self._behind_pooler = True
             while self._free:  # These still believe in their prepared statements.
                 self._free.pop().terminate()
-            raise _Again from error
-        if state in _DEADLOCK:
+        if state in (*_STATEMENT_GONE, *_DEADLOCK) or isinstance(error, _PLAN_STALE):
             raise _Again(f"PostgreSQL: {error}") from error
         translated = translate(error)
         if translated is None:
@@ -212,6 +224,15 @@ class PostgresDriver:
 
 class _Again(StoreUnavailable):
     """The transaction was ended through no fault of its own; run it once more."""
+
+
+def _begin() -> str:
+    """Begin a transaction that the server itself ends when this process is frozen, or gone without a word.
+
+    Otherwise its locks would outlive its leases, and nobody could take over.
+    """
+    idle_ms, statement_ms = round(IDLE_S_MAX * 1_000), round(STATEMENT_S_MAX * 1_000)
+    return f"begin; set local idle_in_transaction_session_timeout = {idle_ms}; set local statement_timeout = {statement_ms}"
 
 
 def _is_callers(error: BaseException) -> bool:
@@ -236,6 +257,7 @@ class PostgresWatch:
 
     def __init__(self, driver: PostgresDriver, hear: Callable[[str], None], node: str) -> None:
         self.mode = "poll"
+        self._is_known = False
         self._driver = driver
         self._hear = hear
         self._node = node
@@ -254,8 +276,8 @@ class PostgresWatch:
         if not arrived:
             await self._disconnect()
         mode = "notify" if arrived else "poll"
-        if mode != self.mode:
-            self.mode = mode
+        if mode != self.mode or not self._is_known:
+            self.mode, self._is_known = mode, True
             emit(WakeModeChanged(node=self._node, mode=mode, reason=reason))
 
     async def close(self) -> None:

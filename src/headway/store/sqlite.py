@@ -163,6 +163,8 @@ class SqliteDriver:
             job()
 
     async def _hop(self, work: Callable[[], T]) -> T:
+        if not self._thread.is_alive():
+            raise StoreUnavailable("SQLite: the store is closed")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
@@ -198,8 +200,12 @@ class SqliteWatch:
         self._raw: sqlite3.Connection | None = None
         self._timer: asyncio.TimerHandle | None = None
         if self.mode == "watch":
-            self._raw = sqlite3.connect(path, isolation_level=None, timeout=0)
-            self._seen = self._version()
+            try:
+                self._raw = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S_MAX)
+                self._seen = self._version()
+                self._raw.execute("pragma busy_timeout = 0")  # From here on, looking again later is better.
+            except sqlite3.Error as error:
+                raise translate(error) from error
             self._again()
 
     async def check(self) -> None:

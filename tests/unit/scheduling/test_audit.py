@@ -15,7 +15,8 @@ from headway.lifecycle import Attempt, Succeeded, settle
 from headway.model import Decided, Occurrence, Revision, ScheduleSpec
 from headway.ports import Shards
 from headway.scheduling import audit as audit_module
-from headway.scheduling.audit import AuditReport, Finding, Findings, audit, audit_schedule, count_expected, expected
+from headway.scheduling.audit import AuditReport, Finding, Findings, audit, audit_schedule
+from headway.scheduling.expansion import Block, count_expected, expected
 from headway.scheduling.planner import plan
 from headway.scheduling.triggers import After, At, CalendarTrigger, Cron, Every, Trigger
 from headway.store import Store
@@ -175,7 +176,7 @@ def test_start_and_end_belong_to_the_schedule() -> None:
 
 def test_long_ranges_are_counted_by_days(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = count()
-    monkeypatch.setattr(audit_module._Block, "clipped", _counting(audit_module._Block.clipped, blocks))
+    monkeypatch.setattr(Block, "clipped", _counting(Block.clipped, blocks))
     every_second = Cron("* * * * * * *", tz="Europe/Berlin")
     assert count_expected(spec(every_second), NOON, NOON + 365 * DAY) == 365 * 86_400
     assert count_expected(spec(Every("100ms")), NOON, NOON + 3_650 * DAY) == 3_650 * 864_000
@@ -693,8 +694,9 @@ async def test_a_removed_schedule_is_audited_and_an_unknown_one_is_not_found() -
     assert (await world.audit("s")).recorded == 190
     world.sql("delete from headway_occurrences where schedule = 's' and instant = ?", at(9))
     assert (await world.audit("s")).gaps.total == 1
-    with pytest.raises(ScheduleNotFound):
-        await world.audit("unknown")
+    for name in ("unknown", "", "s ", "s\0", "\ud800"):
+        with pytest.raises(ScheduleNotFound):
+            await world.audit(name)
 
 
 async def test_every_page_of_schedules_is_audited() -> None:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from headway.events import DecisionRefused, ScheduleHeld, SchedulesDecided
-from headway.instants import SECOND, Duration
-from headway.model import Lease, Plan, ScheduleSpec
+from headway.instants import SECOND, Duration, Instant
+from headway.model import Lease, LiveJobs, Plan, Schedule, ScheduleSpec
 from headway.ports import Fence, Shards, slot_of
 from headway.scheduling import scheduler as module
+from headway.scheduling.planner import plan
 from headway.scheduling.scheduler import LeaderMandate, LockMandate, Scheduler
 from headway.scheduling.triggers import Every, Trigger
 from tests.simulation.stage import START, Seat, Stage
@@ -151,14 +152,12 @@ async def test_a_schedule_that_cannot_be_read_is_set_aside_and_holds_nobody_up()
 
 @virtual
 async def test_a_schedule_that_cannot_be_planned_is_set_aside_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module.plan
-
-    def plan(schedule: module.Schedule, now: int, live: module.LiveJobs) -> Plan:
+    def fussy(schedule: Schedule, now: Instant, live: LiveJobs) -> Plan:
         if schedule.name == "bad":
             raise OverflowError("beyond the end of time")
-        return real(schedule, now, live)
+        return plan(schedule, now, live)
 
-    monkeypatch.setattr(module, "plan", plan)
+    monkeypatch.setattr(module, "plan", fussy)
     async with Stage() as stage:
         leader = Leader(stage.seat())
         await leader.take(0)
@@ -185,7 +184,7 @@ async def test_a_lost_lease_is_noticed_by_the_store_and_nothing_is_written() -> 
         (refused,) = stage.said(DecisionRefused)
         assert refused.schedules == ("a",)
         await successor.scheduler.tick()
-        assert decided(stage) == [("a", 10.0, "fired")]
+        assert decided(stage)[0] == ("a", 10.0, "fired")
 
 
 @virtual
@@ -251,18 +250,18 @@ async def test_with_locks_an_instant_of_a_dead_node_waits_for_its_lock_and_no_lo
         await asyncio.sleep(10.0)
         due = await dead.store.ledger.due(Shards(of=1, held=frozenset({0})), 10)
         mandate = LockMandate(dead.store.leases, node_id="node_a", node_name="", duration=LEASE)
-        await mandate.fence([module.plan(schedule, due.now, live) for schedule, live in due.schedules])
+        await mandate.fence([plan(schedule, due.now, live) for schedule, live in due.schedules])
         scheduler, rests = locker(alive), list[float]()
         while not decided(stage):
             rests.append(await scheduler.tick())
-            assert stage.now() < START + 22 * SECOND
+            assert stage.now() < START + 32 * SECOND
             await asyncio.sleep(rests[-1])
-        assert stage.now() >= START + 20 * SECOND
+        assert stage.now() >= START + 30 * SECOND
         # It looked again soon at first, then ever less often: the store is not besieged.
         assert rests[0] < 0.01
         assert rests[:-1] == sorted(rests[:-1])
         assert max(rests) == POLL_S
-        assert len(rests) < 30
+        assert len(rests) < 40
 
 
 @virtual

@@ -1,4 +1,4 @@
-"""Every error of a database driver becomes one of ours, and the one that says what to do: try again, give up, or migrate."""
+"""Every error of a database driver becomes one of ours, the one that says what to do: try again, give up, migrate."""
 
 import inspect
 import sqlite3
@@ -12,7 +12,7 @@ from headway.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailab
 from headway.store import postgres, sqlite
 from headway.store.transaction import ConstraintViolated
 
-# Classes and single states after which the same call may succeed: connection, resources, intervention, system, conflict.
+# States after which the same call may succeed: connection, resources, intervention, system, conflict.
 TRY_AGAIN = ("08", "53", "57", "58", "25006", "25P03", "40", "55P03", "XX000", "26000", "42P05")
 
 

@@ -1,5 +1,11 @@
 -- The ledger, the queue, the leases. Time is microseconds UTC, JSON is text, flags are 0 or 1.
 
+create table headway_schema (
+  version integer primary key,
+  name    text not null
+);
+insert into headway_schema (version, name) values (1, 'ledger and queue');
+
 create table headway_schedules (
   name            {text} primary key,
   owner           text not null,

@@ -1,0 +1,191 @@
+"""SQLite as other processes, a full disk and a slow thread make it."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headway.clock import Clock
+from headway.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from headway.store import Store, sqlite
+from headway.store.migrations import migrate
+from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
+from headway.store.transaction import Transaction, call
+from tests.conformance.arrange import enqueue, new_job
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "headway.db")
+
+
+@pytest.fixture
+async def store(path: str) -> AsyncIterator[Store]:
+    store = await Store.open(f"sqlite:///{path}", Clock())
+    yield store
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sqlite://", ":memory:"),
+        ("sqlite:///", ":memory:"),
+        ("sqlite:///headway.db", "headway.db"),
+        ("sqlite:////var/lib/headway.db", "/var/lib/headway.db"),
+        ("sqlite:///a b/ü.db", "a b/ü.db"),
+    ],
+)
+def test_the_path_of_an_address(url: str, expected: str) -> None:
+    assert path_of(url) == expected
+
+
+async def test_settings_of_the_file(store: Store, path: str) -> None:
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("pragma journal_mode").fetchone() == ("wal",)
+    raw.close()
+    assert isinstance(store.driver, SqliteDriver)
+    assert store.driver._connection.raw.execute("pragma synchronous").fetchone()[0] == 2  # FULL
+    normal = SqliteConnection(path, synchronous="normal")
+    assert normal.raw.execute("pragma synchronous").fetchone()[0] == 1
+    normal.raw.close()
+
+
+async def test_a_locked_file_is_waited_for_then_unavailable_then_works(
+    path: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_S_MAX", 0.3)
+    other = Store.on(SqliteDriver(path), Clock())
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("begin immediate")
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await enqueue(other)
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await other.queue.enqueue([new_job(), new_job()])
+    assert await other.queue.page() == []  # Readers do not wait for writers.
+    waiting = asyncio.create_task(enqueue(store))  # This one waits for ten seconds.
+    await asyncio.wait([waiting], timeout=0.2)
+    assert not waiting.done()
+    writer.execute("rollback")
+    await waiting
+    await enqueue(other)
+    assert len(await store.queue.page()) == 2
+    writer.close()
+    await other.close()
+
+
+async def test_a_full_disk_is_said_to_be_full_and_writes_nothing(path: str, store: Store) -> None:
+    assert isinstance(store.driver, SqliteDriver)
+    raw = store.driver._connection.raw
+    [pages] = raw.execute("pragma page_count").fetchone()
+    raw.execute(f"pragma max_page_count = {pages}")
+    big = [new_job(args='{"x":"' + "y" * 5_000 + '"}') for _ in range(50)]
+    with pytest.raises(StoreFull, match="full"):
+        await store.queue.enqueue(big)
+    assert await store.queue.page() == []
+    raw.execute(f"pragma max_page_count = {pages + 1_000}")
+    await store.queue.enqueue(big)
+    assert len(await store.queue.page()) == 50
+
+
+async def test_a_slow_thread_is_not_waited_for_without_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "STATEMENT_S_MAX", 0.2)
+    hold = threading.Event()
+
+    def begin() -> Transaction[None]:
+        yield call("time")
+        hold.wait(10)
+
+    with pytest.raises(StoreUnavailable, match="did not answer"):
+        await store.driver.run(begin)
+    with pytest.raises(StoreUnavailable):  # Everybody behind it is told too.
+        await store.queue.page()
+    hold.set()
+    monkeypatch.setattr(sqlite, "STATEMENT_S_MAX", 10.0)
+    assert await store.queue.page() == []
+
+
+async def test_a_closed_store_says_so_at_once(path: str) -> None:
+    store = await Store.open(f"sqlite:///{path}", Clock())
+    await store.close()
+    await store.close()
+    async with asyncio.timeout(2):
+        with pytest.raises(StoreUnavailable):
+            await store.queue.page()
+
+
+async def test_what_was_asked_for_before_the_end_is_done(path: str) -> None:
+    store = await Store.open(f"sqlite:///{path}", Clock())
+    work = [asyncio.create_task(enqueue(store)) for _ in range(20)]
+    await asyncio.sleep(0)
+    await store.close()
+    await asyncio.gather(*work)
+    again = await Store.open(f"sqlite:///{path}", Clock())
+    assert len(await again.queue.page()) == 20
+    await again.close()
+
+
+async def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="folder"):
+        await Store.open(f"sqlite:///{tmp_path}/missing/headway.db", Clock())
+    garbage = tmp_path / "garbage.db"
+    garbage.write_bytes(b"not a database, " * 500)
+    with pytest.raises(StoreError, match="not a database"):
+        await Store.open(f"sqlite:///{garbage}", Clock())
+    (tmp_path / "folder.db").mkdir()
+    with pytest.raises(StoreUnavailable):
+        await Store.open(f"sqlite:///{tmp_path}/folder.db", Clock())
+
+
+async def test_commits_of_others_are_heard(path: str, store: Store) -> None:
+    heard = asyncio.Event()
+    topics: list[str] = []
+
+    def hear(topic: str) -> None:
+        topics.append(topic)
+        heard.set()
+
+    watch = await store.watch(hear)
+    assert watch.mode == "watch"
+    await watch.check()
+    other = await Store.open(f"sqlite:///{path}", Clock())
+    await enqueue(other)
+    async with asyncio.timeout(10):
+        await heard.wait()
+    assert set(topics) == {"anything"}
+    await watch.close()
+    topics.clear()
+    await enqueue(other)
+    await asyncio.sleep(3 * sqlite.WATCH_INTERVAL_S)
+    assert topics == []
+    await other.close()
+
+
+async def test_a_file_that_cannot_be_watched_is_unavailable(path: str, store: Store, tmp_path: Path) -> None:
+    assert isinstance(store.driver, SqliteDriver)
+    store.driver.path = str(tmp_path / "missing" / "headway.db")
+    with pytest.raises(StoreUnavailable):
+        await store.watch(lambda topic: None)
+
+
+async def test_memory_is_polled() -> None:
+    store = await Store.open("sqlite://", Clock())
+    watch = await store.watch(lambda topic: None)
+    assert watch.mode == "poll"
+    await watch.close()
+    await store.close()
+
+
+async def test_inline_is_the_same_without_a_thread() -> None:
+    connection = SqliteConnection(":memory:", now=lambda: 5_000_000)
+    store = Store.on(InlineSqliteDriver(connection), Clock())
+    with pytest.raises(SchemaMismatch):
+        await store.queue.page()
+    await migrate(store.driver)
+    job = await enqueue(store)
+    assert (await store.queue.get(job)).created_at == 5_000_000
+    assert (await store.watch(lambda topic: None)).mode == "poll"
+    connection.raw.close()

@@ -1,0 +1,152 @@
+"""What a driver promises of a transaction: all of it or nothing, whoever gives up, and no harm to the next one."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import pytest
+
+from headway.errors import HeadwayError, SchemaMismatch
+from headway.instants import MINUTE
+from headway.store.transaction import Call, ConstraintViolated, Transaction, as_json, call
+from tests.conformance.arrange import enqueue, new_job, spec
+from tests.conformance.backend import Backend
+
+
+def _lease(name: str) -> Call:
+    leases = as_json([{"name": name, "token": 1}])
+    return call("acquire", leases=leases, holder="n", holder_name="", duration=MINUTE)
+
+
+async def _names(backend: Backend) -> list[str]:
+    return [row["name"] for row in await backend.sql("select name from headway_leases order by name")]
+
+
+async def test_a_transaction_returns_what_it_returns(backend: Backend) -> None:
+    def begin() -> Transaction[int]:
+        first = yield _lease("a")
+        second = yield _lease("b")
+        return len(first) + len(second)
+
+    assert await backend.store.driver.run(begin) == 2
+    assert await _names(backend) == ["a", "b"]
+
+
+class Mine(Exception):
+    """An error of the transaction's own."""
+
+
+@pytest.mark.parametrize("error", [Mine("x"), HeadwayError("x"), ValueError("x"), KeyError("x")])
+async def test_an_error_of_its_own_takes_everything_back(backend: Backend, error: Exception) -> None:
+    def begin() -> Transaction[None]:
+        yield _lease("a")
+        raise error
+
+    for _ in range(6):  # More often than there are connections: none of them is lost.
+        with pytest.raises(type(error)):
+            await backend.store.driver.run(begin)
+    assert await _names(backend) == []
+    await backend.store.driver.fetch(_lease("b"))
+    assert await _names(backend) == ["b"]
+
+
+async def test_an_error_before_the_first_statement(backend: Backend) -> None:
+    def begin() -> Transaction[None]:
+        raise Mine
+        yield _lease("a")
+
+    with pytest.raises(Mine):
+        await backend.store.driver.run(begin)
+    await backend.store.driver.fetch(_lease("b"))
+
+
+async def test_a_broken_constraint_takes_everything_back(backend: Backend) -> None:
+    await enqueue(backend.store, schedule="s", exclusive=True, id="job_1")
+
+    def begin() -> Transaction[None]:
+        yield _lease("a")
+        yield call("revision_add", revisions=as_json([_revision(), _revision()]))
+
+    for _ in range(6):
+        with pytest.raises(ConstraintViolated):
+            await backend.store.driver.run(begin)
+    assert await _names(backend) == []
+    assert await backend.count("headway_revisions") == 0
+
+
+def _revision() -> dict[str, object]:
+    return {"schedule": "s", "revision": 1, "effective_at": 0, "definition": None, "author": ""}
+
+
+async def test_the_generator_is_closed_whatever_happens(backend: Backend) -> None:
+    closed = []
+
+    def begin() -> Transaction[None]:
+        try:
+            yield call("schedule", name="x")
+            raise Mine
+        finally:
+            closed.append(True)
+
+    with pytest.raises(Mine):
+        await backend.store.driver.run(begin)
+    assert closed == [True]
+
+
+async def test_a_cancelled_task_leaves_no_half_state(shared: Backend) -> None:
+    """Cancelled at different moments, more often than there are connections: nothing is written, nothing is stuck."""
+    other = await shared.another()
+    await shared.store.schedules.put("s", spec("1d"))
+    for number in range(12):
+        steps: list[int] = []
+
+        def begin(steps: list[int] = steps, number: int = number) -> Transaction[None]:
+            for step in range(500):
+                steps.append(step)
+                yield _lease(f"lease-{number}-{step}")
+            raise AssertionError("nobody cancelled")
+
+        task = asyncio.create_task(shared.store.driver.run(begin))
+        await _until(lambda steps=steps, number=number: len(steps) > number)  # type: ignore[misc]
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, AssertionError):
+            await task
+        async with asyncio.timeout(10):
+            await other.schedules.put("s", spec("1d", priority=number + 1))
+            await shared.store.schedules.put("s", spec("1d", priority=-number - 1))
+    assert await _names(shared) == []
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_many_at_once_share_few_connections(backend: Backend) -> None:
+    await asyncio.gather(*(enqueue(backend.store, queue=f"q{number}") for number in range(60)))
+    assert await backend.count("headway_jobs") == 60
+
+
+async def test_a_table_that_is_not_there(backend: Backend) -> None:
+    await backend.sql("alter table headway_nodes rename to headway_nodes_gone")
+    try:
+        with pytest.raises(SchemaMismatch, match="headway migrate"):
+            await backend.store.nodes.alive(MINUTE)
+    finally:
+        await backend.sql("alter table headway_nodes_gone rename to headway_nodes")
+    assert await backend.store.nodes.alive(MINUTE) == []
+
+
+async def test_the_time_stands_still_within_a_statement_and_goes_on_between_two(backend: Backend) -> None:
+    rows = await backend.store.queue.enqueue([new_job(priority=number) for number in range(500)])
+    assert len({row.created_at for row in rows}) == 1
+
+    def begin() -> Transaction[tuple[int, int]]:
+        first = (yield call("time"))[0]["now"]
+        for _ in range(50):
+            last = (yield call("time"))[0]["now"]
+        return first, last
+
+    first, last = await backend.store.driver.run(begin)
+    assert first < last

@@ -1,0 +1,36 @@
+"""Signals: the first one stops in good order, the second one at once."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from headway.cli.log import EventLog
+from headway.cli.serve import INTERRUPTED, stopped_by_signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_first_signal_stops_and_the_second_leaves(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping, left = asyncio.Event(), asyncio.Event()
+    codes: list[int] = []
+    lines: list[str] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        left.set()
+
+    monkeypatch.setattr(os, "_exit", leave)
+    with stopped_by_signals(stopping, EventLog(lines.append, look="plain")):
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(5):
+            await stopping.wait()
+        assert codes == []
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(5):
+            await left.wait()
+    assert codes == [INTERRUPTED]
+    assert len(lines) == 1
+    assert lines[0].endswith(f"info stopping signal={number.name}")
