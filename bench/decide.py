@@ -1,7 +1,7 @@
 """decide: very many schedules are due at one instant. How long until every one of them is decided?
 
-Headway: a scheduler node, running and idle, meets the instant; time counts from the instant itself until the last decision
-is committed. Bare: the same rows (schedules advanced, decisions, jobs), in the same batches.
+Headway: a scheduler node, running and idle, meets the instant; time counts from the instant itself until the last
+decision is committed. Bare: the same rows (schedules advanced, decisions, jobs), in the same batches.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """enqueue: jobs handed in one by one and in bulk, as a user's program does it.
 
-Headway: `task.enqueue` and `task.enqueue_many`, from Python arguments to an acknowledged commit. Bare: rows made beforehand,
-inserted into the same table with the same indexes; one by one by a prepared statement, in bulk by COPY or `unnest`
-(`executemany` on SQLite), whichever is faster.
+Headway: `task.enqueue` and `task.enqueue_many`, from Python arguments to an acknowledged commit. Bare: rows made
+beforehand, inserted into the same table with the same indexes; one by one by a prepared statement, in bulk by COPY or
+`unnest` (`executemany` on SQLite), whichever is faster.
 """
 
 import time
@@ -28,6 +28,7 @@ async def measure(run: Run) -> list[Figure]:
 
 async def _measure_on(place: Place, run: Run) -> list[Figure]:
     singles = run.size(300, 50)
+    rounds = run.repetitions * run.size(ROUNDS_PER_REPETITION, 1)
     figures = []
     async with database(place) as url, Headway(settings=Settings(store=url, node="bench"), name="bench") as app:
 
@@ -40,10 +41,10 @@ async def _measure_on(place: Place, run: Run) -> list[Figure]:
             await bare.know("headway_jobs")
             side = _Sides(place, report, bare)
             await side.warm_up()
-            pairs = [await side.single(singles) for _ in range(run.repetitions * ROUNDS_PER_REPETITION)]
+            pairs = [await side.single(singles) for _ in range(rounds)]
             figures.append(rate("enqueue", place.name, "one by one", singles, pairs, Target(">=", 0.70, of_ratio=True)))
-            for size in (1_000, 10_000):
-                pairs = [await side.bulk(size) for _ in range(run.repetitions * ROUNDS_PER_REPETITION)]
+            for size in (run.size(1_000, 100), run.size(10_000, 1_000)):
+                pairs = [await side.bulk(size) for _ in range(rounds)]
                 what = f"in bulk, {size:,} at once"
                 figures.append(rate("enqueue", place.name, what, size, pairs, Target(">=", 0.30, of_ratio=True)))
         finally:

@@ -3,6 +3,7 @@
 A `Place` makes empty databases with Headway's schema, opens them for Headway, and opens them bare.
 """
 
+import asyncio
 import contextlib
 import itertools
 import shutil
@@ -60,13 +61,11 @@ class PostgresPlace:
     def __init__(self, folder: Path) -> None:
         self._server = PostgresServer(durable=True, folder=folder)
         self._server.start()
-        self._template: str | None = None
+        self._template = self._server.create_database()
+        asyncio.run(_migrate(self._template))
 
     async def fresh(self) -> str:
         """Copy the empty database."""
-        if self._template is None:
-            self._template = self._server.create_database()
-            await _migrate(self._template)
         return self._server.create_database(template=self._template)
 
     def drop(self, url: str) -> None:

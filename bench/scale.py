@@ -36,7 +36,7 @@ MULTIPLY: Final = """
 insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text, delay, next_at,
   decided_through, pauses, created_at, updated_at)
 with recursive numbers(n) as (select 1 union all select n + 1 from numbers where n < {count})
-select 'far-' || n, owner, tenant, (slot + n * 7919) % 4294967296, revision, version, definition, trigger_text, delay,
+select 'far-' || n, owner, tenant, (slot + n) % 4294967296, revision, version, definition, trigger_text, delay,
   next_at + n * 1000, decided_through, pauses, created_at, updated_at
 from headway_schedules, numbers where name = 'far'
 """
@@ -117,26 +117,21 @@ async def _edit(size: _Size, number: int) -> float:
 
 
 def _figures(place: Place, sizes: list[_Size], due: int) -> list[Figure]:
-    smallest = sizes[0]
     figures = []
     for size in sizes:
-        of = f"of {size.registered:,}"
-        figures.append(plain("scale", place.name, f"a decision, {due:,} due {of}", size.decide_us, "us"))
-    figures += [
-        plain(
-            "scale",
-            place.name,
-            f"a decision, {size.registered:,} against {smallest.registered:,}",
-            [here / there for here, there in zip(size.decide_us, smallest.decide_us, strict=True)],
-            "x",
-            Target("<=", 1.5),
-        )
-        for size in sizes[1:]
-    ]
-    figures += [
-        plain("scale", place.name, f"an edit, one of {size.registered:,}", size.edit_ms, "ms") for size in sizes
-    ]
-    return figures
+        what = f"a decision, {due:,} due of {size.registered:,}"
+        figures.append(plain("scale", place.name, what, size.decide_us, "us"))
+    smallest, largest = sizes[0], sizes[-1]
+    for size in sizes[1:]:
+        what = f"a decision, {size.registered:,} against {smallest.registered:,}"
+        growth = [here / there for here, there in zip(size.decide_us, smallest.decide_us, strict=True)]
+        figures.append(plain("scale", place.name, what, growth, "x", Target("<=", 1.5)))
+    for size in sizes:
+        figures.append(plain("scale", place.name, f"an edit, one of {size.registered:,}", size.edit_ms, "ms"))
+    # The fastest rounds: most of an edit is one commit, and how long a disk takes for that varies more than the edit.
+    growth = [min(largest.edit_ms) / min(smallest.edit_ms)]
+    what = f"an edit, {largest.registered:,} against {smallest.registered:,}"
+    return [*figures, plain("scale", place.name, what, growth, "x", Target("<=", 1.5))]
 
 
 async def _memory(place: Place, size: _Size, due: int) -> Figure:

@@ -370,7 +370,7 @@ class Headway:
                 Store.open(self.settings.store, self._clock, synchronous=self.settings.sqlite_synchronous)
             )
             self._stores[loop] = opening
-        return await asyncio.shield(opening)
+        return opening.result() if opening.done() else await asyncio.shield(opening)
 
     async def close(self) -> None:
         """Close the store of the running event loop."""

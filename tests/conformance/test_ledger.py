@@ -284,7 +284,7 @@ async def test_a_pause_is_a_window_of_time(backend: Backend) -> None:
     entries = await _ledger(store, "s")
     outcomes = [entry.outcome for entry in entries for _ in range(entry.count)]
     assert [outcome for outcome, _ in itertools.groupby(outcomes)] == [Decided.FIRED, Decided.PAUSED, Decided.FIRED]
-    assert outcomes.count(Decided.PAUSED) in (10, 11)  # How many seconds begin in ten seconds and a bit.
+    assert 10 <= outcomes.count(Decided.PAUSED) <= 20  # As many seconds as begin in ten seconds and a bit.
     [reason] = {entry.reason for entry in entries if entry.outcome is Decided.PAUSED}
     assert reason == "paused by ada: moving house"
     await _audit(backend, "s", spec("1s"), since)
@@ -419,10 +419,10 @@ async def test_an_edit_from_allow_to_queue_waits_for_all_that_run(backend: Backe
 @pytest.mark.parametrize("overlap", Overlap)
 async def test_backfill(backend: Backend, overlap: Overlap) -> None:
     store = backend.store
-    await store.schedules.put("s", spec("1m", overlap=overlap))
+    await store.schedules.put("s", spec("1h", overlap=overlap))
     now = await backend.now()
-    since, until = (now // MINUTE - 5) * MINUTE, (now // MINUTE - 2) * MINUTE
-    expected = [since, since + MINUTE, since + 2 * MINUTE, until]
+    since, until = (now // HOUR - 5) * HOUR, (now // HOUR - 2) * HOUR
+    expected = [since, since + HOUR, since + 2 * HOUR, until]
     assert await store.schedules.backfill("s", since, until, dry_run=True) == expected
     assert await backend.count("headway_jobs") == 0
     assert await store.schedules.backfill("s", since, until, author="ada") == expected
@@ -491,7 +491,7 @@ async def test_a_fixed_delay_counts_from_the_end(backend: Backend, how: str) -> 
     row = await backend.job(job.id)
     next_at = (await store.schedules.get("a")).next_at
     assert next_at is not None
-    assert 0 <= next_at - row["finished_at"] - 10 * MINUTE <= SECOND
+    assert 0 <= next_at - row["finished_at"] - 10 * MINUTE <= SOON
     assert await due_plans(store) == []
     await backend.advance(10 * MINUTE)
     await decide(store)
@@ -607,10 +607,10 @@ async def test_due_is_oldest_first_and_bounded(backend: Backend) -> None:
 async def test_due_knows_the_live_jobs(backend: Backend) -> None:
     store = backend.store
     for name in ("one", "two"):
-        await store.schedules.put(name, spec("1s", overlap="queue"))
+        await store.schedules.put(name, spec("1d", overlap="queue"))
     job = await store.schedules.trigger("one")
     waiting = await store.schedules.trigger("one")
-    await backend.advance(2 * SECOND)
+    await backend.advance(DAY)
     due = await store.ledger.due(EVERYTHING, 10)
     live = {schedule.name: jobs for schedule, jobs in due.schedules}
     assert live == {"one": LiveJobs(running=(job,), waiting=(waiting,)), "two": LiveJobs()}
@@ -769,6 +769,21 @@ async def test_every_change_makes_older_plans_stale(backend: Backend, change: st
     records = await _instants(store, "s")
     assert await store.ledger.fire(plans, None) == {"s"}
     assert await _instants(store, "s") == records
+
+
+async def test_a_job_by_hand_makes_plans_stale_also_when_nothing_is_due(backend: Backend) -> None:
+    """The store's clock went back, so there is no past to decide; the job in the way is new all the same."""
+    store = backend.store
+    await store.schedules.put("s", spec("1s"))
+    now = await backend.now()
+    assert not await store.ledger.fire([plan_at(await store.schedules.get("s"), now + HOUR)], None)
+    await backend.sql("update headway_jobs set status = 'CANCELLED', finished_at = 0")
+    unaware = plan_at(await store.schedules.get("s"), now + 2 * HOUR)
+    records = await _instants(store, "s")
+    await store.schedules.trigger("s")
+    assert await store.ledger.fire([unaware], None) == {"s"}
+    assert await _instants(store, "s") == records
+    assert (await store.schedules.get("s")).attention is None
 
 
 async def test_racing_schedulers_decide_each_instant_once(shared: Backend) -> None:
@@ -1007,7 +1022,7 @@ async def test_summary(backend: Backend) -> None:
     assert 55 <= summary["oldest_undecided_seconds"] <= 90
     await decide(store)
     summary = await store.ledger.summary()
-    assert summary["oldest_undecided_seconds"] < 5
+    assert summary["oldest_undecided_seconds"] < 20
     assert summary["last_day"]["fired"] >= 59
 
 

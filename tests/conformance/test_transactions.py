@@ -52,8 +52,10 @@ async def test_an_error_of_its_own_takes_everything_back(backend: Backend, error
 
 async def test_an_error_before_the_first_statement(backend: Backend) -> None:
     def begin() -> Transaction[None]:
+        names: list[str] = []
+        for name in names:
+            yield _lease(name)
         raise Mine
-        yield _lease("a")
 
     with pytest.raises(Mine):
         await backend.store.driver.run(begin)

@@ -143,14 +143,18 @@ def test_a_terminal_gets_colours_unless_told_otherwise_and_whole_ids(tmp_path: P
 
 
 def test_whoever_reads_may_stop_reading(tmp_path: Path) -> None:
-    for args in (("schedules", "preview", "--every", "1s", "-n", "1000"), ("--help",)):
-        reading, writing = os.pipe()
-        os.close(reading)
-        done = subprocess.run(
-            [HEADWAY, *args], cwd=tmp_path, env=environment(), stdout=writing, stderr=subprocess.PIPE, check=False
-        )
-        os.close(writing)
-        assert (done.returncode, done.stderr) == (0, b"")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [HEADWAY, "schedules", "preview", "--every", "1s", "-n", "1000"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_destructive_command_asks_on_a_terminal(tmp_path: Path) -> None:
@@ -316,7 +320,7 @@ def test_postgresql_must_be_migrated_first_and_then_everything_works(tmp_path: P
     assert status["degraded"] == ["no scheduler is alive"]
     report = headway(tmp_path, "doctor", "--json", HEADWAY_STORE=postgres_url)
     marks = {check["check"]: check["mark"] for check in json.loads(report.stdout)["checks"]}
-    assert report.returncode == 0
+    assert (report.returncode, report.stderr) == (0, "")
     assert (marks["database"], marks["wake_ups"], marks["schema"], marks["audit"]) == ("ok", "ok", "ok", "ok")
     assert marks["durability"] == "warn"  # The tests' server does not wait for its disk, and says so.
 

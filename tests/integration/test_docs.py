@@ -35,7 +35,7 @@ from headway import After, Cron, Every, Headway, errors, model
 from headway.cli import root
 from headway.instants import DURATION_MAX, Instant, format_duration, parse_instant, to_datetime
 from headway.model import Decided, Decision, LiveJobs, Pause, Schedule, ScheduleSpec
-from headway.scheduling import cron, planner, scheduler, triggers
+from headway.scheduling import expression, planner, scheduler, triggers
 from headway.settings import SHARDS_MAX, Settings
 from headway.store import open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
@@ -253,8 +253,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         "priority": f"to {number(model.PRIORITY_MAX)}",
         "`max_attempts`": f"1 to {number(model.ATTEMPTS_MAX)}",
         "page of jobs or occurrences": number(queue.PAGE_MAX),
-        "cron text": f"{cron.TEXT_LENGTH_MAX} characters; a list in it {cron.LIST_ITEMS_MAX} items; years "
-        f"{cron.YEAR_MIN}–{cron.YEAR_MAX}",
+        "cron text": f"{expression.TEXT_LENGTH_MAX} characters; a list in it {expression.LIST_ITEMS_MAX} items; years "
+        f"{expression.YEAR_MIN}–{expression.YEAR_MAX}",
         "interval of `Every`, delay of `After`": f"{format_duration(triggers.INTERVAL_MIN)} to "
         f"{format_duration(DURATION_MAX)}",
         "any other duration": format_duration(DURATION_MAX),

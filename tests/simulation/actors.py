@@ -123,7 +123,11 @@ class NodeActor:
         self.process.gate.thaw()
         self.task.cancel()
         if again_after_s is not None:
-            asyncio.get_running_loop().call_later(again_after_s, self.start)
+            asyncio.get_running_loop().call_later(again_after_s, self._restart)
+
+    def _restart(self) -> None:
+        if self._place.mishaps is not NO_MISHAPS:  # In peace nobody comes, so that nobody has to hand anything over.
+            self.start()
 
     def stop(self) -> None:
         """End in good order."""

@@ -63,6 +63,7 @@ class Checker:
         self._holds = holds
         self._live: defaultdict[str, set[str]] = defaultdict(set)
         self._unfinished: defaultdict[str, set[str]] = defaultdict(set)
+        self._line: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self._keys: dict[tuple[str, str], str] = {}
         self._history: set[tuple[object, ...]] = set()
         self._highest_token = 0
@@ -232,6 +233,9 @@ class Checker:
         if job.schedule is not None:
             live = self._live[job.schedule]
             live.add(job.id) if job.status in LIVE else live.discard(job.id)
+            self._line[job.schedule].pop(job.id, None)
+            if job.status == "BLOCKED" and job.blocked_by is not None:
+                self._line[job.schedule][job.id] = job.blocked_by
             unfinished = self._unfinished[job.schedule]
             unfinished.add(job.id) if job.finished_at is None else unfinished.discard(job.id)
 
@@ -251,7 +255,9 @@ class Checker:
         self.seen["pruned"] += 1
 
     def exclusive(self, name: str, arrivals: set[str]) -> None:
-        """At most one live job per exclusive schedule."""
+        """At most one live job per exclusive schedule, and those that wait stand in one line."""
+        line = self._line[name]
+        require(len(set(line.values())) == len(line), "S7: two jobs wait for the same one", name, line)
         live = [self.jobs[job_id] for job_id in sorted(self._live[name])]
         require(sum(job.exclusive for job in live) <= 1, "S7: two live jobs", name, live)
         if len(live) > 1:
@@ -362,8 +368,10 @@ class _Commit:
             self._checker.moved(self._now, old, new)
             if old.status == "RUNNING" and new.status != "RUNNING":
                 self._settled.add((new.id, new.attempt))
-        if new.schedule is not None and new.status in LIVE and (old is None or old.status not in LIVE):
-            self._arrivals[new.schedule].add(new.id)
+        if new.schedule is not None and (old is None or old.status != new.status):
+            arrivals = self._arrivals[new.schedule]
+            if new.status in LIVE and (old is None or old.status not in LIVE):
+                arrivals.add(new.id)
 
     def _lease(self, old: LeaseRow | None, new: LeaseRow) -> None:
         if old is None or old.token != new.token:

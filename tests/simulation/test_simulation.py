@@ -25,6 +25,7 @@ FIXED: Final = range(30)
 FRESH_S_MAX: Final = 8.0
 CAUGHT_WITHIN: Final = 12  # Seeds until a sabotage must have been noticed.
 OFTEN_FROZEN: Final = Mishaps(before=0.0, after=0.0, freeze=0.01, crash=0.0)
+OFTEN_UNHEARD: Final = Mishaps(before=0.0, after=0.05, freeze=0.003, crash=0.0)
 
 
 def explain(result: Result) -> str:
@@ -79,10 +80,17 @@ def test_a_campaign_that_saw_too_little_fails() -> None:
 # The broken copies. Each lacks one wall; the checkers must see what comes through.
 
 
-def caught(sabotage: Sabotage | None = None) -> Iterator[str]:
+@pytest.mark.parametrize("mishaps", [OFTEN_FROZEN, OFTEN_UNHEARD])
+def test_the_whole_copy_keeps_every_promise_where_the_broken_ones_do_not(mishaps: Mishaps) -> None:
+    for seed in range(3):
+        result = simulate(seed, mishaps=mishaps)
+        assert result.problem is None, result.problem
+
+
+def caught(sabotage: Sabotage | None = None, mishaps: Mishaps = OFTEN_FROZEN) -> Iterator[str]:
     """Yield what the checkers say to a broken copy, seed by seed."""
     for seed in range(CAUGHT_WITHIN):
-        problem = simulate(seed, sabotage=sabotage, mishaps=OFTEN_FROZEN).problem
+        problem = simulate(seed, sabotage=sabotage, mishaps=mishaps).problem
         if problem is not None:
             yield problem
 
@@ -146,7 +154,7 @@ def test_an_unfenced_settlement_is_caught() -> None:
         schema={"error      text,\n  primary key (job_id, attempt)\n": "error      text\n"},
         statements={"settle": (guard, "returning id, attempt, schedule")},
     )
-    problem = next(caught(broken), "")
+    problem = next(caught(broken, OFTEN_UNHEARD), "")
     assert "S4" in problem or "S12" in problem, problem
 
 

@@ -21,7 +21,7 @@ CORE = {"model", "lifecycle", "errors", "ports", "clock", "events", "settings", 
 LOOPS = {"scheduling", "coordination", "queue", "worker", "status"}
 
 # The words for "when" are pure values like those of the core, and schedules are made of them.
-VOCABULARY = {"headway.scheduling.triggers", "headway.scheduling.cron"}
+VOCABULARY = {"headway.scheduling.triggers"}
 PLANNING = VOCABULARY | {"headway.scheduling.planner"}
 
 # What each part of the house may import: other parts by name, single modules by their full name.

@@ -74,9 +74,11 @@ def _both(words: list[str]) -> str:
 async def put(
     session: Session,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")],
-    task: Annotated[str, typer.Option("--task", help="What runs.")],
+    task: Annotated[str, typer.Option("--task", metavar="NAME", help="What runs.")],
     cron: Annotated[str | None, typer.Option("--cron", metavar="EXPR", help="At the times of a cron text.")] = None,
-    tz: Annotated[str | None, typer.Option("--tz", help="The time zone of --cron or --at, default UTC.")] = None,
+    tz: Annotated[
+        str | None, typer.Option("--tz", metavar="ZONE", help="The time zone of --cron or --at, default UTC.")
+    ] = None,
     dst: Annotated[str | None, typer.Option("--dst", metavar="RULE", help="shift, skip or both.")] = None,
     seconds: Annotated[str | None, typer.Option("--seconds", metavar="FIELD", help="The seconds of --cron.")] = None,
     every: Annotated[str | None, typer.Option("--every", metavar="INTERVAL", help="At a fixed rate.")] = None,
@@ -86,16 +88,25 @@ async def put(
     at: Annotated[str | None, typer.Option("--at", metavar="T", help="Once.")] = None,
     arg: ArgOption = None,
     args: ArgsOption = None,
-    overlap: Annotated[str | None, typer.Option("--overlap", metavar="RULE", help="skip queue allow replace")] = None,
-    queue_limit: Annotated[int | None, typer.Option("--queue-limit", help="How many wait under queue.")] = None,
-    missed: Annotated[str | None, typer.Option("--missed", metavar="RULE", help="latest all skip")] = None,
+    overlap: Annotated[
+        str | None,
+        typer.Option("--overlap", metavar="RULE", help="While its last job is live: skip, queue, allow or replace."),
+    ] = None,
+    queue_limit: Annotated[
+        int | None, typer.Option("--queue-limit", metavar="N", help="How many may wait with --overlap queue.")
+    ] = None,
+    missed: Annotated[
+        str | None, typer.Option("--missed", metavar="RULE", help="What was not decided in time: latest, all or skip.")
+    ] = None,
     deadline: Annotated[
         str | None, typer.Option("--deadline", metavar="DURATION", help="How late it may still start.")
     ] = None,
     grace: Annotated[str | None, typer.Option("--grace", metavar="DURATION", help="What lateness is on time.")] = None,
-    catch_up_limit: Annotated[int | None, typer.Option("--catch-up-limit", help="How many under all.")] = None,
+    catch_up_limit: Annotated[
+        int | None, typer.Option("--catch-up-limit", metavar="N", help="How many at most with --missed all.")
+    ] = None,
     catch_up_rate: Annotated[
-        str | None, typer.Option("--catch-up-rate", metavar="RATE", help="How fast under all: 10/m.")
+        str | None, typer.Option("--catch-up-rate", metavar="RATE", help="How fast with --missed all: 10/m.")
     ] = None,
     jitter: Annotated[str | None, typer.Option("--jitter", metavar="DURATION", help="Spread the starts.")] = None,
     start: Annotated[str | None, typer.Option("--start", metavar="T", help="No instant before.")] = None,
@@ -103,17 +114,22 @@ async def put(
     expect: Annotated[
         str | None, typer.Option("--expect", metavar="DURATION", help="How long its jobs should take.")
     ] = None,
-    queue: Annotated[str | None, typer.Option("--queue")] = None,
-    priority: Annotated[int | None, typer.Option("--priority")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant")] = None,
-    max_attempts: Annotated[int | None, typer.Option("--max-attempts")] = None,
-    backoff: Annotated[str | None, typer.Option("--backoff", metavar="RANGE", help="5s..5m")] = None,
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="May be given several times.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Where its jobs wait.")] = None,
+    priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="Higher runs first.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whose jobs they are.")] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option("--max-attempts", metavar="N", help="How often a job is tried.")
+    ] = None,
+    backoff: Annotated[
+        str | None, typer.Option("--backoff", metavar="RANGE", help="The wait between attempts: 5s..5m.")
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="May be given several times.")] = None,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Create or change a schedule.
 
+    \b
     headway schedules put daily-report --task report --cron '0 6 * * *' --tz Europe/Berlin --missed latest
     """
     given: dict[str, Any] = {
@@ -262,7 +278,9 @@ async def _change(desk: Desk, name: str, spec: ScheduleSpec, *, owner: str, forc
 async def apply(
     session: Session,
     file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="TOML or JSON; - reads TOML from stdin.")],
-    owner: Annotated[str | None, typer.Option("--owner", help="Whose schedules they are; default file:NAME.")] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="NAME", help="Whose schedules they are; default file:NAME.")
+    ] = None,
     prune: Annotated[
         bool, typer.Option("--prune", help="Remove what this owner had applied before and is not in the file.")
     ] = False,

@@ -93,7 +93,8 @@ class Board:
 async def demo(
     session: Session,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=1, max=86_400, help="Stop after so long; else with Ctrl-C.")
+        float | None,
+        typer.Option("--seconds", metavar="N", min=1, max=86_400, help="Stop after so long; else with Ctrl-C."),
     ] = None,
 ) -> int:
     """See schedules being decided, in a minute, with nothing to set up.

@@ -28,12 +28,13 @@ SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "ven
 
 async def dev(
     session: Session,
-    path: Annotated[str | None, typer.Argument(metavar="[MODULE:APP]", help="The same as --app.")] = None,
+    path: Annotated[str | None, typer.Argument(metavar="MODULE:APP", help="The same as --app.")] = None,
     watch: Annotated[Path, typer.Option("--watch", metavar="FOLDER", help="Where its source files are.")] = Path(),
 ) -> None:
-    """Run your app's schedules while you write it; restarts when a Python file in the folder changes.
+    """Run your app's schedules while you write it.
 
-    The scheduler runs on the configured store, by default sqlite:///headway.db in this folder. Ctrl-C ends it.
+    Restarts when a Python file in the folder changes. The scheduler runs on the configured store, by default
+    sqlite:///headway.db in this folder. Ctrl-C ends it.
     """
     options = {"app_path": path or session.app_path, "store_url": session.store_url, "as_json": session.as_json}
     log = EventLog.on_stderr(as_json=session.as_json)

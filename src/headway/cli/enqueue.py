@@ -23,16 +23,19 @@ async def enqueue(
     delay: Annotated[str | None, typer.Option("--delay", metavar="DURATION", help="Not before so long: 30m.")] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="T", help="Not before this time.")] = None,
     key: Annotated[
-        str | None, typer.Option("--key", help="The same key gives the same job, however often it is enqueued.")
+        str | None, typer.Option("--key", metavar="TEXT", help="The same key gives the same job, however often.")
     ] = None,
-    queue: Annotated[str | None, typer.Option("--queue")] = None,
-    priority: Annotated[int | None, typer.Option("--priority", help="Higher runs first.")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant")] = None,
-    max_attempts: Annotated[int | None, typer.Option("--max-attempts")] = None,
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="May be given several times.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Where it waits.")] = None,
+    priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="Higher runs first.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whose job it is.")] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option("--max-attempts", metavar="N", help="How often it is tried.")
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="May be given several times.")] = None,
 ) -> None:
     """Enqueue a job. It is durable when this returns.
 
+    \b
     headway enqueue video.transcode -a input=s3://uploads/v.mp4 -a height=720 --delay 30m --key upload-789
     """
     app = session.app() or Headway(settings=session.settings(), name=AUTHOR)

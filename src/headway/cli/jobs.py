@@ -27,13 +27,15 @@ IdArgument = Annotated[
 @command(app, "list")
 async def list_(
     session: Session,
-    status: Annotated[str | None, typer.Option("--status", help="PENDING, RUNNING, FAILED, …")] = None,
-    task: Annotated[str | None, typer.Option("--task")] = None,
-    queue: Annotated[str | None, typer.Option("--queue")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant")] = None,
+    status: Annotated[
+        str | None, typer.Option("--status", metavar="STATUS", help="PENDING, RUNNING, FAILED, …")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME")] = None,
     schedule: Annotated[str | None, typer.Option("--schedule", metavar="NAME")] = None,
     before: Annotated[str | None, typer.Option("--before", metavar="ID", help="Older than this job.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=LIST_MAX)] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=LIST_MAX, help="How many.")] = 50,
 ) -> None:
     """List jobs, newest first."""
     filters = {"status": _status(status), "task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
@@ -108,7 +110,7 @@ def _facts(shape: Shape) -> dict[str, object]:
 async def cancel(
     session: Session,
     job_id: IdArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for those who will ask.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for those who will ask.")] = "",
 ) -> None:
     """End a job that has not begun; ask one that runs to stop."""
     async with session.open() as desk:

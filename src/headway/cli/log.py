@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, TextIO, assert_never
 
 from headway.cli.show import STYLES, to_json
@@ -86,7 +87,8 @@ class EventLog:
 
 
 def _print(line: str, stream: TextIO) -> None:
-    print(line, file=stream, flush=True)
+    with suppress(OSError, ValueError):  # A log that nobody reads any more must not stop a scheduler.
+        print(line, file=stream, flush=True)
 
 
 def describe(event: Event) -> Iterator[Line]:

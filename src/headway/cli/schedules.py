@@ -42,9 +42,11 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of t
 @command(app, "list")
 async def list_(
     session: Session,
-    owner: Annotated[str | None, typer.Option("--owner", help="Only those of this app or file.")] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="NAME", help="Only those of this app or file.")
+    ] = None,
     after: Annotated[str, typer.Option("--after", metavar="NAME", help="Begin behind this name.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=LIST_MAX)] = 1_000,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=LIST_MAX, help="How many.")] = 1_000,
 ) -> None:
     """List schedules by name."""
     async with session.open() as desk:
@@ -103,7 +105,7 @@ def state(schedule: Schedule, now: Instant) -> str:
 
 @command(app)
 async def show(session: Session, name: NameArgument) -> None:
-    """Show one schedule: its rule, its policies, where it stands and what comes next."""
+    """Show one schedule: rule, policies, state and what comes next."""
     async with session.open() as desk:
         schedule = await desk.store.schedules.get(name)
         now = desk.now
@@ -124,9 +126,9 @@ async def show(session: Session, name: NameArgument) -> None:
 async def preview(
     session: Session,
     what: Annotated[
-        str | None, typer.Argument(metavar="[CRON|NAME]", help="A cron text, or the name of a schedule.")
+        str | None, typer.Argument(metavar="CRON|NAME", help="A cron text, or the name of a schedule.")
     ] = None,
-    tz: Annotated[str | None, typer.Option("--tz", help="The time zone (IANA), default UTC.")] = None,
+    tz: Annotated[str | None, typer.Option("--tz", metavar="ZONE", help="The time zone (IANA), default UTC.")] = None,
     dst: Annotated[str | None, typer.Option("--dst", metavar="RULE", help="shift, skip or both.")] = None,
     seconds: Annotated[
         str | None, typer.Option("--seconds", metavar="FIELD", help="The seconds of a cron text.")
@@ -134,10 +136,13 @@ async def preview(
     every: Annotated[str | None, typer.Option("--every", metavar="INTERVAL", help="A fixed rate instead.")] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="T", help="One time instead.")] = None,
     since: Annotated[str | None, typer.Option("--from", metavar="T", help="From this time on, default now.")] = None,
-    number: Annotated[int, typer.Option("-n", "--number", min=1, max=PREVIEW_MAX, help="How many.")] = 5,
+    number: Annotated[int, typer.Option("-n", "--number", metavar="N", min=1, max=PREVIEW_MAX, help="How many.")] = 5,
 ) -> None:
-    """Show the next instants of a rule or a schedule: local time, UTC, and what daylight saving does to them.
+    """Show the next instants of a rule or a schedule.
 
+    Each with its local time, its UTC time, and what daylight saving does to it.
+
+    \b
     headway schedules preview '30 2 * * *' --tz Europe/Berlin --from 2027-03-27 -n 3
     """
     spec = _rule(what, tz=tz, dst=dst, seconds=seconds, every=every, at=at)
@@ -218,7 +223,7 @@ def _tell_preview(
 async def history(
     session: Session,
     name: NameArgument,
-    number: Annotated[int, typer.Option("-n", "--number", min=1, max=HISTORY_MAX, help="How many.")] = 20,
+    number: Annotated[int, typer.Option("-n", "--number", metavar="N", min=1, max=HISTORY_MAX, help="How many.")] = 20,
     since: Annotated[
         str | None, typer.Option("--since", metavar="T", help="Only instants from this time on, or so long ago: 24h.")
     ] = None,
@@ -272,9 +277,9 @@ async def pause(
     session: Session,
     name: NameArgument,
     until: Annotated[str | None, typer.Option("--until", metavar="T", help="A time, or for so long: 30m.")] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for those who will ask.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for those who will ask.")] = "",
 ) -> None:
-    """Stop a schedule from running; its instants are recorded as paused."""
+    """Stop a schedule; its instants are recorded as paused."""
     async with session.open() as desk:
         tz = zone_of((await desk.store.schedules.get(name)).spec.trigger).key
         end = None if until is None else read_future(until, desk.now, "--until", tz)
@@ -303,7 +308,10 @@ def _tell_state(session: Session, schedule: Schedule, now: Instant, already: str
 
 @command(app)
 async def trigger(session: Session, name: NameArgument, arg: ArgOption = None, args: ArgsOption = None) -> None:
-    """Enqueue a job of the schedule now, under its overlap rule; its instants stay as they are."""
+    """Enqueue a job of the schedule now, under its overlap rule.
+
+    The instants of the schedule stay as they are.
+    """
     other_args = encode_args(read_args(arg, args)) if arg or args is not None else None
     async with session.open() as desk:
         job = await desk.store.queue.get(await desk.store.schedules.trigger(name, author=AUTHOR, args=other_args))
@@ -324,7 +332,10 @@ async def backfill(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which instants.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Enqueue a job for each past instant of a range that has not fired. Repeating it adds nothing."""
+    """Enqueue a job for each past instant that has not fired.
+
+    Says the count and asks first. Repeating it adds nothing.
+    """
     async with session.open() as desk:
         schedules = desk.store.schedules
         tz = zone_of((await schedules.get(name)).spec.trigger).key
@@ -347,7 +358,7 @@ async def backfill(
 
 @command(app)
 async def remove(session: Session, name: NameArgument, yes: YesOption = False) -> None:
-    """Remove a schedule from now on; what was decided stays in the ledger."""
+    """Remove a schedule; what was decided stays in the ledger."""
     async with session.open() as desk:
         schedule = await desk.store.schedules.get(name)
         owned = f" It belongs to {schedule.owner}, which may bring it back." if schedule.owner else ""

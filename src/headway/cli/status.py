@@ -15,6 +15,7 @@ from headway.store.facts import Facts, facts
 ALIVE_WITHIN: Final = 10 * SECOND  # A node beats at least every two seconds.
 UNDECIDED_S_MAX: Final = 10.0  # The budget of promise L1.
 STANDSTILL_S: Final = 30.0
+SETTLED_AFTER: Final = 5 * SECOND  # A node says first that it lives, and begins to listen then.
 SCHEDULER: Final = "scheduler"
 SHARD_PREFIX: Final = "scheduler/"
 OUTCOMES: Final = ("fired", "skipped", "missed", "coalesced", "paused")
@@ -88,7 +89,8 @@ def degraded(situation: Situation) -> Iterator[str]:
 
 
 def _node_faults(node: Node, kind: str) -> Iterator[str]:
-    if kind == "postgresql" and node.state.get("wake_ups") == "poll":
+    is_settled = node.beat_at - node.started_at >= SETTLED_AFTER
+    if kind == "postgresql" and is_settled and node.state.get("wake_ups") == "poll":
         yield f"{node.name} polls: notifications do not reach it"
     for loop, idle_s in node.state.get("loops", {}).items():
         if idle_s > STANDSTILL_S:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, Instant, isoformat, to_datetime
+from headway.instants import DAY, HOUR, MILLISECOND, MINUTE, SECOND, Duration, Instant, isoformat, to_datetime
 
 
 def clean(text: object) -> str:
@@ -25,6 +25,8 @@ def span(duration: Duration) -> str:
     """Write a duration with its two largest units: `4m 12s`, `3h 2m`, `0.2s`."""
     if duration < 0:
         return "-" + span(-duration)
+    if 0 < duration < 100 * MILLISECOND:
+        return f"{max(1, duration // MILLISECOND)}ms"
     if duration < 10 * SECOND:
         return f"{duration / SECOND:.1f}s" if duration % SECOND else f"{duration // SECOND}s"
     for large, unit, small, rest in ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "m"), (MINUTE, "m", SECOND, "s")):

@@ -26,7 +26,8 @@ from headway.instants import (
     parse_duration,
     parse_instant,
 )
-from headway.scheduling.cron import YEAR_MAX, YEAR_MIN, Dst, normalize, timetable
+from headway.scheduling.cron import Dst, timetable
+from headway.scheduling.expression import YEAR_MAX, YEAR_MIN, normalize
 from headway.scheduling.zones import shorten, timeline, zone
 
 INTERVAL_MIN: Final = 100 * MILLISECOND  # Shorter ones would be a load, not a schedule.

@@ -173,7 +173,8 @@ class PostgresDriver:
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
-        async with self._slot():
+        await self._take_slot()
+        try:
             connection = self._known_good() or await self.connect()
             try:
                 yield connection
@@ -182,18 +183,18 @@ class PostgresDriver:
                 self._rethrow(error)
             else:
                 self._give_back(connection, True)
+        finally:
+            self._slots.release()
 
-    @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
+    async def _take_slot(self) -> None:
+        if not self._slots.locked():  # The usual case; a timer for nothing would cost as much as the rest of the call.
+            await self._slots.acquire()
+            return
         try:
             async with asyncio.timeout(STATEMENT_S_MAX):
                 await self._slots.acquire()
         except TimeoutError:
             raise StoreUnavailable("all connections to PostgreSQL are in use") from None
-        try:
-            yield
-        finally:
-            self._slots.release()
 
     def _known_good(self) -> asyncpg.Connection | None:
         while self._free:
@@ -231,8 +232,8 @@ def _begin() -> str:
 
     Otherwise its locks would outlive its leases, and nobody could take over.
     """
-    idle_ms, statement_ms = round(IDLE_S_MAX * 1_000), round(STATEMENT_S_MAX * 1_000)
-    return f"begin; set local idle_in_transaction_session_timeout = {idle_ms}; set local statement_timeout = {statement_ms}"
+    idle = f"set local idle_in_transaction_session_timeout = {round(IDLE_S_MAX * 1_000)}"
+    return f"begin; {idle}; set local statement_timeout = {round(STATEMENT_S_MAX * 1_000)}"
 
 
 def _is_callers(error: BaseException) -> bool:

@@ -132,6 +132,7 @@ class SqliteDriver:
         self.path = path
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._connection = SqliteConnection(path, synchronous=synchronous, now=now)
+        self._closed = False
         self._thread = threading.Thread(target=self._serve, name="headway-sqlite", daemon=True)
         self._thread.start()
 
@@ -153,6 +154,7 @@ class SqliteDriver:
 
     async def close(self) -> None:
         """End the thread after what is queued, and close the connection."""
+        self._closed = True
         if self._thread.is_alive():
             self._calls.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, STATEMENT_S_MAX)
@@ -163,7 +165,7 @@ class SqliteDriver:
             job()
 
     async def _hop(self, work: Callable[[], T]) -> T:
-        if not self._thread.is_alive():
+        if self._closed:  # Nobody would serve the call.
             raise StoreUnavailable("SQLite: the store is closed")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()

@@ -85,7 +85,7 @@ _SQLITE_WALL: Final = "(cast(round((julianday('now') - 2440587.5) * 86400000) as
 _NOTIFY_READY: Final = (
     f"pg_notify('{_CHANNEL}', case when status = 'PENDING' then 'ready ' || queue else 'waiting' end)"
 )
-# date_part is a double, exact to the microsecond for centuries; extract would calculate in decimals, for every row anew.
+# date_part is a double, exact to the microsecond for centuries; extract would calculate in decimals for every row.
 _POSTGRES_NOW: Final = "cast(date_part('epoch', statement_timestamp()) * 1000000 as bigint)"
 
 SQLITE: Final = Dialect(

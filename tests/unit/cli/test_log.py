@@ -1,6 +1,8 @@
 """Log lines: one formatter, one line per event, bounded at any load."""
 
+import io
 import json
+import sys
 from typing import get_args
 
 import pytest
@@ -101,3 +103,12 @@ def test_hostile_names_stay_on_one_line(look: str, monkeypatch: pytest.MonkeyPat
     (line,) = log_of(look, ScheduleHeld(node="n", schedule=name, reason=name))
     assert line.isprintable()
     assert " level=error" not in line.replace("\"x' level=error", "").replace('x\\" level=error', "")
+
+
+def test_a_log_that_nobody_reads_does_not_stop_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    EventLog.on_stderr(as_json=False)(EVENTS[0])

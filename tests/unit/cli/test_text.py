@@ -53,6 +53,8 @@ def test_json_keeps_what_people_write() -> None:
     ("duration", "text"),
     [
         (0, "0s"),
+        (1, "1ms"),
+        (43_210, "43ms"),
         (200_000, "0.2s"),
         (2 * SECOND, "2s"),
         (12 * SECOND + 400_000, "12s"),

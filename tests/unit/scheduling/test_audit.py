@@ -1,7 +1,7 @@
 """The audit: its own expansion against the engine's, every kind of finding by hand, and a real store's ledger."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
 
 import pytest
@@ -719,24 +719,40 @@ async def test_a_definition_that_cannot_be_read_is_said_and_does_not_stop_the_au
     assert (await world.audit("t")).ok  # Its revisions tell the same, and can be read.
 
 
+class Meanwhile:
+    """A ledger to which something happens right after each call of one of its methods."""
+
+    def __init__(self, world: World, method: str, happens: Callable[[], Awaitable[object]]) -> None:
+        self._ledger = world.store.ledger
+        self._method = method
+        self._happens = happens
+
+    def __getattr__(self, name: str) -> object:
+        method = getattr(self._ledger, name)
+
+        async def disturbed(*args: object, **more: object) -> object:
+            answer = await method(*args, **more)
+            await self._happens()
+            return answer
+
+        return disturbed if name == self._method else method
+
+
 async def test_decisions_made_while_the_audit_runs_are_not_phantoms() -> None:
     async with World() as world:
         await world.put(spec(Every("1m")))
         await world.pass_time(HOUR, MINUTE)
-        ledger = world.store.ledger
+        busy = Meanwhile(world, "names", lambda: world.pass_time(5 * MINUTE, MINUTE))
+        assert (await audit(busy)).ok  # type: ignore[arg-type]
+        assert (await world.clean()).recorded > 60
 
-        class Busy:
-            """A ledger that goes on deciding after each read of the cursors."""
 
-            async def names(self, after: str, limit: int) -> list[tuple[str, Instant]]:
-                page = await ledger.names(after, limit)
-                await world.pass_time(5 * MINUTE, MINUTE)
-                return page
-
-            def __getattr__(self, name: str) -> object:
-                return getattr(ledger, name)
-
-        assert (await audit(Busy())).ok  # type: ignore[arg-type]
+async def test_decisions_pruned_while_the_audit_runs_are_no_gaps() -> None:
+    world = await tampered()
+    await world.finish_jobs()
+    busy = Meanwhile(world, "revisions", lambda: world.store.queue.prune(100 * MINUTE, 10_000))
+    assert (await audit(busy)).ok  # type: ignore[arg-type]
+    assert (await world.clean()).recorded < 200
 
 
 OPERATIONS = st.one_of(

@@ -10,7 +10,8 @@ import pytest
 from headway.errors import InvalidSchedule
 from headway.instants import DAY, HOUR, SECOND, isoformat, parse_instant
 from headway.scheduling import zones
-from headway.scheduling.cron import Dst, Timetable, parse, timetable
+from headway.scheduling.cron import Dst, Timetable, timetable
+from headway.scheduling.expression import parse
 from headway.scheduling.zones import Timeline, timeline, zone
 from tests.unit.scheduling.cron_oracle import changes_of
 

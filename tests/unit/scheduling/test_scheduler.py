@@ -7,7 +7,7 @@ import pytest
 
 from headway.events import DecisionRefused, ScheduleHeld, SchedulesDecided
 from headway.instants import SECOND, Duration, Instant
-from headway.model import Lease, LiveJobs, Plan, Schedule, ScheduleSpec
+from headway.model import Lease, LiveJobs, Overlap, Plan, Schedule, ScheduleSpec
 from headway.ports import Fence, Shards, slot_of
 from headway.scheduling import scheduler as module
 from headway.scheduling.planner import plan
@@ -274,6 +274,26 @@ async def test_with_locks_the_lock_is_kept_past_the_decision() -> None:
         (row,) = stage.sql("select * from headway_leases")
         assert row["name"].startswith("occurrence/a/")
         assert row["until"] > stage.now()
+
+
+@virtual
+async def test_a_replacement_waits_for_what_still_runs_and_not_for_what_ended_meanwhile() -> None:
+    async with Stage() as stage:
+        leader, other = Leader(stage.seat("node_a")), stage.seat("operator")
+        await leader.take(0)
+        spec = ScheduleSpec(task="work", trigger=Every("10s"), overlap=Overlap.REPLACE)
+        await leader.seat.store.schedules.put("a", spec)
+        running = await other.store.schedules.trigger("a")
+        await other.store.queue.claim("default", node="worker", lease=60 * SECOND, limit=1)
+        waiting = await other.store.schedules.trigger("a")
+        await asyncio.sleep(9.9)
+        leader.seat.driver.asking_s = 0.1
+        ticking = asyncio.create_task(leader.scheduler.tick())
+        await asyncio.sleep(0.25)  # It has seen one that runs and one that waits; the latter ends now.
+        await other.store.queue.cancel(waiting, author="operator")
+        await ticking
+        (row,) = stage.sql("select status, blocked_by from headway_jobs where occurrence_at is not null")
+        assert (row["status"], row["blocked_by"]) == ("BLOCKED", running)
 
 
 class Refusing:

@@ -1,0 +1,172 @@
+"""Behind PgBouncer in transaction mode: no prepared statements, no LISTEN, no session. All works all the same."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headway.clock import Clock
+from headway.errors import AlreadyFinal, LeaseLost
+from headway.events import Event, WakeModeChanged, subscribed
+from headway.instants import DAY, HOUR, SECOND
+from headway.lifecycle import Attempt, LeaseExpired, Outcome, Raised, Released, Status, Succeeded, settle
+from headway.model import Node
+from headway.ports import Fence
+from headway.store import Store
+from headway.store.migrations import check_schema, migrate
+from headway.store.postgres import PostgresDriver
+from tests.conformance.arrange import EVERYTHING, after, claim_one, due_plans, end, enqueue, new_job, run_one, spec
+from tests.support.pgbouncer import PgBouncer
+
+pytestmark = pytest.mark.postgres
+LEASE = 30 * SECOND
+
+
+@pytest.fixture
+async def store(postgres_url: str, pgbouncer: PgBouncer) -> AsyncIterator[Store]:
+    """A store that was also migrated through the pooler."""
+    store = Store.on(PostgresDriver(pgbouncer.url(postgres_url), node="n"), Clock(node="n"))
+    await migrate(store.driver)
+    yield store
+    await store.close()
+
+
+async def test_migrating_through_a_pooler(postgres_url: str, pgbouncer: PgBouncer) -> None:
+    drivers = [PostgresDriver(pgbouncer.url(postgres_url)) for _ in range(3)]
+    await asyncio.gather(*(migrate(driver) for driver in drivers))
+    for driver in drivers:
+        await check_schema(driver)
+        await driver.close()
+
+
+async def test_the_whole_life_of_jobs(store: Store) -> None:
+    queue = store.queue
+    for _ in range(3):  # More than once, so that whatever is remembered of a connection would be wrong by now.
+        await queue.enqueue([new_job(max_attempts=2) for _ in range(20)])
+        await enqueue(store, delay=1)
+        [first] = await queue.enqueue([new_job(key="k")])
+        assert (await queue.enqueue([new_job(key="k")]))[0].id == first.id
+        assert await queue.promote(100) == 1
+        jobs = await queue.claim("default", node="n", lease=LEASE, limit=10)
+        assert len(jobs) == 10
+        assert len(await queue.extend([(job.id, job.attempt) for job in jobs], lease=LEASE)) == 10
+        outcomes: list[Outcome] = [Succeeded(), Raised("{}"), Released(), LeaseExpired(), Raised("{}", retryable=False)]
+        attempts = [
+            Attempt(job_id=job.id, attempt=job.attempt, failures=job.failures, max_attempts=job.max_attempts)
+            for job in jobs
+        ]
+        settlements = [settle(attempt, outcome, 0) for attempt, outcome in zip(attempts, outcomes * 2, strict=True)]
+        assert await queue.settle(settlements) == frozenset()
+        assert await queue.settle(settlements) == {job.id for job in jobs}
+        assert (await queue.get(jobs[0].id)).status is Status.COMPLETED
+        assert len(await queue.attempts(jobs[0].id)) == 1
+        with pytest.raises(AlreadyFinal):
+            await queue.cancel(jobs[0].id, author="ada")
+        waiting = await enqueue(store, queue="other", delay=HOUR)
+        assert (await queue.cancel(waiting, author="ada")).status is Status.CANCELLED
+        assert await queue.expire(10) == []
+        await queue.next_promotion()
+        assert await queue.prune(DAY, 10) == 0
+        assert await queue.page(status="FAILED")
+        assert await queue.depths()
+        assert await queue.waiting()
+        while ready := await queue.claim("default", node="n", lease=LEASE, limit=100):
+            rest = [Attempt(job_id=job.id, attempt=job.attempt, failures=0, max_attempts=1) for job in ready]
+            await queue.settle([settle(attempt, Succeeded(), 0) for attempt in rest])
+
+
+async def test_the_whole_life_of_schedules(store: Store) -> None:
+    schedules, ledger = store.schedules, store.ledger
+    for number in range(3):
+        name = f"s-{number}"
+        assert await schedules.put(name, spec("1s", overlap="queue")) == "created"
+        assert await schedules.put(name, spec("1s", overlap="replace")) == "changed"
+        assert await schedules.put_new({f"{name}-{n}": spec("1d") for n in range(50)}) == 50
+        await asyncio.sleep(1.1)
+        [lease] = await store.leases.acquire(["scheduler/0"], holder="n", holder_name="", duration=LEASE)
+        assert await store.leases.renew([lease], duration=LEASE)
+        plans = [made for made in await due_plans(store) if made.schedule.name == name]
+        assert await ledger.fire(plans, Fence(holder="n", tokens={lease.name: lease.token})) == frozenset()
+        with pytest.raises(LeaseLost):
+            await ledger.fire(plans, Fence(holder="n", tokens={lease.name: lease.token - 1}))
+        await store.leases.release([lease])
+        assert [held.name for held, runs in await store.leases.held("") if runs] == []
+        assert await ledger.occurrences(name)
+        assert len(await ledger.revisions(name)) == 2
+        await schedules.trigger(name)
+        await schedules.pause(name)
+        await schedules.resume(name)
+        now = await store.nodes.beat(Node(id="n", name="n", roles=("scheduler",)))
+        assert await schedules.backfill(name, now - 10 * SECOND, now - 5 * SECOND)
+        await ledger.hold(name, (await schedules.get(name)).version, "test")
+        assert await ledger.next_due(EVERYTHING) is not None
+        assert (await ledger.summary())["total"] >= 50
+        assert await ledger.revive_stranded(10) == 0
+        assert await ledger.names("", 10)
+        assert await schedules.remove(name)
+        assert len(await store.nodes.alive(HOUR)) == 1
+    await store.nodes.leave("n")
+    await schedules.put("after", after("1h", queue="after"))
+    await asyncio.sleep(0.01)
+    made = [made for made in await due_plans(store) if made.schedule.name == "after"]
+    assert await ledger.fire(made, None) == frozenset()
+    await run_one(store, queue="after")
+    assert (await schedules.get("after")).next_at is not None
+
+
+async def test_many_clients_at_once(postgres_url: str, pgbouncer: PgBouncer, store: Store) -> None:
+    stores = [store] + [
+        Store.on(PostgresDriver(pgbouncer.url(postgres_url)), Clock(node=f"n{number}")) for number in range(3)
+    ]
+    await asyncio.gather(
+        *(stores[number % 4].queue.enqueue([new_job(key=f"k{number % 10}"), new_job()]) for number in range(40))
+    )
+
+    async def work(one: Store) -> int:
+        done = 0
+        while jobs := await one.queue.claim("default", node="n", lease=LEASE, limit=3):
+            for job in jobs:
+                assert not await end(one, job, Succeeded())
+                done += 1
+        return done
+
+    assert sum(await asyncio.gather(*(work(one) for one in stores))) == 50
+    for one in stores[1:]:
+        await one.close()
+
+
+async def test_wake_ups_do_not_arrive_and_that_is_said(store: Store) -> None:
+    events: list[Event] = []
+    with subscribed(events.append):
+        watch = await store.watch(lambda topic: None)
+        await watch.check()
+    assert watch.mode == "poll"
+    [said] = [event for event in events if isinstance(event, WakeModeChanged)]
+    assert (said.node, said.mode) == ("n", "poll")
+    assert "pooler" in said.reason
+    await watch.close()
+
+
+async def test_leases_race_through_a_pooler(postgres_url: str, pgbouncer: PgBouncer, store: Store) -> None:
+    other = Store.on(PostgresDriver(pgbouncer.url(postgres_url)), Clock(node="other"))
+    tokens = []
+    for _ in range(5):
+        answers = await asyncio.gather(
+            *(
+                one.leases.acquire(["role"], holder=f"h{number}", holder_name="", duration=LEASE)
+                for number, one in enumerate((store, other) * 3)
+            )
+        )
+        won = [lease for leases in answers for lease in leases]
+        assert len(won) == 1
+        tokens.append(won[0].token)
+        await store.leases.release(won)
+    assert tokens == sorted(set(tokens))
+    await other.close()
+
+
+async def test_jobs_of_one_claim_are_claimed_once(store: Store) -> None:
+    await enqueue(store)
+    job = await claim_one(store)
+    assert await store.queue.claim("default", node="n", lease=LEASE, limit=1) == []
+    assert job.attempt == 1

@@ -1,0 +1,552 @@
+"""PostgreSQL as it is in the field: restarted, read-only, locked, frozen, migrated under our feet, in any locale."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import asyncpg
+import psycopg
+import pytest
+from psycopg import sql
+
+from headway.clock import Clock
+from headway.errors import HeadwayError, LeaseLost, StoreError, StoreUnavailable
+from headway.events import Event, WakeModeChanged, subscribed
+from headway.instants import HOUR, MINUTE, SECOND
+from headway.lifecycle import Attempt, Raised, Released, Succeeded, settle
+from headway.model import Lease, Node
+from headway.ports import Fence
+from headway.store import Store, postgres
+from headway.store.migrations import migrate
+from headway.store.postgres import POOL_SIZE, PostgresDriver
+from headway.store.transaction import Transaction, as_json, call
+from tests.conformance.arrange import claim_one, decide, due_plans, enqueue, new_job, spec
+from tests.support.postgres import PostgresServer, database_name
+
+pytestmark = pytest.mark.postgres
+LEASE = 30 * SECOND
+NODE = Node(id="n", name="n", roles=("scheduler",))
+
+
+@pytest.fixture
+async def url(postgres_url: str) -> str:
+    """A database with our schema."""
+    driver = PostgresDriver(postgres_url)
+    await migrate(driver)
+    await driver.close()
+    return postgres_url
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[Store]:
+    store = await Store.open(url, Clock(node="n"))
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def operator(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """Somebody beside the store."""
+    connection = await asyncpg.connect(url, timeout=10)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def own_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """A server that a test may stop."""
+    with PostgresServer() as server:
+        yield server
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait for a condition, not for a time."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def free(store: Store) -> list[asyncpg.Connection]:
+    """Return the connections that wait to be used."""
+    assert isinstance(store.driver, PostgresDriver)
+    return store.driver._free
+
+
+async def connections(operator: asyncpg.Connection) -> list[int]:
+    """Return the backends that belong to stores."""
+    rows = await operator.fetch(
+        "select pid from pg_stat_activity where application_name = 'headway' and datname = current_database()"
+    )
+    return [row["pid"] for row in rows]
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("address", ["postgresql://127.0.0.1:1/x", "postgresql://nobody@127.0.0.1:1/x"])
+async def test_nobody_answers(address: str) -> None:
+    store = Store.on(PostgresDriver(address), Clock())
+    with pytest.raises(StoreUnavailable, match="cannot connect"):
+        await store.queue.page()
+    await store.close()
+
+
+async def test_a_database_that_does_not_exist(postgres_server: PostgresServer) -> None:
+    store = Store.on(PostgresDriver(postgres_server.url("missing")), Clock())
+    with pytest.raises(StoreUnavailable, match="missing"):
+        await store.queue.page()
+
+
+async def test_an_address_that_makes_no_sense() -> None:
+    store = Store.on(PostgresDriver("postgresql://host:port/x"), Clock())
+    with pytest.raises(StoreError) as caught:
+        await store.queue.page()
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+async def test_of_several_hosts_the_one_that_writes_is_found(postgres_server: PostgresServer, url: str) -> None:
+    both = f"postgresql://postgres@127.0.0.1:1,127.0.0.1:{postgres_server.port}/{database_name(url)}"
+    store = await Store.open(both, Clock())
+    await enqueue(store)
+    await store.close()
+
+
+# The pool
+
+
+async def test_connections_are_few_and_used_again(store: Store, operator: asyncpg.Connection) -> None:
+    await asyncio.gather(*(enqueue(store) for _ in range(100)))
+    pids = await connections(operator)
+    assert 1 <= len(pids) <= POOL_SIZE
+    await asyncio.gather(*(enqueue(store) for _ in range(100)))
+    assert set(await connections(operator)) <= set(pids)
+    await store.close()
+    async with asyncio.timeout(10):
+        while await connections(operator):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_full_pool_is_said_to_be_full(
+    store: Store, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with operator.transaction():
+        await operator.execute("lock table headway_nodes")
+        hung = [asyncio.create_task(store.nodes.beat(NODE)) for _ in range(POOL_SIZE)]
+        async with asyncio.timeout(10):
+            while await operator.fetchval("select count(*) from pg_locks where not granted") < POOL_SIZE:
+                await asyncio.sleep(0.01)
+        monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 0.2)
+        with pytest.raises(StoreUnavailable, match="in use"):
+            await store.queue.page()
+    await asyncio.gather(*hung)
+
+
+async def test_idle_connections_that_the_server_ended_are_not_used(store: Store, operator: asyncpg.Connection) -> None:
+    await asyncio.gather(*(enqueue(store) for _ in range(20)))
+    ended = list(free(store))
+    for pid in await connections(operator):
+        await operator.execute("select pg_terminate_backend($1)", pid)
+    await until(lambda: all(connection.is_closed() for connection in ended))
+    for _ in range(POOL_SIZE + 1):
+        await enqueue(store)  # Nobody notices.
+
+
+async def test_a_connection_that_ends_in_mid_work_costs_one_answer(store: Store, operator: asyncpg.Connection) -> None:
+    await enqueue(store)
+    async with operator.transaction():
+        await operator.execute("lock table headway_nodes")
+        beat = asyncio.create_task(store.nodes.beat(NODE))
+        async with asyncio.timeout(10):
+            while not await operator.fetchval("select count(*) from pg_locks where not granted"):
+                await asyncio.sleep(0.01)
+        for pid in await connections(operator):
+            await operator.execute("select pg_terminate_backend($1)", pid)
+        with pytest.raises(StoreUnavailable):
+            await beat
+    await store.nodes.beat(NODE)
+
+
+async def test_ordinary_refusals_keep_the_connection(store: Store, operator: asyncpg.Connection) -> None:
+    await enqueue(store, id="job_1")
+    pids = await connections(operator)
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            await enqueue(store, id="job_1")
+        with pytest.raises(StoreError):
+            await store.queue.enqueue([new_job(), new_job(id="job_1")])
+        with pytest.raises(HeadwayError):
+            await store.schedules.trigger("missing")
+    assert await connections(operator) == pids
+
+
+# Deadlines
+
+
+@pytest.mark.parametrize("verb", ["fetch", "run"])
+async def test_a_statement_has_a_deadline(
+    store: Store, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    await enqueue(store)
+    pids = await connections(operator)
+    monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 0.3)
+
+    async def act() -> object:
+        if verb == "fetch":
+            return await store.nodes.beat(NODE)
+        return await store.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE)
+
+    async with operator.transaction():
+        await operator.execute("lock table headway_nodes, headway_leases")
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await act()
+        assert time.monotonic() - started < 8
+    monkeypatch.undo()
+    assert await act()
+    assert not set(pids) & set(await connections(operator))  # A connection that did not answer is not asked again.
+
+
+async def test_the_server_ends_the_transaction_of_a_frozen_process(
+    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen between two statements, it holds the row of its lease. Others must not have to wait for its thaw."""
+    monkeypatch.setattr(postgres, "IDLE_S_MAX", 1.0)
+    await store.schedules.put("s", spec("1d"))
+    [lease] = await store.leases.acquire(["scheduler/0"], holder="frozen", holder_name="", duration=SECOND)
+    is_frozen, thaw = threading.Event(), threading.Event()
+
+    def begin() -> Transaction[None]:
+        yield call("fence", names=as_json(["scheduler/0"]), holder="frozen")
+        yield call("schedule_locked", name="s")
+        is_frozen.set()
+        thaw.wait(60)  # Blocks its whole event loop, as SIGSTOP would.
+        yield call("schedule_touch", name="s", version=1)
+
+    async def frozen_process() -> None:
+        frozen = Store.on(PostgresDriver(url), Clock(node="frozen"))
+        with pytest.raises(StoreUnavailable):
+            await frozen.driver.run(begin)
+        with pytest.raises(LeaseLost):
+            await frozen.ledger.fire([], Fence(holder="frozen", tokens={"scheduler/0": lease.token}))
+        await frozen.close()
+
+    process = asyncio.create_task(asyncio.to_thread(asyncio.run, frozen_process()))
+    try:
+        await until(is_frozen.is_set)
+        async with asyncio.timeout(9):  # Less than the deadline of a statement that waits for a row.
+            taken: list[Lease] = []
+            while not taken:
+                taken = await store.leases.acquire(["scheduler/0"], holder="n", holder_name="", duration=MINUTE)
+            await store.schedules.put("s", spec("2d"))
+    finally:
+        thaw.set()
+        await process
+    assert taken[0].token > lease.token
+    assert (await store.schedules.get("s")).revision == 2
+
+
+# Conflicts
+
+
+async def test_a_deadlock_is_run_again(url: str, store: Store) -> None:
+    other = await Store.open(url, Clock(node="other"))
+    for name in ("a", "b"):
+        await store.schedules.put(name, spec("1d"))
+    locked: set[str] = set()
+    begun = []
+
+    def crosswise(first: str, second: str) -> Transaction[str]:
+        begun.append(first)
+        yield call("schedule_locked", name=first)
+        locked.add(first)
+        while len(begun) <= 2 and second not in locked:  # Not when it is run again: then the other one goes on.
+            yield call("time")
+        yield call("schedule_locked", name=second)
+        yield call("schedule_touch", name=first, version=1)
+        return first
+
+    async with asyncio.timeout(30):
+        answers = await asyncio.gather(
+            store.driver.run(lambda: crosswise("a", "b")), other.driver.run(lambda: crosswise("b", "a"))
+        )
+    assert list(answers) == ["a", "b"]
+    assert len(begun) == 3
+    await other.close()
+
+
+async def test_a_deadlock_that_does_not_end_is_unavailable(store: Store) -> None:
+    begun = []
+
+    def begin() -> Transaction[None]:
+        begun.append(True)
+        yield call("time")
+        raise asyncpg.DeadlockDetectedError("deadlock detected")
+
+    with pytest.raises(StoreUnavailable, match="deadlock"):
+        await store.driver.run(begin)
+    assert len(begun) == postgres.DEADLOCK_TRIES_MAX
+
+
+async def test_a_migration_under_our_feet(store: Store, operator: asyncpg.Connection) -> None:
+    """Plans that were prepared for the old shape are made anew, also in the middle of a transaction."""
+
+    async def work() -> None:
+        await store.schedules.trigger("t")  # First of all, since it reads whole rows within a transaction.
+        await store.schedules.put("s", spec("1d", priority=len(done)))
+        await store.queue.enqueue([new_job(), new_job()])
+        jobs = await store.queue.claim("default", node="n", lease=LEASE, limit=2)
+        assert len(jobs) == 2
+        attempts = [Attempt(job_id=job.id, attempt=1, failures=0, max_attempts=1) for job in jobs]
+        assert not await store.queue.settle([settle(attempt, Succeeded(), 0) for attempt in attempts])
+        await store.schedules.get("s")
+        done.append(True)
+
+    done: list[bool] = []
+    await store.schedules.put("t", spec("1d", queue="other", overlap="allow"))
+    await work()
+    await operator.execute("alter table headway_jobs add column note text")
+    await operator.execute("alter table headway_schedules add column note text")
+    await work()
+    await operator.execute("alter table headway_jobs drop column note")
+    await operator.execute("alter table headway_schedules drop column note")
+    await work()
+
+
+# Restart and failover
+
+
+async def test_a_restart_in_mid_work_loses_nothing_that_was_acknowledged(own_server: PostgresServer) -> None:
+    store = Store.on(PostgresDriver(own_server.create_database()), Clock(node="n"))
+    await migrate(store.driver)
+    acknowledged: list[str] = []
+    failed: list[StoreError] = []
+    stopping = False
+
+    async def client(number: int) -> None:
+        while not stopping:
+            jobs = [new_job(key=f"{number}-{len(acknowledged)}"), new_job()]
+            try:
+                rows = await store.queue.enqueue(jobs)
+            except StoreUnavailable as error:
+                failed.append(error)
+                await asyncio.sleep(0.02)
+            else:
+                acknowledged.extend(row.id for row in rows)
+
+    clients = [asyncio.create_task(client(number)) for number in range(6)]
+    try:
+        for _ in range(2):
+            before = len(acknowledged)
+            await until(lambda before=before: len(acknowledged) > before + 20)  # type: ignore[misc]
+            await asyncio.to_thread(own_server.restart, "immediate")
+            after = len(acknowledged)
+            await until(lambda after=after: len(acknowledged) > after + 20, 30)  # type: ignore[misc]
+    finally:
+        stopping = True
+        await asyncio.gather(*clients)
+    assert failed
+    with psycopg.connect(own_server.url(database_name(store.driver._url))) as connection:  # type: ignore[attr-defined]
+        stored = {row[0] for row in connection.execute("select id from headway_jobs")}
+    assert set(acknowledged) <= stored
+    await store.close()
+
+
+async def test_a_read_only_phase(url: str, store: Store, postgres_server: PostgresServer) -> None:
+    """As after a failover to the wrong side: writes are refused, and nobody stays on that side for ever."""
+    await enqueue(store)
+    name = sql.Identifier(database_name(url))
+    postgres_server.execute(sql.SQL("alter database {} set default_transaction_read_only = on").format(name))
+    with psycopg.connect(url, autocommit=True) as operator:
+        operator.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name = 'headway' and datname = current_database()"
+        )
+    await until(lambda: all(connection.is_closed() for connection in free(store)))
+    assert len(await store.queue.page()) == 1  # Reading works, and leaves a connection in the pool.
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            await enqueue(store)
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            await store.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE)
+    await store.queue.page()
+    postgres_server.execute(sql.SQL("alter database {} reset default_transaction_read_only").format(name))
+    async with asyncio.timeout(10):
+        while True:  # A connection from that time may have to be met and dropped first.
+            with contextlib.suppress(StoreUnavailable):
+                await enqueue(store)
+                break
+    assert await store.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE)
+
+
+async def test_a_cancelled_commit_is_whole_or_not_there(store: Store) -> None:
+    for number in range(30):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(number * 0.0005):  # Somewhere else each time.
+                await store.queue.enqueue([new_job(queue=f"q{number}") for _ in range(3)])
+    counts = {depth["name"]: depth["pending"] for depth in await store.queue.depths()}
+    assert set(counts.values()) <= {3}
+
+
+# Wake-ups
+
+
+class Ears:
+    """Hears topics, and remembers how the mode changed."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+        self.modes: list[str] = []
+
+    def hear(self, topic: str) -> None:
+        self.topics.append(topic)
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, WakeModeChanged):
+            self.modes.append(event.mode)
+
+    async def heard(self, topic: str) -> None:
+        """Wait for a topic, and forget what came before."""
+        await until(lambda: topic in self.topics)
+        self.topics.clear()
+
+
+async def test_notifications_arrive(url: str, store: Store) -> None:
+    ears, other = Ears(), await Store.open(url, Clock(node="other"))
+    with subscribed(ears.event):
+        watch = await store.watch(ears.hear)
+    assert (watch.mode, ears.modes) == ("notify", ["notify"])
+    await enqueue(other, queue="media")
+    await ears.heard("ready media")
+    await enqueue(other, delay=HOUR)
+    await ears.heard("waiting")
+    await other.schedules.put("s", spec("1s"))
+    await ears.heard("schedules")
+    await other.leases.release(
+        await other.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE),
+    )
+    await ears.heard("leases")
+    for outcome, topic in ((Released(), "ready media"), (Raised("{}", retry_in=HOUR), "waiting")):
+        job = await claim_one(other, "media")
+        attempt = Attempt(job_id=job.id, attempt=job.attempt, failures=0, max_attempts=5)
+        ears.topics.clear()
+        await other.queue.settle([settle(attempt, outcome, 0)])
+        await ears.heard(topic)
+    await asyncio.sleep(1)
+    await decide(other)
+    await ears.heard("ready default")
+    await watch.close()
+    await other.close()
+
+
+async def test_nothing_is_heard_of_what_was_not_committed(url: str, store: Store) -> None:
+    ears = Ears()
+    watch = await store.watch(ears.hear)
+
+    def begin() -> Transaction[None]:
+        yield call("notify", payload="ready never")
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        await store.driver.run(begin)
+    await enqueue(store)
+    await ears.heard("ready default")
+    await watch.check()  # A round trip: whatever was sent before would have arrived.
+    assert ears.topics == []
+    await watch.close()
+
+
+async def test_a_deaf_connection_is_replaced(url: str, store: Store, operator: asyncpg.Connection) -> None:
+    ears = Ears()
+    with subscribed(ears.event):
+        watch = await store.watch(ears.hear)
+        assert isinstance(watch, postgres.PostgresWatch)
+        for _ in range(2):
+            assert watch._connection is not None
+            listening = watch._connection
+            await operator.execute("select pg_terminate_backend($1)", listening.get_server_pid())
+            await until(listening.is_closed)
+            await watch.check()
+            assert watch.mode == "notify"
+            await enqueue(store)
+            await ears.heard("ready default")
+    assert ears.modes == ["notify"]
+    await watch.close()
+
+
+async def test_what_cannot_listen_polls_and_says_so(
+    own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "CONNECT_S_MAX", 1.0)
+    store = Store.on(PostgresDriver(own_server.create_database(), node="n"), Clock(node="n"))
+    await migrate(store.driver)
+    ears = Ears()
+    with subscribed(ears.event):
+        watch = await store.watch(ears.hear)
+        await asyncio.to_thread(own_server.stop, "immediate")
+        await watch.check()
+        assert watch.mode == "poll"
+        await watch.check()
+        await asyncio.to_thread(own_server.start)
+        await watch.check()
+    assert watch.mode == "notify"
+    assert ears.modes == ["notify", "poll", "notify"]
+    await enqueue(store)
+    await ears.heard("ready default")
+    await watch.close()
+    await store.close()
+
+
+# Another locale
+
+
+@pytest.fixture
+async def icu_store(postgres_server: PostgresServer) -> AsyncIterator[Store]:
+    """A database that sorts as people do: ä beside a, small and capital letters together, punctuation ignored."""
+    name = "headway_icu"
+    try:
+        postgres_server.execute(
+            sql.SQL(
+                "create database {} template template0 locale_provider icu icu_locale 'en-US-u-ka-shifted' locale 'C'"
+            ).format(sql.Identifier(name))
+        )
+    except (psycopg.errors.FeatureNotSupported, psycopg.errors.SyntaxError):
+        pytest.skip("this server has no ICU")
+    store = Store.on(PostgresDriver(postgres_server.url(name)), Clock(node="n"))
+    await migrate(store.driver)
+    yield store
+    await store.close()
+    postgres_server.drop(name)
+
+
+async def test_order_and_prefixes_do_not_depend_on_the_locale(icu_store: Store) -> None:
+    store = icu_store
+    assert isinstance(store.driver, PostgresDriver)
+    raw = await store.driver.connect()
+    assert await raw.fetchval("select 'a' < 'B' and 'ä' < 'b'"), "the locale is not what it is meant to be"
+    await raw.close()
+    names = ["b", "B", "ä", "a-b", "ab", "a/b", "A", "_", "~", "Z", "z", "a b"]
+    for name in names:
+        await store.schedules.put(name, spec("1s", overlap="allow"))
+    found: list[str] = []
+    while page := await store.schedules.page(after=found[-1] if found else "", limit=3):
+        found += [schedule.name for schedule in page]
+    assert found == sorted(names, key=str.encode)
+    leases = [f"occurrence/{name}/1" for name in names]
+    await store.leases.acquire([*leases, "occurrencez", "Occurrence/x"], holder="n", holder_name="", duration=LEASE)
+    assert [lease.name for lease, _ in await store.leases.held("occurrence/")] == sorted(leases, key=str.encode)
+    ids = ["job_0b", "job_0B", "job_0a", "job_1", "job_0ab", "job_0~"]
+    for job_id in ids:
+        await enqueue(store, id=job_id)
+    assert [job.id for job in await store.queue.page()] == sorted(ids, key=str.encode, reverse=True)
+    assert (await store.queue.get("job_1")).id == "job_1"
+    assert (await store.queue.get("job_0ab")).id == "job_0ab"
+    await asyncio.sleep(1.1)
+    plans = await due_plans(store)
+    assert {made.schedule.name for made in plans} == set(names)
+    assert await store.ledger.fire(plans, None) == frozenset()
+    jobs = await store.queue.claim("default", node="n", lease=LEASE, limit=100)
+    assert len(jobs) == len(ids) + sum(made.fires for made in plans)
+    attempts = [Attempt(job_id=job.id, attempt=1, failures=0, max_attempts=1) for job in jobs]
+    assert not await store.queue.settle([settle(attempt, Succeeded(), 0) for attempt in attempts])
