@@ -87,6 +87,7 @@ class NodeActor:
         self._place = place
         self._index = index
         self._incarnation = 0
+        self._is_stopping = False
         self._chance = place.chance(f"node {index}")
         self.process: Process | None = None
         self.node: SchedulerNode | None = None
@@ -97,11 +98,17 @@ class NodeActor:
         """Say whether the process runs."""
         return self.task is not None and not self.task.done()
 
+    @property
+    def stays(self) -> bool:
+        """Say whether the process runs and was neither killed nor told to stop."""
+        return self.is_alive and not self._is_stopping and self.process is not None and not self.process.gate.is_dead
+
     def start(self) -> None:
         """Start a new incarnation, unless one runs."""
         if self.is_alive:
             return
         self._incarnation += 1
+        self._is_stopping = False
         # Their order must not follow from their age, or the fair shares would hide mistakes.
         process = Process(self._place, f"node_{self._chance.getrandbits(20):05x}_{self._index}", self._hurt)
         process.skew = self._chance.choice((0, 0, 3600, -3600)) * SECOND
@@ -133,6 +140,7 @@ class NodeActor:
         """End in good order."""
         if self.node is not None and self.process is not None and self.is_alive:
             self._place.log(self.process.id, "stops")
+            self._is_stopping = True
             self.node.stop()
 
     def holds(self) -> dict[str, int]:

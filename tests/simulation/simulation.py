@@ -300,12 +300,13 @@ class Simulation:
             node.calm()
         for worker in self._workers:
             worker.calm()
-        alive = [node for node in self._nodes if node.is_alive and not (node.process and node.process.gate.is_dead)]
-        leaders = [node for node in alive if node.holds()]
-        if len(alive) > 1 and leaders and self._chance.random() < 0.5:
+        staying = [node for node in self._nodes if node.stays]
+        leaders = [node for node in staying if node.holds()]
+        if len(staying) > 1 and leaders and self._chance.random() < 0.5:
             self._chance.choice(leaders).crash()
-        elif not alive:
-            self._nodes[0].start()
+        elif not staying:
+            self._nodes.append(NodeActor(self, len(self._nodes)))
+            self._nodes[-1].start()
         await self._recover()
         await self._stop_all()
 

@@ -21,6 +21,7 @@ from headway.model import Job, NewJob
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
 ENQUEUE_MAX: Final = 10_000
+ENQUEUE_STEP: Final = 1_000  # Rows in one statement; a larger one does not fit into the memory that databases give it.
 PAGE_MAX: Final = 200
 _LAST_ID: Final = "~"  # Sorts after every id.
 _BYPASS_ROUNDS_MAX: Final = 10_000
@@ -134,8 +135,11 @@ def enqueue(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
     """Insert jobs, all or none. A key that exists with the same task and arguments gives the job that has it."""
     if len(jobs) > ENQUEUE_MAX:
         raise InvalidTask(f"at most {ENQUEUE_MAX} jobs can be enqueued at once, not {len(jobs)}")
-    rows = yield call("enqueue", jobs=as_json([job_row(job) for job in jobs]))
-    found = {row["id"]: EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows}
+    found: dict[str, EnqueuedRow] = {}
+    for start in range(0, len(jobs), ENQUEUE_STEP):
+        rows = yield call("enqueue", jobs=as_json([job_row(job) for job in jobs[start : start + ENQUEUE_STEP]]))
+        for row in rows:
+            found[row["id"]] = EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True)
     if len(found) == len(jobs):
         return [found[job.id] for job in jobs]
     return (yield from _with_earlier(jobs, found))
