@@ -64,7 +64,8 @@ class Ledger(Protocol):
         """Commit plans: decisions, their jobs and the advanced schedules in one transaction.
 
         A plan whose schedule changed since it was read is left out, as if it had not been given; the names of these
-        are returned. Raises `LeaseLost`, and writes nothing, when a lease of the fence is not held any more.
+        are returned. Raises `LeaseLost` when a lease of the fence is not held any more; nothing is written then. (Only
+        where a plan breaks a constraint of the store are they committed one by one, and it can come in between.)
         """
         ...
 

@@ -416,6 +416,34 @@ async def test_an_edit_from_allow_to_queue_waits_for_all_that_run(backend: Backe
     assert (await backend.job(waiting))["status"] == "PENDING"
 
 
+async def test_an_edit_to_allow_leaves_nobody_waiting_for_those_who_come_later(backend: Backend) -> None:
+    store = backend.store
+    await store.schedules.put("s", spec("1d", overlap="queue"))
+    await store.schedules.trigger("s")
+    first = await claim_one(store)
+    in_line = await store.schedules.trigger("s")
+    await store.schedules.put("s", spec("1d", overlap="allow"))
+    await store.schedules.trigger("s")
+    later = await claim_one(store)
+    assert (await backend.job(in_line))["status"] == "BLOCKED"
+    assert not await end(store, first, Succeeded())
+    assert (await backend.job(in_line))["status"] == "PENDING"
+    assert not await end(store, later, Succeeded())
+
+
+async def test_a_removed_schedule_that_comes_back_is_not_paused(backend: Backend) -> None:
+    store = backend.store
+    await store.schedules.put("s", spec("1s"))
+    await store.schedules.pause("s")
+    await store.schedules.remove("s")
+    await backend.advance(2 * SECOND)
+    assert await store.schedules.put("s", spec("1s")) == "created"
+    assert (await store.schedules.get("s")).pauses == ()
+    await backend.advance(2 * SECOND)
+    await decide(store)
+    assert {entry.outcome for entry in await _ledger(store, "s")} & {Decided.FIRED}
+
+
 @pytest.mark.parametrize("overlap", Overlap)
 async def test_backfill(backend: Backend, overlap: Overlap) -> None:
     store = backend.store
@@ -912,6 +940,7 @@ async def test_hold(backend: Backend) -> None:
     assert len(schedule.attention or "") <= 500
     assert await due_plans(store) == []
     assert (await store.ledger.summary())["attention"] == 1
+    assert (await store.ledger.summary())["oldest_undecided_seconds"] > 1  # Held is not decided.
     await backend.advance(61 * SECOND)
     await decide(store)  # Looked at again, and it could be planned this time: nothing is wrong any more.
     assert (await store.schedules.get("s")).attention is None
@@ -944,6 +973,7 @@ async def test_garbage_holds_up_nobody(backend: Backend, what: str) -> None:
     await backend.advance(2 * SECOND)
     due = await store.ledger.due(EVERYTHING, 10)
     assert [schedule.name for schedule, _ in due.schedules] == ["good"]
+    assert {schedule.name for schedule in await store.schedules.page()} == {"bad", "good"}
     [(name, version, reason)] = due.unreadable
     assert (name, bool(reason)) == ("bad", True)
     await store.ledger.hold(name, version, reason)

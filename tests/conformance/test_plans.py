@@ -62,6 +62,7 @@ HOT: dict[str, dict[str, Any]] = {
     "lock_lines": {"ids": IDS},
     "lock_jobs": {"ids": IDS},
     "bypass": {"ids": IDS},
+    "leave_line": {"schedule": "schedule-1"},
     "claim": {"queue": "default", "limit": 100, "node": "n", "lease": MINUTE},
     "extend": {"attempts": f'[{{"job_id": "{JOB}", "job_attempt": 1}}]', "lease": MINUTE},
     "settle": {

@@ -418,6 +418,10 @@ class Liveness:
             due = schedule.next_at is not None and schedule.next_at < now - late
             require(not due, "L1: undecided for too long", now, schedule)
 
+    def _in_the_way(self, job: JobRow) -> bool:
+        """Say whether a live job keeps this one from its turn, as any does while the schedule is exclusive."""
+        return bool(job.exclusive and self._checker.live(job.schedule))
+
     def moving(self, now: Instant, late: Duration) -> None:
         """No job and no fixed-delay schedule waits for something that has happened already."""
         checker = self._checker
@@ -425,7 +429,7 @@ class Liveness:
         for job in checker.jobs.values():
             overdue = job.run_at < now - late
             require(not (overdue and job.status in ("SCHEDULED", "RETRYING")), "L2: not promoted", now, job)
-            if overdue and job.status == "BLOCKED" and not checker.live(job.schedule):
+            if overdue and job.status == "BLOCKED" and not self._in_the_way(job):
                 before = checker.jobs.get(job.blocked_by or "")
                 ended = before is None or (before.finished_at is not None and before.finished_at < now - late)
                 require(not ended, "L2: still blocked by an ended job", now, job, before)

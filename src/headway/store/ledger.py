@@ -28,6 +28,7 @@ from headway.model import (
     ScheduleSpec,
 )
 from headway.ports import Due, Fence, Shards
+from headway.scheduling.triggers import At
 from headway.store.queue import PAGE_MAX, JobRow, cancel, job_row
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
 
@@ -59,6 +60,24 @@ def read_schedule(row: Row) -> Schedule:
 def _read_spec(definition: str) -> ScheduleSpec:
     """Read a definition, or remember it: a schedule that fires every minute keeps the one it has."""
     return ScheduleSpec.from_json(definition)
+
+
+def show_schedule(row: Row) -> Schedule:
+    """Make a schedule of a row for people to look at; one that cannot be read says so in its `attention`."""
+    try:
+        return read_schedule(row)
+    except DefinitionError as error:
+        return Schedule(
+            name=row["name"],
+            spec=ScheduleSpec(task="(unreadable)", trigger=At("1970-01-01T00:00:00Z")),
+            owner=row["owner"],
+            revision=row["revision"],
+            version=row["version"],
+            created_at=row["created_at"],
+            decided_through=row["decided_through"],
+            removed_at=row["removed_at"],
+            attention=f"cannot be read: {error}",
+        )
 
 
 def _read_pauses(text: str) -> tuple[Pause, ...]:
@@ -369,7 +388,9 @@ class StoreLedger:
         row = (await self._driver.fetch(call("schedule_counts")))[0]
         next_at = await self.next_due(Shards(of=1, held=frozenset({0})))
         outcomes = await self._driver.fetch(call("outcome_counts", window=DAY))
-        undecided = max(0, row["now"] - next_at) if next_at is not None else 0
+        # A schedule that was set aside is looked at again later, but its instants have been undecided since before.
+        oldest = min((at for at in (next_at, row["held_since"]) if at is not None), default=row["now"])
+        undecided = max(0, row["now"] - oldest)
         return {
             "total": row["total"],
             "paused": row["paused"],

@@ -28,6 +28,7 @@ from headway.store.ledger import (
     live_by_schedule,
     pauses_json,
     read_schedule,
+    show_schedule,
 )
 from headway.store.queue import PAGE_MAX, job_row
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
@@ -144,6 +145,8 @@ def _revise(
         raise ScheduleChanged(f"schedule {schedule.name!r} was changed at the same moment; try again")
     revision = _revision_row(schedule.name, rows[0]["revision"], effective_at, spec, author)
     yield call("revision_add", revisions=as_json([revision]))
+    if not shown.exclusive:
+        yield call("leave_line", schedule=schedule.name)
 
 
 def _next_after_edit(schedule: Schedule, spec: ScheduleSpec, live: LiveJobs, now: Instant) -> Instant | None:
@@ -195,16 +198,23 @@ def _change(row: Row, spec: ScheduleSpec, *, owner: str, author: str, now: Insta
         schedule = read_schedule(row)
     except DefinitionError:
         # The old definition cannot be read, so its instants cannot be known: the new one begins now, without pauses.
-        yield call(
-            "schedule_pauses", name=row["name"], version=row["version"], pauses="[]", paused_until=None, next_at=None
-        )
+        yield from _clear_pauses(row)
         version, decided_through = row["version"] + 1, row["decided_through"]
         schedule = Schedule(name=row["name"], spec=spec, version=version, decided_through=decided_through)
     else:
         if schedule.removed_at is None:
             schedule, live = yield from _settle_past(schedule, now, clock)
+        elif schedule.pauses:  # It begins anew; only its place in time is kept.
+            yield from _clear_pauses(row)
+            schedule = replace(schedule, version=schedule.version + 1, pauses=())
     yield from _revise(schedule, spec, owner, author, live, now)
     return "changed" if row["removed_at"] is None else "created"
+
+
+def _clear_pauses(row: Row) -> Transaction[None]:
+    yield call(
+        "schedule_pauses", name=row["name"], version=row["version"], pauses="[]", paused_until=None, next_at=None
+    )
 
 
 def _remove(name: str, author: str, clock: Clock, owner: str | None) -> Transaction[bool]:
@@ -405,7 +415,7 @@ class StoreSchedules:
     async def page(self, *, owner: str | None = None, after: str = "", limit: int = PAGE_MAX) -> list[Schedule]:
         """Read a page of schedules by name."""
         rows = await self._driver.fetch(call("schedules", owner=owner, after=after, limit=limit))
-        return [read_schedule(row) for row in rows]
+        return [show_schedule(row) for row in rows]
 
     async def _again_if_raced(self, begin: Callable[[], Transaction[str]]) -> str:
         try:

@@ -45,7 +45,7 @@ def translate(error: sqlite3.Error) -> StoreError:
         return StoreFull(f"SQLite: {text}")
     if "not a database" in text or "malformed" in text:
         return StoreError(f"SQLite: {text}")
-    if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError):
+    if isinstance(error, sqlite3.OperationalError) or "closed database" in text:
         return StoreUnavailable(f"SQLite: {text}")
     return StoreError(f"SQLite: {text}")
 

@@ -94,6 +94,12 @@ order by name {lock};
 -- Keep these jobs from changing between two statements that look at their status.
 select id from headway_jobs where id in {list ids} order by id {lock};
 
+-- name: leave_line
+-- After an edit to overlap=allow: who waits in line still waits for its predecessor, but for nobody else.
+update headway_jobs set exclusive = 0, updated_at = {now}, version = version + 1
+where schedule = :schedule and schedule is not null and finished_at is null and status = 'BLOCKED' and exclusive = 1
+returning id;
+
 -- name: bypass
 -- Let the successors of cancelled jobs wait for what those had waited for, so that the line stays a line.
 update headway_jobs

@@ -159,6 +159,7 @@ select count(*) as total,
   coalesce(sum(case when next_at < {now} - 10000000 then 1 else 0 end), 0) as late,
   coalesce(sum(case when paused_until is not null and paused_until > {now} then 1 else 0 end), 0) as paused,
   coalesce(sum(case when attention is not null then 1 else 0 end), 0) as attention,
+  min(case when attention is not null then decided_through end) as held_since,
   {now} as now
 from headway_schedules where removed_at is null;
 
