@@ -15,7 +15,7 @@ from headway.store.ledger import StoreLedger
 from headway.store.migrations import check_schema, migrate
 from headway.store.queue import StoreQueue
 from headway.store.schedules import StoreSchedules
-from headway.store.sqlite import SqliteDriver, path_of
+from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
 from headway.store.transaction import Driver
 
 
@@ -43,9 +43,11 @@ class Store:
         )
 
     @classmethod
-    async def open(cls, url: str, clock: Clock, *, synchronous: str = "full", checked: bool = True) -> "Store":
+    async def open(
+        cls, url: str, clock: Clock, *, synchronous: str = "full", checked: bool = True, inline: bool = False
+    ) -> "Store":
         """Connect. An embedded store is brought to the present schema at once; a server's must be there already."""
-        store = cls.on(open_driver(url, node=clock.node, synchronous=synchronous), clock)
+        store = cls.on(open_driver(url, node=clock.node, synchronous=synchronous, inline=inline), clock)
         try:
             if store.driver.dialect_name == "sqlite":
                 await migrate(store.driver)
@@ -65,8 +67,10 @@ class Store:
         await self.driver.close()
 
 
-def open_driver(url: str, *, node: str = "", synchronous: str = "full") -> Driver:
-    """Choose the driver by the beginning of the URL."""
+def open_driver(url: str, *, node: str = "", synchronous: str = "full", inline: bool = False) -> Driver:
+    """Choose the driver by the beginning of the URL; `inline` is for SQLite in a thread that may block."""
+    if url.startswith("sqlite://") and inline:
+        return InlineSqliteDriver(SqliteConnection(path_of(url), synchronous=synchronous))
     if url.startswith("sqlite://"):
         return SqliteDriver(path_of(url), synchronous=synchronous)
     try:

@@ -20,7 +20,7 @@ from headway.clock import wall_now
 from headway.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from headway.instants import Instant
 from headway.store.statements import SQLITE, catalogue
-from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, one
+from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T
 
 STATEMENT_S_MAX: Final = 30.0
 BUSY_S_MAX: Final = 10.0
@@ -238,7 +238,10 @@ class SqliteWatch:
 
 
 class InlineSqliteDriver:
-    """Runs transactions at once in the calling task: for virtual time, where a thread would break determinism."""
+    """Runs transactions at once in the calling thread.
+
+    For callers who block anyway, and for virtual time, where a thread would break determinism.
+    """
 
     dialect_name = "sqlite"
 
@@ -250,15 +253,15 @@ class InlineSqliteDriver:
         return self.connection.run(begin)
 
     async def fetch(self, statement: Call) -> Rows:
-        """Run one call as a transaction of its own."""
-        return self.connection.run(lambda: one(statement))
+        """Run one call, committed by itself."""
+        return self.connection.fetch(statement)
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements."""
         self.connection.script(statements)
 
     async def watch(self, hear: Callable[[str], None]) -> SqliteWatch:
-        """Nobody else can write to this connection's database: there is nothing to hear."""
+        """There is no loop to hear anything on."""
         return SqliteWatch(":memory:", hear)
 
     async def close(self) -> None:

@@ -43,19 +43,11 @@ returning id, {notify_ready};
 
 -- name: promote_blocked
 -- transition: BLOCKED -> PENDING
--- Make jobs ready whose time has come and whose predecessor has ended (or was pruned). Of an exclusive schedule only one,
--- and only while no other job of it is live: should a line ever break, it is still a line.
+-- Make jobs ready whose time and whose turn has come; of an exclusive schedule only one.
 with free as materialized (
-  select min(successor.id) as id from headway_jobs as successor
-  where successor.status = 'BLOCKED' and successor.run_at <= {now} and not exists (
-    select 1 from headway_jobs as predecessor
-    where predecessor.id = successor.blocked_by and predecessor.finished_at is null
-  ) and not exists (
-    select 1 from headway_jobs as live
-    where successor.exclusive = 1 and live.schedule = successor.schedule and live.schedule is not null
-      and live.finished_at is null and live.status <> 'BLOCKED'
-  )
-  group by case when successor.exclusive = 1 then successor.schedule else successor.id end
+  select min(id) as id from headway_next_in_line
+  where run_at <= {now}
+  group by case when exclusive = 1 then schedule else id end
   order by 1
   limit :limit
 )
@@ -66,18 +58,11 @@ returning id, {notify_ready};
 
 -- name: promote_successors
 -- transition: BLOCKED -> PENDING
--- Make the jobs ready that waited for one of these, if it has ended; by the rules of promote_blocked.
+-- Make the jobs ready that waited for one of these; by the rules of promote_blocked.
 with free as materialized (
-  select min(successor.id) as id from headway_jobs as successor
-  where successor.status = 'BLOCKED' and successor.blocked_by in {list ids} and successor.run_at <= {now} and not exists (
-    select 1 from headway_jobs as predecessor
-    where predecessor.id = successor.blocked_by and predecessor.finished_at is null
-  ) and not exists (
-    select 1 from headway_jobs as live
-    where successor.exclusive = 1 and live.schedule = successor.schedule and live.schedule is not null
-      and live.finished_at is null and live.status <> 'BLOCKED'
-  )
-  group by case when successor.exclusive = 1 then successor.schedule else successor.id end
+  select min(id) as id from headway_next_in_line
+  where run_at <= {now} and blocked_by in {list ids}
+  group by case when exclusive = 1 then schedule else id end
 )
 update headway_jobs
 set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = version + 1
@@ -113,17 +98,8 @@ returning id;
 
 -- name: next_promotion
 -- When does the next waiting job become due, and is there one in line that promote_blocked would take?
-select min(run_at) as next_at, {now} as now, exists (
-    select 1 from headway_jobs as successor
-    where successor.status = 'BLOCKED' and successor.run_at <= {now} and not exists (
-      select 1 from headway_jobs as predecessor
-      where predecessor.id = successor.blocked_by and predecessor.finished_at is null
-    ) and not exists (
-      select 1 from headway_jobs as live
-      where successor.exclusive = 1 and live.schedule = successor.schedule and live.schedule is not null
-        and live.finished_at is null and live.status <> 'BLOCKED'
-    )
-  ) as is_free
+select min(run_at) as next_at, {now} as now,
+  exists (select 1 from headway_next_in_line where run_at <= {now}) as is_free
 from headway_jobs where status in ('SCHEDULED', 'RETRYING');
 
 -- name: claim

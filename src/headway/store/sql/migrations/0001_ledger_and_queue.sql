@@ -100,6 +100,20 @@ create unique index headway_jobs_key on headway_jobs (tenant, key) where key is 
 create unique index headway_jobs_exclusive on headway_jobs (schedule)
   where exclusive = 1 and status in ('SCHEDULED', 'PENDING', 'RUNNING', 'RETRYING');
 
+-- Jobs that wait in line and whose predecessor has ended (or was pruned). Of an exclusive schedule only while no other
+-- job of it is live: should a line ever break, it is still a line.
+create view headway_next_in_line as
+select successor.id, successor.blocked_by, successor.run_at, successor.schedule, successor.exclusive
+from headway_jobs as successor
+where successor.status = 'BLOCKED' and not exists (
+  select 1 from headway_jobs as predecessor
+  where predecessor.id = successor.blocked_by and predecessor.finished_at is null
+) and not exists (
+  select 1 from headway_jobs as live
+  where successor.exclusive = 1 and live.schedule = successor.schedule and live.schedule is not null
+    and live.finished_at is null and live.status <> 'BLOCKED'
+);
+
 create table headway_attempts (
   job_id     {text} not null,
   attempt    integer not null,
