@@ -14,9 +14,9 @@ from bench.bare import Bare, Rows
 from bench.figures import Figure, Pair, Target, rate
 from bench.places import Place, Run, database
 from headway import Headway
-from headway.app import Task
 from headway.clock import Clock
 from headway.settings import Settings
+from headway.task import Task
 
 ROUNDS_PER_REPETITION: Final = 3
 SINGLES_IN_TURN: Final = 10

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headway.app import Headway, JobHandle, Options, Retry, Task
+    from headway.app import Headway
     from headway.errors import (
         AlreadyFinal,
         Conflict,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from headway.lifecycle import Status
     from headway.scheduling.triggers import After, At, Cron, Every
     from headway.settings import Settings
+    from headway.task import JobHandle, Options, Retry, Task
 
 __version__ = "0.1.0"
 
@@ -79,7 +80,8 @@ __all__ = [
 
 if not TYPE_CHECKING:  # Type checkers read the imports above, and would believe any name if they saw this.
     _HOMES = {
-        **dict.fromkeys(("Headway", "JobHandle", "Options", "Retry", "Task"), "headway.app"),
+        "Headway": "headway.app",
+        **dict.fromkeys(("JobHandle", "Options", "Retry", "Task"), "headway.task"),
         **dict.fromkeys(("After", "At", "Cron", "Every"), "headway.scheduling.triggers"),
         "Settings": "headway.settings",
         "Status": "headway.lifecycle",

@@ -234,7 +234,8 @@ def test_every_promise_that_is_mentioned_is_explained() -> None:
 def test_every_view_is_documented_with_its_columns(filled_sqlite: Path) -> None:
     table = {row[0].strip("`"): re.findall(r"`(\w+)`", row[1]) for row in rows("docs/audit.md") if len(row) == 2}
     with sqlite3.connect(filled_sqlite) as connection:
-        views = [row[0] for row in connection.execute("select name from sqlite_master where type = 'view'")]
+        found = [row[0] for row in connection.execute("select name from sqlite_master where type = 'view'")]
+        views = [view for view in found if view.endswith("_v")]  # Those for people; others are parts of statements.
         assert views
         for view in views:
             columns = [column[0] for column in connection.execute(f"select * from {view} limit 0").description]

@@ -31,11 +31,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": CORE | PLANNING | {"store"},
     "client": CORE | {"client"},
     "node": CORE | LOOPS,  # A process: it puts the loops together, on whatever implements their ports.
-    "app": CORE | LOOPS | {"node", "store", "app", "client"},
+    "task": CORE | {"task"},
+    "app": CORE | LOOPS | {"node", "task", "store", "app", "client"},
     "testing": CORE | LOOPS | {"store", "app", "testing", "headway"},
     "cli": CORE | LOOPS | {"store", "app", "cli", "client", "testing", "headway"},
     "__main__": {"cli"},
-    "headway": CORE | LOOPS | {"app", "client", "headway"},
+    "headway": CORE | LOOPS | {"app", "task", "client", "headway"},
 }
 STDLIB_ONLY = CORE | {"scheduling"}
 
