@@ -301,12 +301,14 @@ async def test_a_pause_with_an_end(backend: Backend) -> None:
         await store.schedules.pause("s", until=now - SECOND)
     until = now + 10 * SECOND
     assert await store.schedules.pause("s", until=until)
+    [pause] = (await store.schedules.get("s")).pauses
     await backend.advance(20 * SECOND)
     await decide(store)
     paused = [entry for entry in await _ledger(store, "s") if entry.outcome is Decided.PAUSED]
     fired = [entry for entry in await _ledger(store, "s") if entry.outcome is Decided.FIRED]
     assert all(entry.instant <= until for entry in paused)
-    assert all(entry.instant > until for entry in fired)
+    assert all(not pause.covers(entry.instant) for entry in fired)
+    assert any(entry.instant > until for entry in fired)
     assert paused
     assert fired
     assert await store.schedules.resume("s") is False
@@ -442,6 +444,17 @@ async def test_a_removed_schedule_that_comes_back_is_not_paused(backend: Backend
     await backend.advance(2 * SECOND)
     await decide(store)
     assert {entry.outcome for entry in await _ledger(store, "s")} & {Decided.FIRED}
+
+
+async def test_a_dry_run_of_a_backfill_writes_nothing(backend: Backend) -> None:
+    store = backend.store
+    await store.schedules.put("s", spec("1s"))
+    before = await store.schedules.get("s")
+    await backend.advance(5 * SECOND)
+    now = await backend.now()
+    assert await store.schedules.backfill("s", now - 3 * SECOND, now, dry_run=True)
+    assert await store.schedules.get("s") == before
+    assert (await _ledger(store, "s"), await backend.count("headway_jobs")) == ([], 0)
 
 
 @pytest.mark.parametrize("overlap", Overlap)

@@ -64,12 +64,18 @@ def _locked(name: str) -> Transaction[tuple[Row | None, Instant]]:
     return rows[0], rows[0]["now"]
 
 
-def _existing(name: str, clock: Clock) -> Transaction[tuple[Schedule, LiveJobs, Instant]]:
-    """Lock a schedule, decide its past and return it with its live jobs and the store's time."""
+def _present(name: str) -> Transaction[tuple[Schedule, Instant]]:
+    """Lock a schedule and return it with the store's time."""
     row, now = yield from _locked(name)
     if row is None or row["removed_at"] is not None:
         raise ScheduleNotFound(f"no schedule is named {name!r}; `headway schedules list` shows all")
-    schedule, live = yield from _settle_past(read_schedule(row), now, clock)
+    return read_schedule(row), now
+
+
+def _existing(name: str, clock: Clock) -> Transaction[tuple[Schedule, LiveJobs, Instant]]:
+    """Lock a schedule, decide its past and return it with its live jobs and the store's time."""
+    schedule, now = yield from _present(name)
+    schedule, live = yield from _settle_past(schedule, now, clock)
     return schedule, live, now
 
 
@@ -308,7 +314,10 @@ def _backfill_instants(schedule: Schedule, since: Instant, until: Instant) -> li
 def _backfill(
     name: str, since: Instant, until: Instant, *, again: bool, dry_run: bool, author: str, clock: Clock
 ) -> Transaction[list[Instant]]:
-    schedule, live, now = yield from _existing(name, clock)
+    if dry_run:  # Nothing is written, not even what is due anyway.
+        (schedule, now), live = (yield from _present(name)), NOTHING_LIVE
+    else:
+        schedule, live, now = yield from _existing(name, clock)
     instants = _backfill_instants(schedule, since, min(until, now))
     if not again:
         rows = yield call("ledger", schedule=name, after=since - 1, until=until, limit=BACKFILL_MAX)
