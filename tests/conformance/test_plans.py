@@ -113,7 +113,15 @@ UNDER_LOAD = (
 )
 # Statements for people, run by hand or once in a while, and those about tables that stay small.
 COLD = {
-    *("schedule_add", "schedule_revise", "revision_add", "schedule_pauses", "schedule_counts", "outcome_counts"),
+    *(
+        "schedule_add",
+        "schedule_revise",
+        "revision_add",
+        "schedule_pauses",
+        "schedule_counts",
+        "outcome_counts",
+        "coming",
+    ),
     *("raise_counter", "counter", "record_attempts", "record_events", "started_by_hand", "schema_version"),
     *("next_tokens", "leases", "beat", "leave", "nodes", "prune_nodes", "time", "notify"),
 }

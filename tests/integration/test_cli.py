@@ -707,6 +707,9 @@ def test_status_says_what_is_late_and_what_stands_still(cli: Cli) -> None:
     status = cli("status", "--json").json
     assert status["schedules"]["late"] == 1
     assert status["oldest_undecided_seconds"] > 10
+    [coming] = status["schedules"]["coming"]
+    assert coming["undecided_seconds"] > 10
+    assert coming["decided_through"] in cli("status").out
     assert status["nodes"][0]["name"] == "alpha"
     faults = " · ".join(status["degraded"])
     assert "schedulers are alive, but none of them leads" in faults

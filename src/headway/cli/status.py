@@ -13,7 +13,8 @@ from headway.settings import Settings, mask_url
 from headway.store.facts import Facts, facts
 
 ALIVE_WITHIN: Final = 10 * SECOND  # A node beats at least every two seconds.
-UNDECIDED_S_MAX: Final = 10.0  # The budget of promise L1.
+LATE: Final = 10 * SECOND  # The budget of promise L1.
+LATE_SHOWN: Final = 3
 STANDSTILL_S: Final = 30.0
 SETTLED_AFTER: Final = 5 * SECOND  # A node says first that it lives, and begins to listen then.
 SCHEDULER: Final = "scheduler"
@@ -80,7 +81,7 @@ def degraded(situation: Situation) -> Iterator[str]:
     elif not situation.leases and any(node.state.get("mode") == "leader" for node in situation.schedulers):
         yield "schedulers are alive, but none of them leads"
     undecided = situation.schedules["oldest_undecided_seconds"]
-    if undecided > UNDECIDED_S_MAX:
+    if undecided > LATE / SECOND:
         yield f"the oldest undecided instant is {span(round(undecided) * SECOND)} old"
     if attention := situation.schedules["attention"]:
         yield f"{count(attention, 'schedule')} cannot be planned"
@@ -114,9 +115,22 @@ def shape(situation: Situation) -> dict[str, Any]:
         "workers": [],
         "queues": situation.queues,
         "jobs": {"PENDING": sum(queue["pending"] for queue in situation.queues), **situation.waiting},
-        "schedules": {**schedules, "next_at": stamp(schedules["next_at"])},
+        "schedules": {
+            **schedules,
+            "next_at": stamp(schedules["next_at"]),
+            "coming": [_coming_shape(coming, situation.now) for coming in schedules["coming"]],
+        },
         "oldest_undecided_seconds": undecided,
         "degraded": list(degraded(situation)),
+    }
+
+
+def _coming_shape(coming: dict[str, Any], now: Instant) -> dict[str, Any]:
+    return {
+        "name": coming["name"],
+        "decided_through": stamp(coming["decided_through"]),
+        "next_at": stamp(coming["next_at"]),
+        "undecided_seconds": max(0, now - coming["next_at"]) / SECOND,
     }
 
 
@@ -145,9 +159,20 @@ def tell(out: Output, situation: Situation) -> None:
         "schedules": _schedules_text(situation),
         "last 24 h": _outcomes_text(situation),
     }
-    out.facts(left)
+    out.facts(left | _late_facts(situation))
     for fault in degraded(situation):
         out.say(f"! {clean(fault)}", "warn")
+
+
+def _late_facts(situation: Situation) -> dict[str, str]:
+    """Name the schedules that are furthest behind, and how far each is decided."""
+    late = [coming for coming in situation.schedules["coming"] if situation.now - coming["next_at"] > LATE]
+    texts = [
+        f"{clean(coming['name'])} undecided for {span(situation.now - coming['next_at'])}"
+        f" (decided through {stamp(coming['decided_through'])})"
+        for coming in late[:LATE_SHOWN]
+    ]
+    return {"late": "; ".join(texts)} if texts else {}
 
 
 def _store_text(situation: Situation) -> str:

@@ -33,6 +33,7 @@ from headway.store.queue import PAGE_MAX, JobRow, cancel, job_row
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
 
 HELD_FOR: Final = MINUTE
+COMING_MAX: Final = 20
 FOREVER: Final = 2**62
 SPECS_KEPT: Final = 16_384  # Some 15 MB when they are all different.
 NOTHING_LIVE: Final = LiveJobs()
@@ -388,6 +389,7 @@ class StoreLedger:
         row = (await self._driver.fetch(call("schedule_counts")))[0]
         next_at = await self.next_due(Shards(of=1, held=frozenset({0})))
         outcomes = await self._driver.fetch(call("outcome_counts", window=DAY))
+        coming = await self._driver.fetch(call("coming", limit=COMING_MAX))
         # A schedule that was set aside is looked at again later, but its instants have been undecided since before.
         oldest = min((at for at in (next_at, row["held_since"]) if at is not None), default=row["now"])
         undecided = max(0, row["now"] - oldest)
@@ -397,6 +399,9 @@ class StoreLedger:
             "late": row["late"],
             "attention": row["attention"],
             "next_at": next_at,
+            "coming": [
+                {column: entry[column] for column in ("name", "decided_through", "next_at")} for entry in coming
+            ],
             "oldest_undecided_seconds": undecided / 1e6,
             "last_day": {outcome["outcome"]: int(outcome["decisions"]) for outcome in outcomes},
         }

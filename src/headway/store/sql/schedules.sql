@@ -163,6 +163,13 @@ select count(*) as total,
   {now} as now
 from headway_schedules where removed_at is null;
 
+-- name: coming
+-- Which schedules come next, or should have come already, and how far is each decided?
+select name, decided_through, next_at from headway_schedules
+where next_at is not null
+order by next_at, name
+limit :limit;
+
 -- name: outcome_counts
 -- Count decisions by outcome since a time.
 select outcome, sum(count) as decisions from headway_occurrences where decided_at >= {now} - :window group by outcome;

@@ -216,5 +216,6 @@ select name, holder, token, {time until} as until from headway_leases;
 
 create view headway_schedules_v as
 select name, trigger_text as trigger, {time next_at} as next_at, {time decided_through} as decided_through,
-  (paused_until is not null and paused_until > {view_now}) as paused
+  (paused_until is not null and paused_until > {view_now}) as paused,
+  case when next_at <= {view_now} then ({view_now} - next_at) / 1e6 else 0 end as undecided_seconds
 from headway_schedules where removed_at is null;
