@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,20 @@ from headway import (
 )
 from headway.store import open_driver
 from headway.store.migrations import migrate
+
+FORKING = """
+import os, sys
+from headway import Headway
+
+app = Headway(sys.argv[1], name="forking")
+app.enqueue_sync("work", {"process": "parent"})
+child = os.fork()
+if child == 0:
+    app.enqueue_sync("work", {"process": "child"})
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+app.enqueue_sync("work", {"process": "parent"})
+"""
 
 
 @pytest.fixture
@@ -146,6 +162,26 @@ class TestTasks:
         for thread in threads:
             thread.join(10)
         assert sorted(job.args["n"] for job in app.jobs_sync()) == list(range(10))
+
+    def test_blocking_twins_say_the_same_as_the_awaited_ones(self, app: Headway) -> None:
+        job = app.enqueue_sync("work", {"n": 1}, delay="1h")
+        assert (app.job_sync(job.id).status, job.refresh_sync().status) == (Status.SCHEDULED, Status.SCHEDULED)
+        app.put_schedule_sync("s", task="work", trigger=Every("1h"))
+        assert app.occurrences_sync("s") == []
+        assert app.remove_schedule_sync("s") is True
+        assert app.remove_schedule_sync("s") is False
+        assert job.cancel_sync().status is Status.CANCELLED
+        with pytest.raises(AlreadyFinal):
+            app.cancel_sync(job.id)
+
+    @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+    def test_blocking_twins_work_after_a_fork(self, database: str, request: pytest.FixtureRequest) -> None:
+        app = request.getfixturevalue("app" if database == "sqlite" else "postgres_app")
+        program = subprocess.run(
+            [sys.executable, "-c", FORKING, app.settings.store], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert program.returncode == 0, program.stderr
+        assert sorted(job.args["process"] for job in app.jobs_sync()) == ["child", "parent", "parent"]
 
     def test_many_at_once_are_all_or_nothing(self, app: Headway) -> None:
         @app.task

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from headway.errors import InvalidConfig, InvalidTask
 from headway.store.statements import POSTGRES, SQLITE_FOREIGN, Dialect, Statement, catalogue, positional
-from headway.store.transaction import Begin, Call, Rows, T, Transaction
+from headway.store.transaction import Begin, Rows, T, step_through, step_through_async
 
 Execute: TypeAlias = Callable[[Statement, Mapping[str, object]], Rows]
 ExecuteAsync: TypeAlias = Callable[[Statement, Mapping[str, object]], Awaitable[Rows]]
@@ -22,7 +22,7 @@ def run_inside(connection: Any, begin: Begin[T], store_dialect: str) -> T:
     """Run a transaction on the caller's blocking connection."""
     execute, dialect = _blocking(connection)
     statements = _statements(dialect, store_dialect)
-    return _drive(begin(), lambda call: execute(statements[call.statement], call.parameters))
+    return step_through(begin, lambda call: execute(statements[call.statement], call.parameters))
 
 
 async def run_inside_async(connection: Any, begin: Begin[T], store_dialect: str) -> T:
@@ -31,32 +31,13 @@ async def run_inside_async(connection: Any, begin: Begin[T], store_dialect: str)
         return run_inside(connection, begin, store_dialect)
     execute, dialect = await _awaiting(connection)
     statements = _statements(dialect, store_dialect)
-    transaction = begin()
-    try:
-        statement = next(transaction)
-        while True:
-            statement = transaction.send(await execute(statements[statement.statement], statement.parameters))
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    finally:
-        transaction.close()
+    return await step_through_async(begin, lambda call: execute(statements[call.statement], call.parameters))
 
 
 def is_async(connection: Any) -> bool:
     """Say whether the caller's connection has to be awaited."""
     kind = _kind(connection)
     return kind == "asyncpg" or (kind in ("psycopg", "sqlalchemy") and "Async" in type(connection).__name__)
-
-
-def _drive(transaction: Transaction[T], execute: Callable[[Call], Rows]) -> T:
-    try:
-        statement = next(transaction)
-        while True:
-            statement = transaction.send(execute(statement))
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    finally:
-        transaction.close()
 
 
 def _kind(connection: Any) -> str:
@@ -84,6 +65,11 @@ def _require_transaction(is_open: bool, cure: str) -> None:
         raise InvalidTask(f"tx has no open transaction, so the job would not belong to one; {cure}")
 
 
+def _require_psycopg_transaction(connection: Any) -> None:
+    in_transaction = not connection.autocommit or connection.info.transaction_status.name == "INTRANS"
+    _require_transaction(in_transaction, "open one with connection.transaction()")
+
+
 def _blocking(connection: Any) -> tuple[Execute, str]:
     kind = _kind(connection)
     if is_async(connection):
@@ -93,8 +79,7 @@ def _blocking(connection: Any) -> tuple[Execute, str]:
         _require_transaction(connection.in_transaction or begins_by_itself, 'execute("begin") first')
         return _sqlite3(connection), "sqlite"
     if kind == "psycopg":
-        in_transaction = not connection.autocommit or connection.info.transaction_status.name == "INTRANS"
-        _require_transaction(in_transaction, "open one with connection.transaction()")
+        _require_psycopg_transaction(connection)
         return _psycopg(connection), "postgresql"
     bound = (
         connection.connection() if hasattr(connection, "connection") and callable(connection.connection) else connection
@@ -108,8 +93,7 @@ async def _awaiting(connection: Any) -> tuple[ExecuteAsync, str]:
         _require_transaction(connection.is_in_transaction(), "open one with connection.transaction()")
         return _asyncpg(connection), "postgresql"
     if kind == "psycopg":
-        in_transaction = not connection.autocommit or connection.info.transaction_status.name == "INTRANS"
-        _require_transaction(in_transaction, "open one with connection.transaction()")
+        _require_psycopg_transaction(connection)
         return _psycopg_async(connection), "postgresql"
     bound = await connection.connection() if type(connection).__name__.endswith("Session") else connection
     return _sqlalchemy_async(bound), bound.dialect.name

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 from zlib import crc32
@@ -20,7 +21,7 @@ import asyncpg
 from headway.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from headway.events import WakeModeChanged, emit
 from headway.store.statements import POSTGRES, catalogue, positional
-from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, call, one
+from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, call, one, step_through_async
 
 STATEMENT_S_MAX: Final = 10.0
 IDLE_S_MAX: Final = 5.0
@@ -146,24 +147,13 @@ class PostgresDriver:
         async with self._connection() as connection:
             await connection.execute(_begin(), timeout=STATEMENT_S_MAX)
             try:
-                result = await self._steps(connection, begin)
+                result = await step_through_async(begin, partial(self._execute, connection))
             except BaseException as error:
                 if isinstance(error, Exception) and (translate(error) is None or _keeps_connection(error)):
                     await connection.execute("rollback", timeout=STATEMENT_S_MAX)
                 raise
             await connection.execute("commit", timeout=STATEMENT_S_MAX)
             return result
-
-    async def _steps(self, connection: asyncpg.Connection, begin: Begin[T]) -> T:
-        transaction = begin()
-        try:
-            statement = next(transaction)
-            while True:
-                statement = transaction.send(await self._execute(connection, statement))
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        finally:
-            transaction.close()
 
     async def _execute(self, connection: asyncpg.Connection, statement: Call) -> Rows:
         text, order = self._texts[statement.statement]

@@ -20,7 +20,7 @@ from headway.clock import wall_now
 from headway.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from headway.instants import Instant
 from headway.store.statements import SQLITE, catalogue
-from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T
+from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, step_through
 
 STATEMENT_S_MAX: Final = 30.0
 BUSY_S_MAX: Final = 10.0
@@ -81,7 +81,7 @@ class SqliteConnection:
         """Run a transaction to its end."""
         try:
             self.raw.execute("begin immediate")
-            result = self._steps(begin)
+            result = step_through(begin, self.execute)
             self.raw.execute("commit")
         except BaseException as error:
             with contextlib.suppress(sqlite3.Error):
@@ -91,17 +91,6 @@ class SqliteConnection:
                 raise translate(error) from error
             raise
         return result
-
-    def _steps(self, begin: Begin[T]) -> T:
-        transaction = begin()
-        try:
-            statement = next(transaction)
-            while True:
-                statement = transaction.send(self.execute(statement))
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        finally:
-            transaction.close()
 
     def fetch(self, statement: Call) -> Rows:
         """Run one call, committed by itself."""

@@ -11,7 +11,7 @@ transaction, and the simulation fails it before or after any step. A transaction
 its beginning, so it must not change anything but the store.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -62,6 +62,32 @@ def as_json(rows: Iterable[object]) -> str:
 def one(statement: Call) -> Transaction[Rows]:
     """Wrap a single call as a transaction."""
     return (yield statement)
+
+
+def step_through(begin: Begin[T], execute: Callable[[Call], Rows]) -> T:
+    """Run every call of a transaction with a function that answers at once; return what the transaction returns."""
+    transaction = begin()
+    try:
+        statement = next(transaction)
+        while True:
+            statement = transaction.send(execute(statement))
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    finally:
+        transaction.close()
+
+
+async def step_through_async(begin: Begin[T], execute: Callable[[Call], Awaitable[Rows]]) -> T:
+    """Run every call of a transaction with a function that has to be awaited."""
+    transaction = begin()
+    try:
+        statement = next(transaction)
+        while True:
+            statement = transaction.send(await execute(statement))
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    finally:
+        transaction.close()
 
 
 class Driver(Protocol):
