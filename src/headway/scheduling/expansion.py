@@ -82,11 +82,6 @@ def expected(spec: ScheduleSpec, after: Instant, until: Instant) -> Iterator[Ins
             yield block.base + block.times[index]
 
 
-def count_expected(spec: ScheduleSpec, after: Instant, until: Instant) -> int:
-    """Count the instants that a schedule has in (after, until], by days where the clock is steady."""
-    return sum(block.high - block.low for block in blocks_of(spec, after, until))
-
-
 @dataclass(frozen=True, slots=True)
 class Passed:
     """The expected instants that one step passed over."""

@@ -16,7 +16,7 @@ from headway.model import Decided, Occurrence, Revision, ScheduleSpec
 from headway.ports import Shards
 from headway.scheduling import audit as audit_module
 from headway.scheduling.audit import AuditReport, Finding, Findings, audit, audit_schedule
-from headway.scheduling.expansion import Block, count_expected, expected
+from headway.scheduling.expansion import Block, blocks_of, expected
 from headway.scheduling.planner import plan
 from headway.scheduling.triggers import After, At, CalendarTrigger, Cron, Every, Trigger
 from headway.store import Store
@@ -26,6 +26,11 @@ from tests.unit.scheduling.cron_oracle import changes_of, zones_with_changes
 
 NOON = parse_instant("2027-01-01T12:00Z")
 EVERYTHING = Shards(of=1, held=frozenset({0}))
+
+
+def count_expected(spec: ScheduleSpec, after: Instant, until: Instant) -> int:
+    """Count the instants that a schedule has in (after, until], by days where the clock is steady."""
+    return sum(block.high - block.low for block in blocks_of(spec, after, until))
 
 
 def spec(trigger: Trigger, **options: object) -> ScheduleSpec:
