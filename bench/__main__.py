@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from bench import decide, enqueue, idle, outage, scale
+from bench import decide, drain, enqueue, flat, idle, latency, outage, scale, sleepers, worker_idle
 from bench.figures import Figure, append_json, table
+from bench.peers.catalogue import TOP, UnknownPeer, chosen
 from bench.places import Run, in_memory, places
 
 Measure = Callable[[Run], Awaitable[list[Figure]]]
@@ -21,7 +22,13 @@ BENCHES: Final[dict[str, Measure]] = {
     "idle": idle.measure,
     "enqueue": enqueue.measure,
     "outage": outage.measure,
+    "drain": drain.measure,
+    "latency": latency.measure,
+    "flat": flat.measure,
+    "worker-idle": worker_idle.measure,
+    "sleepers": sleepers.measure,
 }
+AGAINST_PEERS: Final = {"drain", "latency"}
 STORES: Final = ("postgresql", "sqlite")
 
 
@@ -31,6 +38,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which benchmarks: {', '.join(BENCHES)} (all)")
     parser.add_argument("--store", action="append", choices=STORES, help="on which database (both)")
     parser.add_argument("--repetitions", type=int, help="how often each side is measured (5)")
+    parser.add_argument(
+        "--peers",
+        metavar="NAMES",
+        default="none",
+        help=f"whom to measure beside Headway: all, top ({', '.join(TOP)}) or names with commas (nobody)",
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the databases are made")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the figures to a file, a line of JSON each")
@@ -39,6 +52,16 @@ def arguments() -> argparse.Namespace:
     unknown = set(given.names) - BENCHES.keys()
     if unknown:
         parser.error(f"no benchmark is named {min(unknown)!r}; known are {', '.join(BENCHES)}")
+    given.names = given.names or list(BENCHES)
+    try:
+        given.peers, absent = chosen(given.peers)
+    except UnknownPeer as error:
+        parser.error(str(error))
+    if AGAINST_PEERS & set(given.names):
+        if absent:
+            print(f"left out: {', '.join(absent)}; bench/peers/setup makes what is missing", file=sys.stderr)
+        if not given.peers:
+            print("left out: every comparison with peers (--peers top, after bench/peers/setup)", file=sys.stderr)
     return given
 
 
@@ -53,8 +76,10 @@ def main() -> int:
             places=made,
             repetitions=given.repetitions or (1 if given.quick else 5),
             is_quick=given.quick,
+            folder=given.folder,
+            peers=tuple(given.peers),
         )
-        for name in given.names or BENCHES:
+        for name in given.names:
             started = time.perf_counter()
             figures = asyncio.run(_measured(BENCHES[name], run))
             print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)

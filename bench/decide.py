@@ -36,7 +36,7 @@ async def _measure_on(place: Place, run: Run, count: int) -> list[Figure]:
     what = f"{count:,} schedules due at one instant"
     figures = [seconds("decide", place.name, what, pairs, Target(">=", 0.25, of_ratio=True))]
     if place.name == "postgresql":
-        figures.append(replace(figures[0], bare=None, ratio=None, target=Target("<", 2)))
+        figures.append(replace(figures[0], other=None, ratio=None, target=Target("<", 2)))
     return figures
 
 

@@ -11,13 +11,14 @@ from typing import Final
 _HOLDS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
     "<=": operator.le,
+    ">": operator.gt,
     ">=": operator.ge,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure should be, such as `< 2`; `of_ratio` when its ratio to the bare database is meant."""
+    """What a figure should be, such as `< 2`; `of_ratio` when its ratio to the other side is meant."""
 
     sign: str
     value: float
@@ -29,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured figure: the median over its repetitions, and the same of the bare database beside it."""
+    """One measured figure: the median over its repetitions, and the same of the bare database or a peer beside it."""
 
     bench: str
     store: str
@@ -38,7 +39,7 @@ class Figure:
     unit: str
     low: float | None = None
     high: float | None = None
-    bare: float | None = None
+    other: float | None = None
     ratio: float | None = None
     target: Target | None = None
 
@@ -86,7 +87,7 @@ def seconds(
         unit="s",
         low=min(times),
         high=max(times),
-        bare=median(pair.bare_s for pair in pairs),
+        other=median(pair.bare_s for pair in pairs),
         ratio=median(pair.ratio for pair in pairs),
         target=target,
     )
@@ -110,8 +111,32 @@ def rate(
         unit="/s",
         low=min(rates),
         high=max(rates),
-        bare=median(count / pair.bare_s for pair in pairs),
+        other=median(count / pair.bare_s for pair in pairs),
         ratio=median(pair.ratio for pair in pairs),
+        target=target,
+    )
+
+
+def compared(
+    bench: str,
+    store: str,
+    what: str,
+    ours: Sequence[float],
+    others: Sequence[float],
+    unit: str,
+    target: Target | None = None,
+) -> Figure:
+    """Sum up values and those of the other side from the same rounds; the ratio is ours to theirs."""
+    return Figure(
+        bench=bench,
+        store=store,
+        what=what,
+        value=median(ours),
+        unit=unit,
+        low=min(ours),
+        high=max(ours),
+        other=median(others),
+        ratio=median(mine / other for mine, other in zip(ours, others, strict=True)),
         target=target,
     )
 
@@ -152,7 +177,7 @@ def number(value: float | None) -> str:
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
 
 
-HEADINGS: Final = ("bench", "store", "what", "measured", "range", "bare", "ratio", "target", "")
+HEADINGS: Final = ("bench", "store", "what", "measured", "range", "other", "ratio", "target", "")
 
 
 def line(figure: Figure) -> tuple[str, ...]:
@@ -165,7 +190,7 @@ def line(figure: Figure) -> tuple[str, ...]:
         figure.what,
         f"{number(figure.value)} {figure.unit}",
         spread,
-        number(figure.bare),
+        number(figure.other),
         f"{figure.ratio:.2f}" if figure.ratio is not None else "",
         str(figure.target or ""),
         verdict,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.bare import Bare, BarePostgres, BareSqlite
+from bench.peers.catalogue import Contestant
 from headway.clock import Clock
 from headway.store import Store, open_driver
 from headway.store.migrations import migrate
@@ -27,6 +28,8 @@ class Run:
     places: tuple["Place", ...]
     repetitions: int
     is_quick: bool
+    folder: Path
+    peers: tuple[Contestant, ...] = ()
 
     def size(self, full: int, quick: int) -> int:
         """Choose a size."""
@@ -59,18 +62,18 @@ class PostgresPlace:
     ways: tuple[str, ...] = ("copy", "unnest")
 
     def __init__(self, folder: Path) -> None:
-        self._server = PostgresServer(durable=True, folder=folder)
-        self._server.start()
-        self._template = self._server.create_database()
+        self.server = PostgresServer(durable=True, folder=folder)
+        self.server.start()
+        self._template = self.server.create_database()
         asyncio.run(_migrate(self._template))
 
     async def fresh(self) -> str:
         """Copy the empty database."""
-        return self._server.create_database(template=self._template)
+        return self.server.create_database(template=self._template)
 
     def drop(self, url: str) -> None:
         """Drop a database."""
-        self._server.drop(url)
+        self.server.drop(url)
 
     async def bare(self, url: str) -> Bare:
         """Connect by asyncpg."""
@@ -78,7 +81,7 @@ class PostgresPlace:
 
     def close(self) -> None:
         """Stop the server and remove its data."""
-        self._server.close()
+        self.server.close()
 
 
 class SqlitePlace:

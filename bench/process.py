@@ -5,41 +5,20 @@ python -m bench.process URL      is that process: it prints a line when it leads
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Final
 
 from bench.places import opened
+from bench.watch import Watched
 from headway.app import scheduler_node
 from headway.events import Event, TermWon, subscribed
 from headway.settings import Settings
 
 START_S_MAX: Final = 30.0
 STOP_S_MAX: Final = 10.0
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-
-
-class Watched:
-    """What the operating system says about a process."""
-
-    def __init__(self, pid: int) -> None:
-        self._folder = Path("/proc") / str(pid)
-
-    def cpu_s(self) -> float:
-        """Return the processor time that it has used."""
-        fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-
-    def memory_mb_max(self) -> float:
-        """Return the most memory that it ever had resident."""
-        for text in (self._folder / "status").read_text().splitlines():
-            if text.startswith("VmHWM:"):
-                return int(text.split()[1]) / 1024
-        raise LookupError("the system does not tell the memory of a process")
 
 
 @contextlib.asynccontextmanager

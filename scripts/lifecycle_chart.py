@@ -10,11 +10,14 @@ from pathlib import Path
 
 from headway.lifecycle import (
     FINAL,
+    LOSSES_MAX,
     TRANSITIONS,
     Attempt,
     Cancelled,
+    Crashed,
     LeaseExpired,
     Outcome,
+    Parked,
     Raised,
     Released,
     Status,
@@ -31,9 +34,11 @@ ENDINGS: list[tuple[str, Outcome]] = [
     ("the task returned", Succeeded()),
     ("the task raised", Raised("{}")),
     ("the task raised something that is not to be retried", Raised("{}", retryable=False)),
+    ("the task took its process down", Crashed("{}")),
     ("the task used up its time", TimedOut("{}")),
     ("the task was asked to stop, and has stopped", Cancelled()),
     ("the worker handed the job back", Released()),
+    ("nobody here can run the job", Parked("no worker knows the task")),
     ("nobody extended the lease", LeaseExpired()),
 ]
 
@@ -67,10 +72,12 @@ def endings_table() -> str:
     """Write what each end of an attempt makes of its job, with and without attempts left."""
     rows = []
     for words, outcome in ENDINGS:
+        before = LOSSES_MAX - 1  # One more loss, and it is given up like after any other last failure.
         more, last = (
-            settle(Attempt(job_id="", attempt=1, failures=0, max_attempts=tries), outcome, 0.0) for tries in (2, 1)
+            settle(Attempt(job_id="", attempt=1, failures=before, max_attempts=most), outcome, 0.0)
+            for most in (LOSSES_MAX + 1, LOSSES_MAX)
         )
-        counts = "yes" if more.failures else "no"
+        counts = "yes" if more.failures > before else "no"
         rows.append(f"| {words} | `{more.outcome}` | {more.status} | {last.status} | {counts} |")
     head = "| what happened | attempt's outcome | attempts left: becomes | none left: becomes | counts as failure |"
     return "\n".join([head, "|---|---|---|---|---|", *rows])

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
         InvalidConfig,
         InvalidSchedule,
         InvalidTask,
+        JobFailed,
         JobNotFound,
         LeaseLost,
+        NotFinal,
         NotFound,
         ScheduleChanged,
         ScheduleNotFound,
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
     from headway.lifecycle import Status
     from headway.scheduling.triggers import After, At, Cron, Every
     from headway.settings import Settings
-    from headway.task import JobHandle, Options, Retry, Task
+    from headway.task import Cancel, JobHandle, Options, Retry, Task
+    from headway.worker.context import Context, TaskStopped
 
 __version__ = "0.1.0"
 
@@ -49,7 +52,9 @@ __all__ = [
     "After",
     "AlreadyFinal",
     "At",
+    "Cancel",
     "Conflict",
+    "Context",
     "Cron",
     "DefinitionError",
     "DuplicateKey",
@@ -59,9 +64,11 @@ __all__ = [
     "InvalidConfig",
     "InvalidSchedule",
     "InvalidTask",
+    "JobFailed",
     "JobHandle",
     "JobNotFound",
     "LeaseLost",
+    "NotFinal",
     "NotFound",
     "Options",
     "Retry",
@@ -76,12 +83,14 @@ __all__ = [
     "StoreUnavailable",
     "Task",
     "TaskNotFound",
+    "TaskStopped",
 ]
 
 if not TYPE_CHECKING:  # Type checkers read the imports above, and would believe any name if they saw this.
     _HOMES = {
         "Headway": "headway.app",
-        **dict.fromkeys(("JobHandle", "Options", "Retry", "Task"), "headway.task"),
+        **dict.fromkeys(("Cancel", "JobHandle", "Options", "Retry", "Task"), "headway.task"),
+        **dict.fromkeys(("Context", "TaskStopped"), "headway.worker.context"),
         **dict.fromkeys(("After", "At", "Cron", "Every"), "headway.scheduling.triggers"),
         "Settings": "headway.settings",
         "Status": "headway.lifecycle",

@@ -8,6 +8,7 @@ removes what this app declared before and no longer does; schedules of other app
 """
 
 import asyncio
+import importlib
 import os
 import sys
 import threading
@@ -15,12 +16,14 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, overload
 
 from headway.clock import Clock
-from headway.errors import InvalidSchedule, InvalidTask, TaskNotFound
+from headway.errors import HeadwayError, InvalidConfig, InvalidSchedule, InvalidTask, TaskNotFound
+from headway.instants import DurationLike
 from headway.lifecycle import Status
 from headway.model import (
+    EnqueuedRow,
     Job,
     NewJob,
     Occurrence,
@@ -29,19 +32,27 @@ from headway.model import (
     check_name,
     encode_args,
 )
-from headway.node import SchedulerNode, World
+from headway.node import EngineNode, World
 from headway.scheduling.triggers import Cron, Trigger
 from headway.settings import Settings
 from headway.store import Store
 from headway.store.foreign import run_inside, run_inside_async
-from headway.store.queue import EnqueuedRow, enqueue
+from headway.store.queue import enqueue
 from headway.store.sqlite import path_of
-from headway.task import JobHandle, Options, Retry, Task
+from headway.task import Conduct, JobHandle, Options, Retry, Task
+from headway.worker.context import Context
+from headway.worker.crew import CrewPlan, child_command
+from headway.worker.frames import Hello, TaskInfo
+from headway.worker.supervisor import Supervisor
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SYNC_PAGE: Final = 200
+THREADS_MAX: Final = 32
+CHILD_STORE: Final = "HEADWAY_CHILD_STORE"
+WAIT_REST_S_MIN: Final = 0.02
+WAIT_REST_S_MAX: Final = 0.5
 
 
 class _Here(threading.local):
@@ -107,6 +118,9 @@ class Headway:
     # --- definitions
 
     @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+    @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     @overload
@@ -120,7 +134,11 @@ class Headway:
         priority: int | None = None,
         tenant: str | None = None,
         retry: Retry | None = None,
-    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+        timeout: DurationLike | None = None,
+        expires: DurationLike | None = None,
+        isolation: str | None = None,
+        memory: str | int | None = None,
+    ) -> Callable[[Callable[Concatenate[Context, P], R] | Callable[P, R]], Task[P, R]]: ...
 
     def task(
         self,
@@ -132,20 +150,32 @@ class Headway:
         priority: int | None = None,
         tenant: str | None = None,
         retry: Retry | None = None,
+        timeout: DurationLike | None = None,
+        expires: DurationLike | None = None,
+        isolation: str | None = None,
+        memory: str | int | None = None,
     ) -> Any:
-        """Register a function as a task; its name defaults to the function's."""
-        options = Options().changed({"queue": queue, "priority": priority, "tenant": tenant})
+        """Register a function as a task; its name defaults to the function's.
+
+        `isolation` says where it runs: a `def` in a `process` (the default: it can be killed alone) or in a `thread`,
+        an `async def` on the `loop` that it shares with others (the default) or in a `process`. An attempt that
+        takes longer than `timeout` is stopped; a job that has not begun after `expires` is cancelled.
+        """
+        options = Options().changed({"queue": queue, "priority": priority, "tenant": tenant, "expires": expires})
         if retry is not None:
             options = replace(options, max_attempts=retry.max_attempts, backoff=retry.backoff)
 
         def register(callee: Callable[..., Any]) -> Task[..., Any]:
-            task_name = check_name(name or callee.__name__, "task")
-            if task_name in self.tasks:
-                raise InvalidTask(f"two tasks are named {task_name!r}; give one of them another name=")
-            self.tasks[task_name] = task = Task(self, callee, task_name, options)
-            return task
+            conduct = Conduct.of(callee, isolation=isolation, timeout=timeout, memory=memory, retry=retry)
+            return self._register(callee, name or callee.__name__, options, conduct)
 
         return register if function is None else register(function)
+
+    def _register(self, callee: Callable[..., Any], name: str, options: Options, conduct: Conduct) -> Task[..., Any]:
+        if check_name(name, "task") in self.tasks:
+            raise InvalidTask(f"two tasks are named {name!r}; give one of them another name=")
+        self.tasks[name] = task = Task(self, callee, name, options, conduct)
+        return task
 
     def schedule(
         self,
@@ -261,7 +291,17 @@ class Headway:
             tags=options.tags,
             delay=options.delay,
             run_at=options.at,
+            timeout=options.timeout,
+            expires=options.expires,
+            metadata=options.metadata,
         )
+
+    def jobs_of(self, task: Any, args: Mapping[str, Any], options: Mapping[str, Any]) -> list[NewJob]:
+        """Make the job that a running task enqueues."""
+        if "tx" in options:
+            raise InvalidTask("a job that a running task enqueues is written under its lease; it cannot have a tx=")
+        name = task.name if isinstance(task, Task) else task
+        return [self._job_by_name(name, args, options)[0]]
 
     async def enqueue_jobs(self, jobs: list[NewJob], tx: Any = None) -> list[JobHandle]:
         """Hand in jobs, all or none; inside the caller's transaction when `tx` is its connection."""
@@ -331,6 +371,36 @@ class Headway:
         """End a job, or ask it to stop when it runs."""
         return self.blocking(self.cancel(job_id, reason))
 
+    async def retry(self, job_id: str) -> JobHandle:
+        """Run a job that has ended once more, as a new job that is linked to it."""
+        return JobHandle(self, await (await self.store()).queue.retry(job_id, author="api"))
+
+    def retry_sync(self, job_id: str) -> JobHandle:
+        """Run a job that has ended once more, as a new job that is linked to it."""
+        return self.blocking(self.retry(job_id))
+
+    async def wait_for(self, handle: JobHandle, limit_s: float | None) -> Any:
+        """Wait for the end of a job, looking again and again, ever more slowly."""
+        until = None if limit_s is None else self._clock.monotonic() + limit_s
+        rest_s, wake = WAIT_REST_S_MIN, asyncio.Event()
+        while not (await handle.refresh()).status.is_final:
+            if until is not None and self._clock.monotonic() >= until:
+                raise TimeoutError(f"{handle.id} has not ended within {limit_s:g} s; it is {handle.status}")
+            await self._clock.rest(rest_s, wake)
+            rest_s = min(rest_s * 1.5, WAIT_REST_S_MAX)
+        return handle.outcome()
+
+    def wait_for_sync(self, handle: JobHandle, limit_s: float | None) -> Any:
+        """Wait for the end of a job, looking again and again, ever more slowly."""
+        until = None if limit_s is None else self._clock.monotonic() + limit_s
+        rest_s, wake = WAIT_REST_S_MIN, threading.Event()
+        while not handle.refresh_sync().status.is_final:
+            if until is not None and self._clock.monotonic() >= until:
+                raise TimeoutError(f"{handle.id} has not ended within {limit_s:g} s; it is {handle.status}")
+            wake.wait(rest_s)
+            rest_s = min(rest_s * 1.5, WAIT_REST_S_MAX)
+        return handle.outcome()
+
     # --- schedules
 
     async def put_schedule(
@@ -378,19 +448,7 @@ class Headway:
 
     async def sync(self) -> dict[str, str]:
         """Bring the store in line with the schedules declared here; return what became of each."""
-        store = await self.store()
-        author = f"app:{self.name}"
-        done = {
-            name: await store.schedules.put(name, spec, owner=self.name, author=author, may_be_over=True)
-            for name, spec in self.declared.items()
-        }
-        after = ""
-        while page := await store.schedules.page(owner=self.name, after=after, limit=SYNC_PAGE):
-            after = page[-1].name
-            for name in (schedule.name for schedule in page if schedule.name not in self.declared):
-                if await store.schedules.remove(name, author=author, owner=self.name):
-                    done[name] = "removed"
-        return done
+        return await sync_schedules(await self.store(), self.name, self.declared)
 
     def sync_sync(self) -> dict[str, str]:
         """Bring the store in line with the schedules declared here; return what became of each."""
@@ -432,7 +490,91 @@ def new_node_id(clock: Clock) -> str:
     return clock.new_id("node")
 
 
-def scheduler_node(store: Store, settings: Settings, clock: Clock, version: str = "") -> SchedulerNode:
+def world_of(store: Store) -> World:
+    """Give a node what it needs of a store."""
+    return World(ledger=store.ledger, queue=store.queue, leases=store.leases, nodes=store.nodes, watch=store.watch)
+
+
+def scheduler_node(store: Store, settings: Settings, clock: Clock, version: str = "") -> EngineNode:
     """Wire the scheduler role to a store. The clock must be the one the store was opened with."""
-    world = World(ledger=store.ledger, queue=store.queue, leases=store.leases, nodes=store.nodes, watch=store.watch)
-    return SchedulerNode(world, settings, clock, version=version)
+    return EngineNode(world_of(store), settings, clock, version=version)
+
+
+def worker_node(
+    store: Store, settings: Settings, clock: Clock, version: str = "", *, schedules: bool
+) -> tuple[EngineNode, Supervisor]:
+    """Wire the worker role, and the scheduler's too if asked for, to a store. The supervisor still needs its crew."""
+    supervisor = Supervisor(
+        store.queue, clock=clock, lease=settings.worker_lease, poll=settings.poll, queues=settings.queues
+    )
+    node = EngineNode(world_of(store), settings, clock, version=version, schedules=schedules, supervisor=supervisor)
+    return node, supervisor
+
+
+def crew_plan(settings: Settings, store: str | None = None) -> CrewPlan:
+    """Say how many children of which kind a worker has; their app uses its own store unless another is given."""
+    return CrewPlan(
+        command=child_command(settings.app),
+        environ={} if store is None else {CHILD_STORE: store},  # Not in the command, which everybody can read.
+        processes=settings.processes or len(os.sched_getaffinity(0)),
+        concurrency=settings.concurrency,
+        threads=min(settings.concurrency, THREADS_MAX),
+        max_jobs=settings.child_max_jobs,
+        max_memory=settings.child_max_memory,
+    )
+
+
+def hello_of(app: Headway) -> Hello:
+    """Describe an app to a supervisor, which never imports it."""
+    tasks = [
+        TaskInfo(
+            name=task.name,
+            isolation=task.conduct.isolation,
+            timeout=task.conduct.timeout,
+            retries_timeouts=task.conduct.retry is None or task.conduct.retry.retry_timeouts,
+            queue=task.defaults.queue,
+        )
+        for task in app.tasks.values()
+    ]
+    schedules = {name: spec.to_json() for name, spec in app.declared.items()}
+    return Hello(os.getpid(), app.name, app.settings.store, tasks, schedules)
+
+
+def load_app(path: str) -> Headway:
+    """Import `module:app`, also from the current folder; say in one line what is wrong with it."""
+    module_name, _, attribute = path.partition(":")
+    attribute = attribute or "app"
+    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
+        raise InvalidConfig(f"--app must look like module:app, not {path[:60]!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except HeadwayError:
+        raise
+    except Exception as error:  # Whatever the user's module raises.
+        raise InvalidConfig(
+            f"the app {path!r} cannot be imported from {os.getcwd()}: {type(error).__name__}: {error}"
+        ) from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, Headway):
+        kind = "is not there" if found is None else f"is {type(found).__name__}, not Headway"
+        raise InvalidConfig(f"the app {path!r} cannot be used: {attribute!r} {kind}")
+    return found
+
+
+async def sync_schedules(store: Store, owner: str, declared: Mapping[str, ScheduleSpec]) -> dict[str, str]:
+    """Bring a store in line with the schedules that an app declares; return what became of each."""
+    author = f"app:{owner}"
+    done = {
+        name: await store.schedules.put(name, spec, owner=owner, author=author, may_be_over=True)
+        for name, spec in declared.items()
+    }
+    after = ""
+    while page := await store.schedules.page(owner=owner, after=after, limit=SYNC_PAGE):
+        after = page[-1].name
+        for name in (schedule.name for schedule in page if schedule.name not in declared):
+            if await store.schedules.remove(name, author=author, owner=owner):
+                done[name] = "removed"
+    return done

@@ -13,8 +13,10 @@
     │   ├── ScheduleChanged   the schedule has another revision than the caller saw
     │   ├── ScheduleOwned     the schedule belongs to another app
     │   ├── AlreadyFinal      the job has ended, and final states never change
+    │   ├── NotFinal          the job has not ended yet
     │   └── DuplicateKey      the idempotency key was used with other arguments
     ├── LeaseLost             this attempt or term is no longer ours: stop, write nothing
+    ├── JobFailed             the job that was waited for did not complete
     └── StoreError
         ├── StoreUnavailable  try again later; loops rest and go on
         ├── StoreFull         the disk or quota under the store is used up; nothing was written; loops rest and go on
@@ -79,12 +81,20 @@ class AlreadyFinal(Conflict):
     """The job has ended already, and final states never change."""
 
 
+class NotFinal(Conflict):
+    """The job has not ended yet."""
+
+
 class DuplicateKey(Conflict):
     """The idempotency key was used before with other arguments."""
 
 
 class LeaseLost(HeadwayError):
     """The lease is no longer ours."""
+
+
+class JobFailed(HeadwayError):
+    """The job did not complete."""
 
 
 class StoreError(HeadwayError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headway.instants import Instant
+from headway.lifecycle import Settlement
 from headway.model import Plan
 
 
@@ -75,6 +76,52 @@ class LeasesExpired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChildStarted:
+    """A child process is ready to run jobs."""
+
+    node: str
+    pid: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildEnded:
+    """A child process is gone, and why."""
+
+    node: str
+    pid: int
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsSettled:
+    """Ended attempts were committed, all of which had succeeded but these."""
+
+    node: str
+    completed: int
+    others: tuple[Settlement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptsLost:
+    """Attempts that are not ours any more; their code was stopped and what they said is not kept."""
+
+    node: str
+    job_ids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining:
+    """The worker takes no more jobs and ends when those it has are done."""
+
+    node: str
+    running: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
     """History older than the retention was deleted."""
 
@@ -118,6 +165,11 @@ Event: TypeAlias = (
     | ScheduleHeld
     | JobsPromoted
     | LeasesExpired
+    | ChildStarted
+    | ChildEnded
+    | JobsSettled
+    | AttemptsLost
+    | Draining
     | Pruned
     | TickFailed
     | ClockStepped

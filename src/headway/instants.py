@@ -15,8 +15,8 @@ from headway.errors import DefinitionError
 
 Instant: TypeAlias = int
 Duration: TypeAlias = int
-DurationLike: TypeAlias = "str | int | float | timedelta"
-InstantLike: TypeAlias = "str | datetime"
+DurationLike: TypeAlias = str | int | float | timedelta
+InstantLike: TypeAlias = str | datetime
 
 MILLISECOND: Final = 1_000
 SECOND: Final = 1_000_000
@@ -110,6 +110,28 @@ def to_datetime(instant: Instant) -> datetime:
 def isoformat(instant: Instant) -> str:
     """Write ISO 8601 UTC with `Z`, with a fraction only where there is one."""
     return to_datetime(instant).replace(tzinfo=None).isoformat() + "Z"
+
+
+def span(duration: Duration) -> str:
+    """Write a duration for people, with its two largest units: `4m 12s`, `3h 2m`, `0.2s`."""
+    if duration < 0:
+        return "-" + span(-duration)
+    if 0 < duration < 100 * MILLISECOND:
+        return f"{max(1, duration // MILLISECOND)}ms"
+    if duration < 10 * SECOND:
+        return f"{duration / SECOND:.1f}s" if duration % SECOND else f"{duration // SECOND}s"
+    for large, unit, small, rest in ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "m"), (MINUTE, "m", SECOND, "s")):
+        if duration >= large:
+            few = duration % large // small
+            return f"{duration // large}{unit} {few}{rest}" if few else f"{duration // large}{unit}"
+    return f"{duration // SECOND}s"
+
+
+def away(instant: Instant, now: Instant) -> str:
+    """Say how far an instant is from now: `in 3m 12s`, `2h ago`."""
+    if abs(instant - now) < SECOND // 10:
+        return "now"
+    return f"in {span(instant - now)}" if instant > now else f"{span(now - instant)} ago"
 
 
 def quote(value: object) -> str:

@@ -4,7 +4,8 @@
     SCHEDULED ─────────▶ PENDING ───────▶ RUNNING ───────────▶ COMPLETED · FAILED · TIMED_OUT · CANCELLED
     RETRYING  ─────────▶    ▲                │
     BLOCKED   ─────────▶    │                ├──▶ RETRYING   (failed, another attempt is due later)
-                            └────────────────┘    PENDING    (handed back, costs no attempt)
+                            └────────────────┤    PENDING    (handed back, costs no attempt)
+                                             └──▶ BLOCKED    (parked: nobody here can run it)
     SCHEDULED · PENDING · RETRYING · BLOCKED ── cancel ──▶ CANCELLED
 
 Four verbs change a status and nothing else does: `TRANSITIONS` is the whole of it. The SQL statements of
@@ -13,13 +14,16 @@ constraint and the conformance tests are derived from the same table. Final stat
 a new job.
 
 `settle()` decides what a finished attempt makes of its job. `attempt` is the fence and only ever rises;
-what counts against `max_attempts` is `failures`. Cancelling a *running* job only asks for it; the worker that
-runs it settles with `Cancelled()` once the code has stopped, so that CANCELLED means "has stopped".
+what counts against `max_attempts` is `failures`. A worker that was lost is not the fault of its job: whatever
+`max_attempts` says, a job is lost `LOSSES_MAX` times before it is given up. Cancelling a *running* job only asks for
+it; the worker that runs it settles with `Cancelled()` once the code has stopped, so that CANCELLED means "has stopped".
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
+
+import msgspec
 
 from headway.errors import DefinitionError
 from headway.instants import SECOND, Duration, DurationLike, format_duration, parse_duration, quote
@@ -45,6 +49,8 @@ class Status(StrEnum):
 
 
 FINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMED_OUT, Status.CANCELLED})
+LOSSES_MAX: Final = 3
+LOSS_WAIT_MAX: Final = 5 * SECOND
 
 TRANSITIONS: Final[dict[str, tuple[frozenset[Status], frozenset[Status]]]] = {
     "promote": (
@@ -52,7 +58,7 @@ TRANSITIONS: Final[dict[str, tuple[frozenset[Status], frozenset[Status]]]] = {
         frozenset({Status.PENDING}),
     ),
     "claim": (frozenset({Status.PENDING}), frozenset({Status.RUNNING})),
-    "settle": (frozenset({Status.RUNNING}), frozenset({Status.PENDING, Status.RETRYING}) | FINAL),
+    "settle": (frozenset({Status.RUNNING}), frozenset({Status.PENDING, Status.RETRYING, Status.BLOCKED}) | FINAL),
     "cancel": (
         frozenset({Status.SCHEDULED, Status.PENDING, Status.RETRYING, Status.BLOCKED}),
         frozenset({Status.CANCELLED}),
@@ -87,8 +93,7 @@ class Backoff:
         return doubled // 2 + round(doubled / 2 * spread)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One try at a job under one lease: everything that `settle` needs to know of it."""
 
     job_id: str
@@ -99,15 +104,13 @@ class Attempt:
     backoff: Backoff = Backoff()
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
+class Succeeded(msgspec.Struct, frozen=True):
     """The task returned; `result` is JSON text."""
 
     result: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(msgspec.Struct, frozen=True):
     """The task raised; `error` is JSON text, `retry_in` overrides the back-off."""
 
     error: str
@@ -115,37 +118,46 @@ class Raised:
     retry_in: Duration | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    """The task used up its time and was stopped."""
+class Crashed(msgspec.Struct, frozen=True):
+    """The task took its process down."""
 
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class TimedOut(msgspec.Struct, frozen=True):
+    """The task used up its time and was stopped."""
+
+    error: str
+    retryable: bool = True
+
+
+class Cancelled(msgspec.Struct, frozen=True):
     """The task was asked to stop, and has stopped."""
 
     reason: str = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """The worker hands the job back unfinished; it costs no attempt."""
 
     reason: str = "handed back"
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseExpired:
+class Parked(msgspec.Struct, frozen=True):
+    """Nobody here can run the job as it is; it waits, costs no attempt, and says why."""
+
+    reason: str
+    cause: str = "unknown task"
+
+
+class LeaseExpired(msgspec.Struct, frozen=True):
     """Nobody extended the lease in time: the worker is dead, frozen or cut off."""
 
 
-Outcome: TypeAlias = Succeeded | Raised | TimedOut | Cancelled | Released | LeaseExpired
+Outcome: TypeAlias = Succeeded | Raised | Crashed | TimedOut | Cancelled | Released | Parked | LeaseExpired
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """What an ended attempt makes of its job, to be written by the statement `settle`."""
 
     job_id: str
@@ -158,6 +170,7 @@ class Settlement:
     retry_in: Duration = 0
     result: str | None = None
     error: str | None = None
+    parked: str | None = None
 
 
 def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
@@ -169,26 +182,52 @@ def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
             return _settlement(attempt, Status.CANCELLED, "cancelled", reason)
         case Released(reason):
             return _settlement(attempt, Status.PENDING, "released", reason)
+        case Parked(reason, cause):
+            return _settlement(attempt, Status.BLOCKED, "parked", reason, parked=cause)
         case Raised(error, retryable, retry_in):
             if not retryable:
                 return _failure(attempt, Status.FAILED, "failed", "not retryable", error)
             return _retry_or(Status.FAILED, attempt, "failed", error, spread, retry_in)
-        case TimedOut(error):
+        case Crashed(error):
+            return _retry_or(Status.FAILED, attempt, "crashed", error, spread, None)
+        case TimedOut(error, retryable):
+            if not retryable:
+                return _failure(attempt, Status.TIMED_OUT, "timed_out", "out of time, not retried", error)
             return _retry_or(Status.TIMED_OUT, attempt, "timed_out", error, spread, None)
         case LeaseExpired():
-            error = '{"type":"LeaseExpired","message":"the worker stopped extending its lease"}'
-            return _retry_or(Status.FAILED, attempt, "expired", error, spread, None)
+            return _lost(attempt, spread)
+
+
+def _lost(attempt: Attempt, spread: float) -> Settlement:
+    """Start the job again soon, however patient its own back-off is: nothing says that it failed."""
+    error = '{"type":"LeaseExpired","message":"the worker stopped extending its lease"}'
+    wait = min(attempt.backoff.wait(attempt.failures + 1, spread), LOSS_WAIT_MAX) if attempt.failures else 0
+    return _retry_or(
+        Status.FAILED, attempt, "expired", error, spread, wait, attempts_max=max(attempt.max_attempts, LOSSES_MAX)
+    )
 
 
 def _retry_or(
-    last: Status, attempt: Attempt, outcome: str, error: str, spread: float, retry_in: Duration | None
+    last: Status,
+    attempt: Attempt,
+    outcome: str,
+    error: str,
+    spread: float,
+    retry_in: Duration | None,
+    *,
+    attempts_max: int | None = None,
 ) -> Settlement:
     failures = attempt.failures + 1
-    if failures >= attempt.max_attempts:
-        return _failure(attempt, last, outcome, f"failure {failures} of {attempt.max_attempts}", error)
+    most = attempt.max_attempts if attempts_max is None else attempts_max
+    if failures >= most:
+        of_most = f" of {most}" if failures <= most else ""  # Lost workers can be more than a job is allowed failures.
+        return _failure(attempt, last, outcome, f"{_WORDS[outcome]}, failure {failures}{of_most}", error)
     wait = attempt.backoff.wait(failures, spread) if retry_in is None else retry_in
-    reason = f"failure {failures} of {attempt.max_attempts}, retrying"
+    reason = f"{_WORDS[outcome]}, failure {failures} of {most}, retrying"
     return _settlement(attempt, Status.RETRYING, outcome, reason, failures=failures, retry_in=wait, error=error)
+
+
+_WORDS: Final = {"failed": "raised", "crashed": "crashed", "timed_out": "out of time", "expired": "worker lost"}
 
 
 def _failure(attempt: Attempt, status: Status, outcome: str, reason: str, error: str) -> Settlement:
@@ -205,6 +244,7 @@ def _settlement(
     retry_in: Duration = 0,
     result: str | None = None,
     error: str | None = None,
+    parked: str | None = None,
 ) -> Settlement:
     return Settlement(
         job_id=attempt.job_id,
@@ -217,4 +257,5 @@ def _settlement(
         retry_in=retry_in,
         result=result,
         error=error,
+        parked=parked,
     )

@@ -29,7 +29,7 @@ from headway.instants import (
     parse_instant,
     quote,
 )
-from headway.lifecycle import Backoff, Status
+from headway.lifecycle import Attempt, Backoff, Status
 from headway.scheduling.triggers import After, At, Cron, Every, Trigger, trigger_from_dict, trigger_to_dict
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -43,6 +43,13 @@ CATCH_UP_LIMIT_MAX: Final = 10_000
 QUEUE_LIMIT_MAX: Final = 1_000
 ATTEMPTS_MAX: Final = 1_000
 RATE_COUNT_MAX: Final = 1_000_000
+RESULT_BYTES_MAX: Final = 256 * 1024
+ERROR_BYTES_MAX: Final = 16 * 1024
+LOG_BYTES_MAX: Final = 1024 * 1024
+LOG_LINE_LENGTH_MAX: Final = 4_096
+METADATA_BYTES_MAX: Final = 16 * 1024
+STEP_LENGTH_MAX: Final = 200
+FAILING_FLAGGED: Final = 3  # So many jobs in a row have failed: somebody should look at the schedule.
 
 
 class Overlap(StrEnum):
@@ -201,6 +208,13 @@ def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> s
     return value
 
 
+def storable(text: str, length_max: int) -> str:
+    """Return free text as every database can keep it: no NUL, no half characters, and not endless."""
+    if len(text) > length_max:
+        text = f"{text[: length_max - 20]}… ({len(text):,} characters)"
+    return text.replace("\x00", "␀").encode("utf-8", "replace").decode()
+
+
 def check_int(value: object, what: str, low: int, high: int) -> int:
     """Return a whole number within its bounds, or say which they are."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -339,6 +353,7 @@ class Schedule:
     pauses: tuple[Pause, ...] = ()
     removed_at: Instant | None = None
     attention: str | None = None
+    failing: int = 0
 
     def paused_at(self, now: Instant) -> Pause | None:
         """Return the pause that is open at this time."""
@@ -417,6 +432,11 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     blocked_by: str | None = None
     exclusive: bool = False
     backoff: Backoff | None = None
+    timeout: Duration | None = None
+    expires: Duration | None = None
+    metadata: str | None = None
+    parent: str | None = None
+    rerun_of: str | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -452,6 +472,58 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     result: str | None = None
     error: str | None = None
     backoff: Backoff | None = None
+    timeout: Duration | None = None
+    metadata: str | None = None
+    detail: str | None = None
+    parent: str | None = None
+    rerun_of: str | None = None
+    parked: str | None = None
+    expires_at: Instant | None = None
+    reviewed_at: Instant | None = None
+    exclusive: bool = False
+
+
+class EnqueuedRow(msgspec.Struct, frozen=True):
+    """What the store made of a new job; `is_new` is False when its key was used before with the same arguments."""
+
+    id: str
+    status: str
+    created_at: Instant
+    run_at: Instant
+    is_new: bool
+
+
+class Claimed(Attempt, frozen=True, kw_only=True):
+    """A job that this process has just taken: what it needs to run it, and what to settle it with."""
+
+    task: str
+    args: str
+    tenant: str
+    queue: str
+    priority: int
+    run_at: Instant
+    reason: str = ""
+    occurrence_at: Instant | None = None
+    timeout: Duration | None = None
+    metadata: str | None = None
+    log_bytes: int = 0
+    unreadable: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the job."""
+        return self.job_id
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running attempt says about itself since it last did; nothing of a stale attempt is kept."""
+
+    job_id: str
+    attempt: int
+    progress: int | None = None
+    detail: str | None = None
+    metadata: str | None = None
+    lines: tuple[tuple[Instant | None, str, str], ...] = ()  # When, which stream, what.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,3 +565,4 @@ class Node:
     started_at: Instant = 0
     beat_at: Instant = 0
     state: JsonObject = field(default_factory=dict)
+    asked: str | None = None

@@ -1,19 +1,23 @@
-"""One process of Headway in the role of a scheduler: its loops, and the order in which they stop.
+"""One process of Headway: the loops of its roles, and the order in which they begin and end.
 
-    heartbeat     lives, hears the store's time, listens, counts its peers
-    electors      hold the leases on the shards and on the housekeeping
+    heartbeat     says that the node lives, hears the store's time, learns who else is there
+    shards        holds leases on shards of schedules        (role scheduler)
     scheduler     decides due instants                       (with a shard's lease, or with a lock per instant)
+    housekeeping  holds the lease on the housekeeping        (any role: whoever lives keeps house)
     promoter      makes due jobs ready                       (with the housekeeping lease)
-    janitor       expires, revives, prunes                   (with the housekeeping lease)
+    janitor       expires, ends, revives, prunes             (with the housekeeping lease)
+    claimer · keeper · settler · reporter · watchman         (role worker, see worker/supervisor.py)
 
-They start in any order, since each asks the store what it may do. Stop: decide no more, hand the leases over, say
-goodbye; so a clean stop makes nobody wait, and a crash costs one lease.
+They start in any order, since each asks the store what it may do. Stop: take no more jobs and decide no more, let what
+runs end within the grace, hand the rest back, hand the leases over, say goodbye; so a clean stop makes nobody
+wait, and a crash costs one lease.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from headway.clock import Clock, Loop
 from headway.coordination.elector import Elector
@@ -26,10 +30,13 @@ from headway.queue.janitor import Janitor
 from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import LeaderMandate, LockMandate, Mandate, Scheduler
 from headway.settings import Settings
+from headway.worker.supervisor import HAND_BACK_S_MAX, Supervisor
 
-ROLE: Final = "scheduler"
+SCHEDULER: Final = "scheduler"
+WORKER: Final = "worker"
 HOUSEKEEPING: Final = "housekeeping"
 GOODBYE_S_MAX: Final = 2.0
+WORKER_GOODBYE_S_MAX: Final = 0.7  # A worker that ends has promised to be gone two seconds after its grace.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +50,27 @@ class World:
     watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
 
 
-class SchedulerNode:
-    """The scheduler role of one process. Its id is `clock.node`, made anew with every start."""
+class EngineNode:
+    """One process in one role or several. Its id is `clock.node`, made anew with every start."""
 
-    def __init__(self, world: World, settings: Settings, clock: Clock, *, version: str = "") -> None:
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        clock: Clock,
+        *,
+        version: str = "",
+        schedules: bool = True,
+        supervisor: Supervisor | None = None,
+    ) -> None:
         self._world = world
         self._settings = settings
         self._clock = clock
+        self._supervisor = supervisor
+        self._schedules = schedules
         self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+        self._grace_s: float | None = settings.grace / SECOND
         self._shards = self._elector(lambda: self._scheduler_loop.idle_s())
         self._housekeeping = self._elector(lambda: max(self._promoter_loop.idle_s(), self._janitor_loop.idle_s()))
         self._scheduler_loop = self._scheduler()
@@ -58,14 +78,17 @@ class SchedulerNode:
         self._janitor_loop = self._janitor()
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
+        self._worker_loops = self._workers(supervisor) if supervisor else ()
+        roles = (*((SCHEDULER,) if schedules else ()), *((WORKER,) if supervisor else ()))
         self._heartbeat = Heartbeat(
             world.nodes,
             lambda: world.watch(self._hear),
-            Node(id=clock.node, name=settings.node, roles=(ROLE,), version=version),
+            Node(id=clock.node, name=settings.node, roles=roles, version=version),
             clock=clock,
             lease=settings.leader_lease,
             state=self._state,
             on_peers=self._meet,
+            on_asked=self._asked,
         )
         self._heartbeat_loop = Loop("heartbeat", self._heartbeat.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._meet([])
@@ -74,9 +97,11 @@ class SchedulerNode:
         """Work until `stop`. An error that is not the store's absence ends the node, and leaves its leases in order."""
         try:
             async with asyncio.TaskGroup() as group:
-                for loop in self._loops():
-                    group.create_task(loop.run(), name=loop.name)
+                tasks = {loop: group.create_task(loop.run(), name=loop.name) for loop in self._loops()}
                 await self._stopping.wait()
+                if self._supervisor is not None:
+                    await self._stop_deciding([tasks[loop] for loop in self._deciding_loops()])
+                    await self._drain(self._supervisor)
                 for loop in self._loops():
                     loop.stop()
         finally:
@@ -85,25 +110,78 @@ class SchedulerNode:
     def stop(self) -> None:
         """End soon, in good order."""
         self._stopping.set()
+        if self._supervisor is not None:
+            self._supervisor.drain("the worker ends")
+
+    def hurry(self) -> None:
+        """End now: what runs is handed back at once."""
+        self._hurrying.set()
+        self.stop()
 
     def holds(self) -> dict[str, int]:
         """Return the roles that this node may act in at this moment, with their tokens."""
         held = {**self._shards.held(), **self._housekeeping.held()}
         return {role: lease.token for role, lease in held.items()}
 
+    async def _stop_deciding(self, deciding: list[asyncio.Task[None]]) -> None:
+        """Leave the schedules to others before the jobs are waited for."""
+        for loop in self._deciding_loops():
+            loop.stop()
+        if deciding:
+            with contextlib.suppress(TimeoutError, StoreError):
+                async with asyncio.timeout(WORKER_GOODBYE_S_MAX):
+                    await asyncio.wait(deciding)
+                    await self._shards.resign()
+
+    async def _drain(self, supervisor: Supervisor) -> None:
+        """Let what runs end within the grace; then, or when told to hurry, hand it back."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_s):
+                await _first_of(supervisor.idle(), self._hurrying.wait())
+        if supervisor.running():
+            supervisor.hand_back()
+            with contextlib.suppress(TimeoutError):  # The store may be away: then the leases run out by themselves.
+                async with asyncio.timeout(HAND_BACK_S_MAX):
+                    await supervisor.idle()
+
+    def _asked(self, what: str) -> None:
+        """An operator wants something of this node. A drain takes as long as the jobs do."""
+        if what == "drain" and not self._stopping.is_set():
+            self._grace_s = None
+            self.stop()
+
     @property
     def _rest_s_max(self) -> float:
         return max(self._settings.leader_lease, self._settings.poll) / SECOND
 
+    def _deciding_loops(self) -> tuple[Loop, ...]:
+        return (self._shards_loop, self._scheduler_loop) if self._schedules else ()
+
     def _loops(self) -> tuple[Loop, ...]:
         return (
             self._heartbeat_loop,
-            self._shards_loop,
             self._house_loop,
-            self._scheduler_loop,
             self._promoter_loop,
             self._janitor_loop,
+            *self._deciding_loops(),
+            *self._worker_loops,
         )
+
+    def _workers(self, supervisor: Supervisor) -> tuple[Loop, ...]:
+        poll_s = self._settings.poll / SECOND
+        ticks = {
+            "claimer": supervisor.claim,
+            "keeper": supervisor.keep,
+            "settler": supervisor.settle,
+            "reporter": supervisor.report,
+            "watchman": supervisor.watch,
+        }
+        loops = {name: Loop(name, tick, clock=self._clock, rest_s_max=poll_s) for name, tick in ticks.items()}
+        supervisor.claimer_wake = loops["claimer"].wake
+        supervisor.keeper_wake = loops["keeper"].wake
+        supervisor.settler_wake = loops["settler"].wake
+        supervisor.reporter_wake = loops["reporter"].wake
+        return tuple(loops.values())
 
     def _elector(self, silence_s: Callable[[], float]) -> Elector:
         return Elector(
@@ -155,6 +233,10 @@ class SchedulerNode:
 
     def _hear(self, topic: str) -> None:
         """Wake whoever could find work after this commit; `anything` may be all of it."""
+        if self._supervisor is not None:
+            self._supervisor.hear(topic)
+        if topic == f"beat {self._clock.node}":
+            self._heartbeat_loop.wake()
         if topic in ("schedules", "anything"):
             self._scheduler_loop.wake()
         if topic in ("waiting", "anything"):
@@ -167,7 +249,9 @@ class SchedulerNode:
     def _meet(self, peers: list[Node]) -> None:
         """Take a fair share of the shards: the same arithmetic on every node, by the order of their ids."""
         self._housekeeping.seek([HOUSEKEEPING], 1)
-        if self._settings.coordination_mode == "lock":
+        if self._supervisor is not None:
+            self._supervisor.meet(peers)
+        if self._settings.coordination_mode == "lock" or not self._schedules:
             return
         shards = self._settings.scheduler_shards
         ids = sorted({peer.id for peer in peers if self._shares_work(peer)} | {self._clock.node})
@@ -180,7 +264,7 @@ class SchedulerNode:
     def _shares_work(self, peer: Node) -> bool:
         """A scheduler that beats while its loop stands still has stepped down; its shards are for the others."""
         silence_s = peer.state.get("loops", {}).get("scheduler", 0.0)
-        return ROLE in peer.roles and bool(silence_s <= self._settings.leader_lease / SECOND)
+        return SCHEDULER in peer.roles and bool(silence_s <= self._settings.leader_lease / SECOND)
 
     def _state(self) -> JsonObject:
         return {
@@ -189,14 +273,25 @@ class SchedulerNode:
             "wake_ups": self._heartbeat.wake_mode,
             "skew_s": round(self._clock.skew_s(), 3),
             "mode": self._settings.coordination_mode,
+            **({} if self._supervisor is None else {"worker": self._supervisor.state()}),
         }
 
     async def _say_goodbye(self) -> None:
         """Hand over what we hold. If the store does not answer, the leases run out by themselves."""
         try:
-            async with asyncio.timeout(GOODBYE_S_MAX):
+            async with asyncio.timeout(GOODBYE_S_MAX if self._supervisor is None else WORKER_GOODBYE_S_MAX):
                 await self._shards.resign()
                 await self._housekeeping.resign()
                 await self._heartbeat.leave()
         except (TimeoutError, StoreError):
             pass
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of several has come."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -3,14 +3,14 @@
 Every method may raise `StoreUnavailable`; the outcome of a write is then unknown, and repeating it is safe.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from zlib import crc32
 
 from headway.instants import Duration, Instant
 from headway.lifecycle import Settlement
-from headway.model import Job, Lease, LiveJobs, Node, Plan, Schedule
+from headway.model import Claimed, EnqueuedRow, Lease, LiveJobs, NewJob, Node, Plan, Report, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Leases(Protocol):
 
 
 class Queue(Protocol):
-    """What housekeeping and workers need of the queue."""
+    """What housekeeping needs of the queue."""
 
     async def promote(self, limit: int) -> int:
         """Make waiting jobs ready whose time has come and whose predecessor has ended; return how many."""
@@ -105,20 +105,12 @@ class Queue(Protocol):
         """Return when the next waiting job is due; the store's time when one is ready to be promoted now."""
         ...
 
-    async def claim(self, queue: str, *, node: str, lease: Duration, limit: int) -> list[Job]:
-        """Take up to `limit` ready jobs of a queue, highest priority first, then oldest."""
-        ...
-
-    async def extend(self, attempts: Iterable[tuple[str, int]], *, lease: Duration) -> dict[str, bool]:
-        """Extend attempts given as (job id, attempt). Those still running come back, with whether to stop."""
-        ...
-
-    async def settle(self, settlements: Sequence[Settlement]) -> frozenset[str]:
-        """Write what ended attempts make of their jobs; return the ids of stale ones, which change nothing."""
-        ...
-
     async def expire(self, limit: int) -> list[str]:
         """Settle running attempts whose lease has run out; return their job ids."""
+        ...
+
+    async def end_overdue(self, limit: int) -> int:
+        """Cancel jobs that did not start within their time; return how many."""
         ...
 
     async def prune(self, retention: Duration, limit: int) -> int:
@@ -126,11 +118,57 @@ class Queue(Protocol):
         ...
 
 
+class Work(Protocol):
+    """What a worker needs of the queue. An attempt that is over can write nothing, and is told so."""
+
+    async def ready_queues(self) -> list[str]:
+        """Return the queues in which anything is ready."""
+        ...
+
+    async def claim(
+        self, queue: str, *, node: str, lease: Duration, limit: int, skip: Collection[str] = ()
+    ) -> list[Claimed]:
+        """Take up to `limit` ready jobs of a queue, highest priority first, then oldest; none of tasks in `skip`."""
+        ...
+
+    async def extend(self, attempts: Iterable[tuple[str, int]], *, lease: Duration) -> dict[str, bool]:
+        """Extend attempts given as (job id, attempt). Those still running come back, with whether to stop."""
+        ...
+
+    async def asked_to_stop(self, node: str) -> dict[tuple[str, int], str]:
+        """Return the running attempts of a node that shall stop, each with the reason."""
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement]) -> frozenset[str]:
+        """Write what ended attempts make of their jobs; return the ids of stale ones, which change nothing."""
+        ...
+
+    async def report(self, reports: Sequence[Report]) -> frozenset[str]:
+        """Write progress, metadata and log lines; return the ids of stale attempts, of which nothing is kept."""
+        ...
+
+    async def steps(self, job_ids: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the stored results of finished steps, as JSON text by job and name."""
+        ...
+
+    async def keep_step(self, job_id: str, attempt: int, name: str, result: str) -> None:
+        """Store the result of a finished step; raise `LeaseLost` when the attempt is over."""
+        ...
+
+    async def enqueue_from(self, job_id: str, attempt: int, jobs: Sequence[NewJob]) -> list[EnqueuedRow]:
+        """Insert jobs that an attempt makes, all or none; raise `LeaseLost` when it is over."""
+        ...
+
+    async def unpark(self, tasks: Iterable[str], cause: str = "") -> int:
+        """Let parked jobs of these tasks be looked at again, all or those parked for one cause; return how many."""
+        ...
+
+
 class Nodes(Protocol):
     """Who is alive."""
 
-    async def beat(self, node: Node) -> Instant:
-        """Say that the node lives, and return the store's time."""
+    async def beat(self, node: Node) -> str | None:
+        """Say that the node lives, hear the store's time, and return what an operator asks of this node."""
         ...
 
     async def alive(self, within: Duration) -> list[Node]:

@@ -33,6 +33,12 @@ class Settings:
     leader_lease: Duration = 10 * SECOND
     worker_lease: Duration = 30 * SECOND
     poll: Duration = 1 * SECOND
+    grace: Duration = 30 * SECOND
+    concurrency: int = 100
+    processes: int = 0
+    queues: tuple[str, ...] = ()
+    child_max_jobs: int = 0
+    child_max_memory: int = 0
     retention: Duration = 30 * DAY
     sqlite_synchronous: str = "full"
 
@@ -137,6 +143,31 @@ def _whole(low: int, high: int) -> Callable[[str, object], int]:
     return read
 
 
+def _names(label: str, value: object) -> tuple[str, ...]:
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise InvalidConfig(f"{label} must be names with commas between them")
+    names = tuple(dict.fromkeys(name.strip() for name in given if name.strip()))
+    return () if names == ("*",) else names
+
+
+_MEMORY: Final = re.compile(r"(\d{1,12})\s*(B|KB|MB|GB)?", re.IGNORECASE)
+_MEMORY_UNITS: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+
+
+def parse_memory(value: object) -> int | None:
+    """Read a size such as `512MB`, or a number of bytes; None when it is neither."""
+    match = _MEMORY.fullmatch(str(value).strip().replace("i", ""))
+    return int(match[1]) * _MEMORY_UNITS[(match[2] or "").lower()] if match else None
+
+
+def _memory(label: str, value: object) -> int:
+    size = parse_memory(value)
+    if size is None:
+        raise InvalidConfig(f'{label} must be a size such as "512MB", or 0 for no bound, not {str(value)[:40]!r}')
+    return size
+
+
 _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "store": _store,
     "app": _text,
@@ -147,6 +178,12 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "leader_lease": _duration(SECOND, 3600 * SECOND),
     "worker_lease": _duration(SECOND, 3600 * SECOND),
     "poll": _duration(SECOND // 100, 60 * SECOND),
+    "grace": _duration(0, 86_400 * SECOND),
+    "concurrency": _whole(1, 100_000),
+    "processes": _whole(0, 1_000),
+    "queues": _names,
+    "child_max_jobs": _whole(0, 1_000_000_000),
+    "child_max_memory": _memory,
     "retention": _duration(60 * SECOND, 3650 * DAY),
     "sqlite_synchronous": _choice("full", "normal"),
 }

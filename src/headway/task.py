@@ -2,6 +2,8 @@
 
 A `Task` is a function that has a name in the store. Calling it runs it here and now; `enqueue` makes a job of it, with
 the task's options or others. A `JobHandle` is what comes back: a job as it was when last looked at.
+
+A task whose first parameter is annotated `Context` is given one by the worker; it is no argument of the job.
 """
 
 import functools
@@ -13,19 +15,32 @@ from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from headway.errors import InvalidTask
-from headway.instants import Instant, parse_duration, parse_instant, to_datetime
+from headway.errors import InvalidTask, JobFailed
+from headway.instants import (
+    SECOND,
+    Duration,
+    DurationLike,
+    Instant,
+    parse_duration,
+    parse_instant,
+    quote,
+    to_datetime,
+)
 from headway.lifecycle import Backoff, Status
 from headway.model import (
     ATTEMPTS_MAX,
     KEY_LENGTH_MAX,
+    METADATA_BYTES_MAX,
     PRIORITY_MAX,
     Job,
     NewJob,
     check_int,
     check_name,
     check_tags,
+    encode_args,
 )
+from headway.settings import parse_memory
+from headway.worker.context import Context
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,14 +48,56 @@ R = TypeVar("R")
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-class Retry:
-    """How often and how soon a failed job is tried again: `Retry(max_attempts=3, backoff="5s..5m")`."""
+class TaskSignal(Exception):
+    """Raised by a task to say something; not an error."""
 
-    __slots__ = ("backoff", "max_attempts")
 
-    def __init__(self, *, max_attempts: int = 3, backoff: str = "5s..5m") -> None:
+class Retry(TaskSignal):
+    """How often and how soon a failed job is tried again: `retry=Retry(max_attempts=3, backoff="5s..5m")`.
+
+    `retry_on` names the only exceptions worth another try, `give_up_on` those that are not; time-outs are retried
+    unless `retry_timeouts` is False. Within a task, `raise Retry(after="10m")` ends the attempt as a failure and says
+    when the next one is due.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_attempts: int = 3,
+        backoff: DurationLike = "5s..5m",
+        retry_on: tuple[type[BaseException], ...] | type[BaseException] = (),
+        give_up_on: tuple[type[BaseException], ...] | type[BaseException] = (),
+        retry_timeouts: bool = True,
+        after: DurationLike | None = None,
+        reason: str = "",
+    ) -> None:
         self.max_attempts = check_int(max_attempts, "max_attempts", 1, ATTEMPTS_MAX)
         self.backoff = Backoff.parse(backoff)
+        self.retry_on = _exceptions(retry_on, "retry_on")
+        self.give_up_on = _exceptions(give_up_on, "give_up_on")
+        self.retry_timeouts = retry_timeouts
+        self.after = None if after is None else parse_duration(after, what="after")
+        super().__init__(reason or "the task asked to be retried")
+
+    def retries(self, error: BaseException) -> bool:
+        """Say whether another try is worth it after this exception."""
+        if isinstance(error, self.give_up_on):
+            return False
+        return not self.retry_on or isinstance(error, self.retry_on)
+
+
+class Cancel(TaskSignal):
+    """Raised by a task to end its job as CANCELLED: there is nothing (more) to do."""
+
+    def __init__(self, reason: str = "cancelled by the task") -> None:
+        super().__init__(reason)
+
+
+def _exceptions(given: Any, what: str) -> tuple[type[BaseException], ...]:
+    found = given if isinstance(given, tuple) else (given,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
+        raise InvalidTask(f"{what} must be an exception class or a tuple of them, not {quote(given)}")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +113,9 @@ class Options:
     at: Instant | None = None
     key: str | None = None
     tags: tuple[str, ...] = ()
+    timeout: Duration | None = None
+    expires: Duration | None = None
+    metadata: str | None = None
     tx: Any = None
 
     def changed(self, given: Mapping[str, Any]) -> "Options":
@@ -79,8 +139,72 @@ _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "at": lambda value: parse_instant(value, what="at"),
     "key": lambda value: check_name(value, "key", KEY_LENGTH_MAX),
     "tags": check_tags,
+    "timeout": lambda value: _positive(value, "timeout"),
+    "expires": lambda value: _positive(value, "expires"),
+    "metadata": lambda value: _metadata(value),
     "tx": lambda value: value,
 }
+
+
+def _positive(value: Any, what: str) -> Duration:
+    duration = parse_duration(value, what=what)
+    if duration <= 0:
+        raise InvalidTask(f"{what} must be longer than nothing, not {quote(value)}")
+    return duration
+
+
+def _metadata(value: Any) -> str:
+    text = encode_args(value, "metadata")
+    if len(text) > METADATA_BYTES_MAX:
+        raise InvalidTask(f"metadata must have at most {METADATA_BYTES_MAX} bytes as JSON, not {len(text)}")
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """How a task is run: where, for how long, with how much memory, and what its failures mean."""
+
+    isolation: str
+    timeout: Duration | None = None
+    memory: int | None = None
+    retry: Retry | None = None
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        *,
+        isolation: str | None,
+        timeout: DurationLike | None,
+        memory: str | int | None,
+        retry: Retry | None,
+    ) -> "Conduct":
+        """Read what the author of a task says."""
+        is_async = inspect.iscoroutinefunction(function)
+        choices = ("loop", "process") if is_async else ("process", "thread")
+        chosen = isolation or choices[0]
+        if chosen not in choices:
+            kind = "an async def" if is_async else "a def"
+            raise InvalidTask(f"isolation of {kind} task must be {' or '.join(choices)}, not {quote(isolation)}")
+        limit = None if memory is None else _memory_limit(memory)
+        if limit is not None and chosen != "process":
+            raise InvalidTask('memory= needs a process of its own: isolation="process"')
+        return cls(
+            isolation=chosen,
+            timeout=None if timeout is None else _positive(timeout, "timeout"),
+            memory=limit,
+            retry=retry,
+        )
+
+
+MEMORY_MIN: Final = 32 * 1024 * 1024
+
+
+def _memory_limit(value: str | int) -> int:
+    size = parse_memory(value)
+    if size is None or size < MEMORY_MIN:
+        raise InvalidTask(f'memory must be a size like "512MB" and at least 32MB, not {quote(value)}')
+    return size
 
 
 class Desk(Protocol):
@@ -104,6 +228,14 @@ class Desk(Protocol):
 
     async def cancel(self, job_id: str, reason: str = "") -> "JobHandle":
         """End a job, or ask it to stop."""
+        ...
+
+    async def wait_for(self, handle: "JobHandle", limit_s: float | None) -> Any:
+        """Wait for the end of a job."""
+        ...
+
+    def wait_for_sync(self, handle: "JobHandle", limit_s: float | None) -> Any:
+        """Wait for the end of a job."""
         ...
 
     def blocking(self, coroutine: Coroutine[Any, Any, R]) -> R:
@@ -155,6 +287,39 @@ class JobHandle:
         """When it was enqueued."""
         return to_datetime(self.job.created_at)
 
+    @property
+    def result(self) -> Any:
+        """What the task returned; None before it has."""
+        return None if self.job.result is None else msgspec.json.decode(self.job.result)
+
+    @property
+    def error(self) -> Any:
+        """What went wrong in the last attempt: type, message, traceback; None when nothing did."""
+        return None if self.job.error is None else msgspec.json.decode(self.job.error)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the task says about the job."""
+        return {} if self.job.metadata is None else msgspec.json.decode(self.job.metadata)
+
+    async def wait(self, timeout: DurationLike | None = None) -> Any:
+        """Wait until the job has ended; return its result, or raise `JobFailed` (`TimeoutError` when time is up)."""
+        limit = None if timeout is None else parse_duration(timeout, what="timeout") / SECOND
+        return await self._app.wait_for(self, limit)
+
+    def wait_sync(self, timeout: DurationLike | None = None) -> Any:
+        """Wait until the job has ended; return its result, or raise `JobFailed` (`TimeoutError` when time is up)."""
+        limit = None if timeout is None else parse_duration(timeout, what="timeout") / SECOND
+        return self._app.wait_for_sync(self, limit)
+
+    def outcome(self) -> Any:
+        """Return the result of a job that has ended, or raise `JobFailed`."""
+        if self.status is Status.COMPLETED:
+            return self.result
+        error = self.error if isinstance(self.error, dict) else {}
+        words = ": ".join(str(error[part]) for part in ("type", "message") if error.get(part))
+        raise JobFailed(f"{self.id} ended as {self.status}: {words or self.job.reason}")
+
     async def refresh(self) -> "JobHandle":
         """Read the job again."""
         self.job = (await self._app.job(self.id)).job
@@ -180,11 +345,13 @@ class JobHandle:
 class Task(Generic[P, R]):
     """A registered callable. Calling it runs it here and now; `enqueue` makes a job of it."""
 
-    def __init__(self, app: Desk, function: Callable[P, R], name: str, options: Options) -> None:
+    def __init__(self, app: Desk, function: Callable[P, R], name: str, options: Options, conduct: Conduct) -> None:
         functools.update_wrapper(self, function)
         self._app = app
         self._function = function
-        self._signature = inspect.signature(function)
+        self.conduct = conduct
+        self._signature, self.wants_context = _without_context(function)
+        self.is_async = inspect.iscoroutinefunction(function)
         parameters = self._signature.parameters.values()
         self._known = {parameter.name for parameter in parameters if parameter.kind in _BY_NAME}
         self._required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
@@ -196,13 +363,19 @@ class Task(Generic[P, R]):
         return self._function(*args, **kwargs)
 
     @property
+    def function(self) -> Callable[P, R]:
+        """What runs."""
+        return self._function
+
+    @property
     def defaults(self) -> Options:
         """What jobs of this task are enqueued with unless told otherwise."""
         return self._options
 
     def options(self, **given: Any) -> "Task[P, R]":
-        """Return the task with other options for its next jobs: delay, at, key, priority, queue, tenant, tags, tx."""
-        return Task(self._app, self._function, self.name, self._options.changed(given))
+        """Return the task with other options for its next jobs: delay, at, key, priority, queue, tenant, tags,
+        timeout, expires, metadata, tx."""
+        return Task(self._app, self._function, self.name, self._options.changed(given), self.conduct)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Enqueue a job with these arguments; it is durable when this returns (or when `tx` commits)."""
@@ -236,3 +409,19 @@ class Task(Generic[P, R]):
 
     def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:
         return self._app.new_job(self.name, self.bind(args, kwargs), self._options)
+
+
+def _without_context(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
+    """Return the signature as far as it is the job's, and whether the task wants a context in front."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if not parameters or not _is_context(function, parameters[0]):
+        return signature, False
+    return signature.replace(parameters=parameters[1:]), True
+
+
+def _is_context(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    if isinstance(annotation, str):  # From `from __future__ import annotations`: look it up where the function is.
+        annotation = getattr(function, "__globals__", {}).get(annotation, annotation)
+    return annotation is Context or (isinstance(annotation, str) and annotation.split(".")[-1] == "Context")

@@ -4,12 +4,13 @@ import itertools
 from typing import Any
 
 from headway.instants import HOUR, SECOND, Instant
-from headway.lifecycle import Attempt, Cancelled, Outcome, Raised, Status, Succeeded, TimedOut, settle
-from headway.model import Job, LiveJobs, NewJob, Plan, Schedule, ScheduleSpec
+from headway.lifecycle import LOSS_WAIT_MAX, Attempt, Cancelled, Outcome, Raised, Status, Succeeded, TimedOut, settle
+from headway.model import Claimed, Job, LiveJobs, NewJob, Plan, Schedule, ScheduleSpec
 from headway.ports import Shards
 from headway.scheduling.planner import plan
 from headway.scheduling.triggers import After, Every, Trigger
 from headway.store import Store
+from tests.conformance.backend import Backend
 
 LEASE = 30 * SECOND
 EVERYTHING = Shards(of=1, held=frozenset({0}))
@@ -26,13 +27,13 @@ async def enqueue(store: Store, **options: Any) -> str:
     return (await store.queue.enqueue([new_job(**options)]))[0].id
 
 
-async def claim_one(store: Store, queue: str = "default") -> Job:
+async def claim_one(store: Store, queue: str = "default") -> Claimed:
     """Claim exactly one job."""
     [job] = await store.queue.claim(queue, node="worker-1", lease=LEASE, limit=1)
     return job
 
 
-def attempt_of(job: Job) -> Attempt:
+def attempt_of(job: Job | Claimed) -> Attempt:
     """Return what the worker knows of the attempt that it claimed."""
     return Attempt(
         job_id=job.id,
@@ -43,16 +44,27 @@ def attempt_of(job: Job) -> Attempt:
     )
 
 
-async def end(store: Store, job: Job, outcome: Outcome) -> frozenset[str]:
+async def end(store: Store, job: Job | Claimed, outcome: Outcome) -> frozenset[str]:
     """Settle a claimed job."""
     return await store.queue.settle([settle(attempt_of(job), outcome, 0.5)])
 
 
-async def run_one(store: Store, outcome: Outcome | None = None, queue: str = "default") -> Job:
+async def run_one(store: Store, outcome: Outcome | None = None, queue: str = "default") -> Claimed:
     """Claim one job and settle it; return it as it was claimed."""
     job = await claim_one(store, queue)
     assert not await end(store, job, outcome or Succeeded())
     return job
+
+
+async def lose(backend: Backend, times: int = 1) -> None:
+    """Let the worker of the running job be lost so often; in between the job is claimed again."""
+    for left in reversed(range(times)):
+        await backend.advance(LEASE + SECOND)
+        assert len(await backend.store.queue.expire(10)) == 1
+        await backend.advance(LOSS_WAIT_MAX)
+        if left:
+            await backend.store.queue.promote(10)
+            await claim_one(backend.store)
 
 
 async def bring_to(store: Store, status: Status) -> str:

@@ -85,7 +85,7 @@ class Databases:
 
 EMPTY = """
 truncate headway_schedules, headway_revisions, headway_occurrences, headway_jobs, headway_attempts, headway_events,
-  headway_leases, headway_nodes restart identity;
+  headway_leases, headway_nodes, headway_log, headway_steps, headway_queues restart identity;
 update headway_counters set value = 0;
 update headway_clock.shift set by = 0;
 """

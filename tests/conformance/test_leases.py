@@ -171,16 +171,21 @@ async def test_nodes(backend: Backend) -> None:
     clock = Clock(node="n1", wall=lambda: 0)
     nodes = StoreNodes(backend.store.driver, clock)
     first = Node(id="n1", name="host-1", roles=("scheduler", "worker"), version="1.2", state={"loops": {"ü": 1}})
-    now = await nodes.beat(first)
-    assert abs(now - await backend.now()) < SOON
+    assert await nodes.beat(first) is None  # Nobody asks anything of it.
+    now = await backend.now()
     assert abs(clock.now() - now) < SOON  # The clock has heard the store's time.
     await backend.advance(SOON)
-    later = await nodes.beat(Node(id="n1", name="host-1", roles=("scheduler",), state={"k": 2}))
+    await nodes.beat(Node(id="n1", name="host-1", roles=("scheduler",), state={"k": 2}))
+    later = await backend.now()
     await nodes.beat(Node(id="n2", name="host-2", roles=()))
     one, two = await nodes.alive(HOUR)
     assert (one.id, one.roles, one.version, one.state) == ("n1", ("scheduler",), "1.2", {"k": 2})
-    assert (one.started_at, one.beat_at) == (now, later)
+    assert now - SOON // 2 <= one.started_at <= now < one.beat_at <= later
     assert (two.id, two.roles) == ("n2", ())
+    assert await nodes.ask("n3", "drain") is False
+    assert await nodes.ask("n1", "drain") is True
+    assert [(node.id, node.asked) for node in await nodes.alive(HOUR)] == [("n1", "drain"), ("n2", None)]
+    assert [await nodes.beat(one), await nodes.beat(one), await nodes.beat(two)] == ["drain", "drain", None]
     await backend.advance(HOUR + SECOND)
     assert await nodes.alive(HOUR) == []
     await nodes.beat(first)

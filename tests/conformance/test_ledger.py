@@ -10,7 +10,7 @@ import pytest
 from headway.clock import Clock
 from headway.errors import InvalidSchedule, LeaseLost, ScheduleChanged, ScheduleNotFound, ScheduleOwned
 from headway.instants import DAY, HOUR, MINUTE, SECOND, isoformat
-from headway.lifecycle import Raised, Released, Status, Succeeded
+from headway.lifecycle import LOSSES_MAX, Raised, Released, Status, Succeeded
 from headway.model import Decided, LiveJobs, Occurrence, Overlap, ScheduleSpec
 from headway.ports import Fence, Shards
 from headway.scheduling.triggers import At, Cron, Every
@@ -27,6 +27,7 @@ from tests.conformance.arrange import (
     due_plans,
     end,
     enqueue,
+    lose,
     plan_at,
     run_one,
     spec,
@@ -522,13 +523,13 @@ async def test_a_fixed_delay_counts_from_the_end(backend: Backend, how: str) -> 
         [job] = await store.queue.page(schedule="a")
         await store.queue.cancel(job.id, author="ada")
     else:
-        job = await claim_one(store)
+        claimed = await claim_one(store)
         assert (await store.schedules.get("a")).next_at is None
         if how == "expire":
-            await backend.advance(LEASE + SECOND)
-            await store.queue.expire(10)
+            await lose(backend, times=LOSSES_MAX)
         else:
-            await end(store, job, Succeeded() if how == "settle" else Raised("{}", retryable=False))
+            await end(store, claimed, Succeeded() if how == "settle" else Raised("{}", retryable=False))
+    [job] = await store.queue.page(schedule="a")
     row = await backend.job(job.id)
     next_at = (await store.schedules.get("a")).next_at
     assert next_at is not None

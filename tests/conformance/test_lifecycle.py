@@ -12,8 +12,10 @@ from headway.lifecycle import (
     TRANSITIONS,
     Attempt,
     Cancelled,
+    Crashed,
     LeaseExpired,
     Outcome,
+    Parked,
     Raised,
     Released,
     Status,
@@ -29,9 +31,12 @@ OUTCOMES: tuple[Outcome, ...] = (
     Succeeded('{"n":2}'),
     Raised('{"type":"E"}'),
     Raised('{"type":"E"}', retryable=False),
+    Crashed('{"type":"C"}'),
     TimedOut('{"type":"T"}'),
+    TimedOut('{"type":"T"}', retryable=False),
     Cancelled(),
     Released(),
+    Parked("nobody knows it"),
     LeaseExpired(),
 )
 
@@ -67,7 +72,7 @@ def _settle_with(outcome: Outcome, max_attempts: int) -> Verb:
         )
         stale = await backend.store.queue.settle([settle(attempt, outcome, 0.5)])
         assert stale in (frozenset(), frozenset({job_id}))
-        return not stale
+        return not stale and changed(row, await backend.job(job_id)) != {}  # The same end again is no surprise.
 
     return verb
 
@@ -137,7 +142,7 @@ def test_the_statements_say_what_the_table_says(dialect: Dialect) -> None:
         if statement.transition is None:
             continue
         sources, targets = _header(statement.transition)
-        guard = statement.text.rpartition(" where ")[2] if statement.name == "settle" else statement.text
+        guard = statement.text.rpartition("\nwhere ")[2] if statement.name.startswith("settle") else statement.text
         named = set(re.findall(r"'([A-Z_]+)'", guard)) & set(Status)
         assert sources <= named, f"{statement.name} does not guard its sources"
         verb = statement.name.partition("_")[0]

@@ -9,12 +9,14 @@ import pytest
 
 from headway.clock import Clock
 from headway.errors import SchemaMismatch
+from headway.instants import SECOND
+from headway.lifecycle import Status, Succeeded, settle
 from headway.store import Store, open_driver
 from headway.store.migrations import check_schema, migrate, schema_version, steps_for
 from headway.store.transaction import Driver
 from tests.support.postgres import PostgresServer
 
-CURRENT = 1
+CURRENT = 2
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -60,6 +62,74 @@ async def test_an_older_and_a_newer_schema(driver: Driver) -> None:
     await _write(driver, f"update headway_schema set version = version - {latest + 5}")
     with pytest.raises(SchemaMismatch, match=f"needs {latest}; run `headway migrate`|no Headway schema"):
         await check_schema(driver)
+
+
+async def _version_1(driver: Driver) -> dict[Status, str]:
+    """Make a database of version 1 with a job in every status, as that version wrote them; return their ids."""
+    await driver.script(steps_for(driver)[0].statements, "test")
+    ids = {status: f"job_{number}_{status}" for number, status in enumerate(Status)}
+    for number, (status, job_id) in enumerate(ids.items()):
+        finished = 400 if status.is_final else "null"
+        await _write(
+            driver,
+            "insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures,"
+            " max_attempts, exclusive, version, lease_until, node, schedule, blocked_by, args, created_at, updated_at,"
+            " ready_at, started_at, finished_at, progress, reason)"
+            f" values ('{job_id}', 'default', 't', 'q{number}', 0, '{status}', 100, 2, 0, 9, 0, 5,"
+            f" {450 if status is Status.RUNNING else 'null'}, 'n', 's', 'job_gone', '{{}}', 100, 400, 200, 300,"
+            f" {finished}, 0, '')",
+        )
+        outcomes = [(1, "released")]
+        if status.is_final or status is Status.RETRYING:
+            outcomes.append((2, str(status).lower() if status.is_final else "failed"))
+        for attempt, outcome in outcomes:
+            await _attempt(driver, job_id, attempt, outcome)
+    return ids
+
+
+async def _attempt(driver: Driver, job_id: str, attempt: int, outcome: str) -> None:
+    await _write(
+        driver,
+        "insert into headway_attempts (job_id, attempt, node, ready_at, started_at, ended_at, outcome, reason)"
+        f" values ('{job_id}', {attempt}, 'n', 200, {100 + 100 * attempt}, {200 + 100 * attempt}, '{outcome}', '')",
+    )
+
+
+async def test_from_version_1_with_jobs_in_it(driver: Driver) -> None:
+    ids = await _version_1(driver)
+    assert await migrate(driver) == (1, steps_for(driver)[-1].version)
+    await check_schema(driver)
+    store = Store.on(driver, Clock())
+    for status, job_id in ids.items():
+        job = await store.queue.get(job_id)
+        assert (job.status, job.attempt, job.version, job.parked, job.metadata) == (status, 2, 5, None, None)
+        attempts = await store.queue.attempts(job_id)
+        has_ended = status.is_final or status is Status.RETRYING
+        assert [entry["attempt"] for entry in attempts] == ([1, 2] if has_ended else [1])
+        events = [event["event"] for event in await store.queue.events(job_id)]
+        is_claimed = has_ended or status is Status.RUNNING
+        assert events == [
+            *("enqueued", "promoted", "claimed", "settled"),
+            *(["claimed"] if is_claimed else []),
+            *(["settled"] if has_ended else []),
+        ]
+    assert (await store.queue.attempts(ids[Status.COMPLETED]))[1]["outcome"] == "completed"
+    assert [job.id for job in await store.queue.dead()] == [ids[Status.TIMED_OUT], ids[Status.FAILED]]
+    # Everything goes on from where it was.
+    assert await store.queue.expire(10) == [ids[Status.RUNNING]]
+    assert await store.queue.promote(10) == 4
+    claimed = [
+        job
+        for queue in await store.queue.ready_queues()
+        for job in await store.queue.claim(queue, node="n", lease=SECOND, limit=9)
+    ]
+    assert {job.id for job in claimed} == {job_id for status, job_id in ids.items() if not status.is_final}
+    assert await store.queue.settle([settle(job, Succeeded(), 0) for job in claimed]) == frozenset()
+    # A program of version 1 that is still about writes a row for its success, which is shown only once.
+    job_id = ids[Status.PENDING]
+    await _attempt(driver, job_id, 3, "completed")
+    assert [entry["attempt"] for entry in await store.queue.attempts(job_id)] == [1, 3]
+    assert await store.queue.settle([settle(job, Succeeded(), 0) for job in claimed]) == frozenset()
 
 
 async def test_a_step_that_fails_leaves_nothing(driver: Driver) -> None:

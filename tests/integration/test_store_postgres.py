@@ -15,14 +15,14 @@ from headway.clock import Clock
 from headway.errors import HeadwayError, LeaseLost, StoreError, StoreUnavailable
 from headway.events import Event, WakeModeChanged, subscribed
 from headway.instants import HOUR, MINUTE, SECOND
-from headway.lifecycle import Attempt, Raised, Released, Succeeded, settle
+from headway.lifecycle import Attempt, Parked, Raised, Released, Succeeded, settle
 from headway.model import Lease, Node
 from headway.ports import Fence
 from headway.store import Store, postgres
 from headway.store.migrations import migrate
 from headway.store.postgres import POOL_SIZE, PostgresDriver
 from headway.store.transaction import Transaction, as_json, call
-from tests.conformance.arrange import claim_one, decide, due_plans, enqueue, new_job, spec
+from tests.conformance.arrange import claim_one, decide, due_plans, enqueue, new_job, run_one, spec
 from tests.support.postgres import PostgresServer, database_name
 
 pytestmark = pytest.mark.postgres
@@ -204,7 +204,7 @@ async def test_a_statement_has_a_deadline(
             await act()
         assert time.monotonic() - started < 8
     monkeypatch.undo()
-    assert await act()
+    await act()
     assert not set(pids) & set(await connections(operator))  # A connection that did not answer is not asked again.
 
 
@@ -433,6 +433,21 @@ async def test_notifications_arrive(url: str, store: Store) -> None:
         ears.topics.clear()
         await other.queue.settle([settle(attempt, outcome, 0)])
         await ears.heard(topic)
+    await enqueue(other, queue="media")
+    await other.queue.cancel((await claim_one(other, "media")).id, author="ada")
+    await ears.heard("stop")
+    await enqueue(other, queue="media")
+    await run_one(other, Parked("nobody knows it"), "media")
+    ears.topics.clear()
+    await other.queue.unpark(["report"])
+    await ears.heard("waiting")
+    await other.queue.pause("media", author="ada")
+    ears.topics.clear()
+    await other.queue.resume("media")
+    await ears.heard("ready media")
+    await other.nodes.beat(NODE)
+    await other.nodes.ask(NODE.id, "drain")
+    await ears.heard(f"beat {NODE.id}")
     await asyncio.sleep(1)
     await decide(other)
     await ears.heard("ready default")

@@ -12,7 +12,7 @@ from headway.instants import SECOND, Duration, Instant
 from headway.lifecycle import Attempt, Backoff, Cancelled, Outcome, Raised, Released, Settlement, Succeeded, TimedOut
 from headway.lifecycle import settle as settle_attempt
 from headway.model import Job, NewJob
-from headway.node import SchedulerNode, World
+from headway.node import EngineNode, World
 from headway.store import Store
 from tests.simulation.faults import NO_MISHAPS, FaultyDriver, Gate, GatedClock, Sea
 from tests.simulation.scenario import QUEUES, Mishaps, Scenario, draw_spec
@@ -90,7 +90,7 @@ class NodeActor:
         self._is_stopping = False
         self._chance = place.chance(f"node {index}")
         self.process: Process | None = None
-        self.node: SchedulerNode | None = None
+        self.node: EngineNode | None = None
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -115,7 +115,7 @@ class NodeActor:
         process.driver.mishaps = self._place.mishaps
         store = process.store
         world = World(ledger=store.ledger, queue=store.queue, leases=store.leases, nodes=store.nodes, watch=store.watch)
-        self.process, self.node = process, SchedulerNode(world, self._place.scenario.settings, process.clock)
+        self.process, self.node = process, EngineNode(world, self._place.scenario.settings, process.clock)
         self.task = asyncio.get_running_loop().create_task(self.node.run(), name=process.id)
         self.task.add_done_callback(self._ended)
         self._place.log(process.id, "starts")

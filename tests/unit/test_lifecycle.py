@@ -8,12 +8,16 @@ from headway.errors import DefinitionError
 from headway.instants import DAY, MINUTE, SECOND
 from headway.lifecycle import (
     FINAL,
+    LOSS_WAIT_MAX,
+    LOSSES_MAX,
     TRANSITIONS,
     Attempt,
     Backoff,
     Cancelled,
+    Crashed,
     LeaseExpired,
     Outcome,
+    Parked,
     Raised,
     Released,
     Status,
@@ -42,6 +46,10 @@ def attempt(failures: int = 0, max_attempts: int = 3, backoff: Backoff = Backoff
         (Raised(ERROR), 1, Status.RETRYING, "failed", 2),
         (Raised(ERROR), 2, Status.FAILED, "failed", 3),
         (Raised(ERROR, retryable=False), 0, Status.FAILED, "failed", 1),
+        (Crashed(ERROR), 1, Status.RETRYING, "crashed", 2),
+        (Crashed(ERROR), 2, Status.FAILED, "crashed", 3),
+        (Parked("who?"), 2, Status.BLOCKED, "parked", 2),
+        (TimedOut(ERROR, retryable=False), 0, Status.TIMED_OUT, "timed_out", 1),
         (TimedOut(ERROR), 1, Status.RETRYING, "timed_out", 2),
         (TimedOut(ERROR), 2, Status.TIMED_OUT, "timed_out", 3),
         (LeaseExpired(), 1, Status.RETRYING, "expired", 2),
@@ -64,9 +72,27 @@ def test_results_errors_and_reasons_are_carried() -> None:
     assert "LeaseExpired" in (settle(attempt(), LeaseExpired(), 0).error or "")
     assert settle(attempt(), Cancelled("by ann"), 0).reason == "by ann"
     assert settle(attempt(), Released("draining"), 0).reason == "draining"
-    assert settle(attempt(2), Raised(ERROR), 0).reason == "failure 3 of 3"
-    assert settle(attempt(1), Raised(ERROR), 0).reason == "failure 2 of 3, retrying"
+    assert settle(attempt(2), Raised(ERROR), 0).reason == "raised, failure 3 of 3"
+    assert settle(attempt(1), Raised(ERROR), 0).reason == "raised, failure 2 of 3, retrying"
     assert settle(attempt(), Raised(ERROR, retryable=False), 0).reason == "not retryable"
+    assert settle(attempt(), Crashed(ERROR), 0).reason == "crashed, failure 1 of 3, retrying"
+    parked = settle(attempt(), Parked("nobody knows it", "unknown task"), 0)
+    assert (parked.reason, parked.parked, parked.error) == ("nobody knows it", "unknown task", None)
+
+
+def test_a_lost_worker_is_not_the_fault_of_its_job() -> None:
+    """However few failures it is allowed, it is lost three times before it is given up; and starts again soon."""
+    patient = Backoff(first=DAY, most=DAY)
+    lost = [settle(attempt(failures, 1, patient), LeaseExpired(), 0.5) for failures in range(LOSSES_MAX)]
+    assert [settled.status for settled in lost] == [Status.RETRYING, Status.RETRYING, Status.FAILED]
+    assert [settled.retry_in for settled in lost] == [0, LOSS_WAIT_MAX, 0]
+    assert lost[-1].reason == "worker lost, failure 3 of 3"
+    assert settle(attempt(3, 9), LeaseExpired(), 0.5).status is Status.RETRYING  # More are allowed.
+    hasty = Backoff(first=SECOND, most=SECOND)
+    assert settle(attempt(1, 1, hasty), LeaseExpired(), 0.0).retry_in == SECOND // 2
+    # What it does by itself counts as ever, and so do the losses before; then "2 of 1" would be nonsense.
+    failed = settle(attempt(1, 1), Raised(ERROR), 0.5)
+    assert (failed.status, failed.reason) == (Status.FAILED, "raised, failure 2")
 
 
 def test_a_task_may_say_when_to_try_again() -> None:
@@ -80,7 +106,9 @@ texts = st.text(max_size=10)
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Succeeded, st.none() | texts),
     st.builds(Raised, texts, st.booleans(), st.none() | st.integers(0, DAY)),
-    st.builds(TimedOut, texts),
+    st.builds(TimedOut, texts, st.booleans()),
+    st.builds(Crashed, texts),
+    st.builds(Parked, texts, texts),
     st.builds(Cancelled, texts),
     st.builds(Released, texts),
     st.just(LeaseExpired()),
@@ -102,15 +130,18 @@ def test_what_holds_for_every_outcome(tried: Attempt, outcome: Outcome, spread: 
     settled = settle(tried, outcome, spread)
     assert settled.status in TRANSITIONS["settle"][1]
     assert (settled.job_id, settled.attempt) == (tried.job_id, tried.attempt)  # The fence is never touched.
-    is_failure = isinstance(outcome, Raised | TimedOut | LeaseExpired)
+    is_failure = isinstance(outcome, Raised | Crashed | TimedOut | LeaseExpired)
+    most = max(tried.max_attempts, LOSSES_MAX) if isinstance(outcome, LeaseExpired) else tried.max_attempts
     assert settled.failures == tried.failures + is_failure
-    assert settled.failures <= tried.max_attempts
-    given_up = settled.failures >= tried.max_attempts or (isinstance(outcome, Raised) and not outcome.retryable)
+    assert settled.failures <= most
+    given_up = settled.failures >= most or (isinstance(outcome, Raised | TimedOut) and not outcome.retryable)
     match outcome:
         case Succeeded() | Cancelled():
             assert settled.status in (Status.COMPLETED, Status.CANCELLED)
         case Released():
             assert settled.status is Status.PENDING
+        case Parked(_, cause):
+            assert (settled.status, settled.parked) == (Status.BLOCKED, cause)
         case _:
             assert settled.status.is_final == given_up
             assert (settled.status is Status.RETRYING) != given_up

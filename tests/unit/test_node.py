@@ -9,7 +9,7 @@ import pytest
 from headway.events import TermLost, TermWon
 from headway.instants import SECOND, Instant
 from headway.model import ScheduleSpec
-from headway.node import HOUSEKEEPING, SchedulerNode, World
+from headway.node import HOUSEKEEPING, EngineNode, World
 from headway.ports import Due, Shards, slot_of
 from headway.scheduling.triggers import Every
 from headway.settings import Settings
@@ -26,7 +26,7 @@ class Actor:
 
     def __init__(self, seat: Seat, settings: Settings = SETTINGS, world: World | None = None) -> None:
         self.seat = seat
-        self.node = SchedulerNode(world or world_of(seat), settings, seat.clock)
+        self.node = EngineNode(world or world_of(seat), settings, seat.clock)
         self.task = asyncio.create_task(self.node.run())
 
     def shards(self) -> set[str]:

@@ -50,6 +50,12 @@ def test_every_setting_can_come_from_every_source(file: Path) -> None:
         "leader_lease": "5s",
         "worker_lease": "1m",
         "poll": "250ms",
+        "grace": "10s",
+        "concurrency": "50",
+        "processes": "3",
+        "queues": "media,default",
+        "child_max_jobs": "1000",
+        "child_max_memory": "512MB",
         "retention": "7d",
         "sqlite_synchronous": "normal",
     }

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway.cli.log import EventLog
-from headway.cli.serve import serve, stopped_by_signals
+from headway.cli.serve import run_worker, stopped_by_signals
 from headway.cli.session import Session, new_command
 from headway.clock import Clock
 
@@ -114,7 +114,8 @@ async def _serve(session: Session) -> None:
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), stopping.set)  # Nothing more is ever written, so readable means ended.
     try:
-        await serve(session.settings(), session.app(), EventLog.on_stderr(as_json=session.as_json), stopping)
+        log = EventLog.on_stderr(as_json=session.as_json)
+        await run_worker(session.loaded(), log, store=session.store_url, schedules=True, stopping=stopping)
     finally:
         loop.remove_reader(sys.stdin.fileno())
 

@@ -1,23 +1,25 @@
-"""`headway enqueue`: hand in one job."""
+"""`headway enqueue`: hand in one job, and stay with it if asked to."""
 
+from contextlib import asynccontextmanager
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.app import Headway
-from headway.cli.given import ArgOption, ArgsOption, read_args
-from headway.cli.session import AUTHOR, Session, hear_time, new_command
-from headway.cli.shapes import job_shape
-from headway.cli.text import clean
+from headway.cli.given import ArgOption, ArgsOption, TimeoutOption, read_args, read_timeout
+from headway.cli.session import AUTHOR, Desk, Session, hear_time, new_command
+from headway.cli.watch import stay, tell
 from headway.clock import Clock
-from headway.errors import TaskNotFound
-from headway.model import Job
+from headway.errors import DefinitionError, TaskNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 
 async def enqueue(
     session: Session,
-    task: Annotated[str, typer.Argument(metavar="TASK", help="The name of the task.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The name of the task, or module:task.")],
     arg: ArgOption = None,
     args: ArgsOption = None,
     delay: Annotated[str | None, typer.Option("--delay", metavar="DURATION", help="Not before so long: 30m.")] = None,
@@ -32,16 +34,26 @@ async def enqueue(
         int | None, typer.Option("--max-attempts", metavar="N", help="How often it is tried.")
     ] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="May be given several times.")] = None,
-) -> None:
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="DURATION", help="Cancel it if it has not started by then.")
+    ] = None,
+    job_timeout: Annotated[
+        str | None, typer.Option("--job-timeout", metavar="DURATION", help="How long an attempt may take.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show its progress until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended; exit code 1 if it failed.")] = False,
+    timeout: TimeoutOption = None,
+) -> int:
     """Enqueue a job. It is durable when this returns.
 
     \b
     headway enqueue video.transcode -a input=s3://uploads/v.mp4 -a height=720 --delay 30m --key upload-789
+    headway enqueue jobs:hello --watch
     """
-    app = session.app() or Headway(settings=session.settings(), name=AUTHOR)
-    if app.tasks and task not in app.tasks:
-        near = get_close_matches(task, app.tasks, 1) or sorted(app.tasks)[:20]
-        raise TaskNotFound(f"the app has no task {task!r}; it has {', '.join(near)}")
+    if watch and wait:
+        raise DefinitionError("say --watch or --wait, not both")
+    timeout_s = read_timeout(timeout, watch or wait)
+    app, task = _resolve(session, task)
     options: dict[str, Any] = {
         "delay": delay,
         "at": at,
@@ -51,21 +63,50 @@ async def enqueue(
         "tenant": tenant,
         "max_attempts": max_attempts,
         "tags": tag,
+        "expires": expires,
+        "timeout": job_timeout,
     }
     async with app:
         handle = await app.enqueue(task, read_args(arg, args), **options)
-        store, clock = await app.store(), Clock()
-        await hear_time(store, clock)
-        tell(session, await store.queue.get(handle.id), clock)
+        async with _desk(app) as desk:
+            if watch or wait:
+                return await stay(session, desk, handle.id, draws=watch, timeout_s=timeout_s)
+            await tell(session, await desk.store.queue.get(handle.id), desk)
+    return 0
 
 
-def tell(session: Session, job: Job, clock: Clock) -> None:
-    """Write one job in one line, or as JSON."""
-    shape = job_shape(job, clock.now())
-    if session.as_json:
-        session.out.json(shape)
-    else:
-        session.out.say(clean(f"{job.id} {job.status}: {shape['why']}"))
+def _resolve(session: Session, task: str) -> tuple[Headway, str]:
+    """Find the app and the name of the task; `module:task` means the app `module:app` when no other is named."""
+    module, colon, name = task.partition(":")
+    app = session.app()
+    if app is None and colon:
+        session.app_path = f"{module}:app"
+        app = session.app()
+    app = app or Headway(settings=session.settings(), name=AUTHOR)
+    if colon and app.tasks and task not in app.tasks:
+        task = name if name in app.tasks else _function_name(app, module, name)
+    if app.tasks and task not in app.tasks:
+        near = get_close_matches(task, app.tasks, 1) or sorted(app.tasks)[:20]
+        raise TaskNotFound(f"the app has no task {task!r}; it has {', '.join(near)}")
+    return app, task
+
+
+def _function_name(app: Headway, module: str, name: str) -> str:
+    """Return the name of the task that a module has under the name of its function."""
+    return next(
+        (
+            task.name
+            for task in app.tasks.values()
+            if (getattr(task, "__module__", None), getattr(task, "__name__", None)) == (module, name)
+        ),
+        name,
+    )
+
+
+@asynccontextmanager
+async def _desk(app: Headway) -> "AsyncIterator[Desk]":
+    store, clock = await app.store(), Clock(node=AUTHOR)
+    yield Desk(store, clock, await hear_time(store, clock))
 
 
 app = new_command(enqueue)

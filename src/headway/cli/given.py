@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway.errors import DefinitionError, InvalidTask
-from headway.instants import Instant, parse_duration, parse_instant
+from headway.instants import SECOND, Instant, parse_duration, parse_instant
 from headway.scheduling.zones import zone
 
 ARGS_JSON_MAX: Final = 4 * 1024 * 1024
@@ -18,6 +18,9 @@ ArgOption = Annotated[
     typer.Option("-a", "--arg", metavar="K=V", help="One argument; the value is JSON where it can be, else text."),
 ]
 ArgsOption = Annotated[str | None, typer.Option("--args", metavar="JSON", help="All arguments as one JSON object.")]
+TimeoutOption = Annotated[
+    str | None, typer.Option("--timeout", metavar="DURATION", help="Wait no longer than this (exit code 6).")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -65,6 +68,15 @@ def read_future(text: str, now: Instant, what: str, tz: str | None = None) -> In
     """Read a time, or a duration that means so long from now: `30m`."""
     ahead = _duration(text, what)
     return _instant(text, what, tz) if ahead is None else now + ahead
+
+
+def read_timeout(text: str | None, is_waiting: bool) -> float | None:
+    """Read how long to wait, in seconds."""
+    if text is None:
+        return None
+    if not is_waiting:
+        raise DefinitionError("--timeout is how long to wait: say --wait with it")
+    return parse_duration(text, what="--timeout") / SECOND
 
 
 def _duration(text: str, what: str) -> int | None:

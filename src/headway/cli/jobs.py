@@ -1,23 +1,36 @@
-"""`headway jobs`: list, show and cancel jobs."""
+"""`headway jobs`: look at jobs, ask why, follow them, and steer them."""
 
-from typing import Annotated, Final
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
-from headway.cli.session import AUTHOR, Session, command, new_group
-from headway.cli.shapes import Shape, job_shape
-from headway.cli.show import Column, to_json
-from headway.cli.text import away, clean
+from headway.cli.around import alive
+from headway.cli.around import why as find_out
+from headway.cli.given import TimeoutOption, read_timeout
+from headway.cli.session import AUTHOR, Desk, Session, command, new_group
+from headway.cli.shapes import Shape, attempt_shape, job_shape
+from headway.cli.show import Column, Output, to_json
+from headway.cli.text import away, clean, span, stamp
+from headway.cli.watch import INTERRUPTED, LOOK_S, stay, tell
+from headway.cli.watch import watch as watch_job
 from headway.errors import DefinitionError
-from headway.instants import Instant
+from headway.instants import MILLISECOND, SECOND, Instant, parse_instant, to_datetime
 from headway.lifecycle import Status
-from headway.model import Job
+from headway.model import Job, Node
 from headway.store import Store
+from headway.why import Step, error_line, read_detail, read_json
 
 LIST_MAX: Final = 10_000
 PAGE: Final = 200
+LOG_PAGE: Final = 1_000
+LOG_LINES_MAX: Final = 1_000_000
+TRACEBACK_LINES_MAX: Final = 40
+FAILED: Final = 1
 
-app = new_group(help="List, show and cancel jobs.")
+app = new_group(help="List, show, watch, retry and cancel jobs, and ask why they are where they are.")
 
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The id of the job, or the beginning of it when that is unique.")
@@ -41,9 +54,10 @@ async def list_(
     filters = {"status": _status(status), "task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
     async with session.open() as desk:
         found = await _jobs(desk.store, filters, before, limit + 1)
+        names = _names(await alive(desk.store)) if any(job.status is Status.RUNNING for job in found) else {}
         now = desk.now
     if session.as_json:
-        session.out.json([job_shape(job, now) for job in found[:limit]])
+        session.out.json([job_shape(job, now, node_name=names.get(job.node or "")) for job in found[:limit]])
     elif not found:
         asked = any(value is not None for value in (*filters.values(), before))
         session.out.say("no job matches" if asked else "no jobs yet; `headway enqueue TASK` makes one")
@@ -56,7 +70,7 @@ async def list_(
             Column("created", "time", spare=True),
             Column("why", wraps=True),
         ]
-        session.out.table(columns, [_row(job, now) for job in found[:limit]])
+        session.out.table(columns, [_row(job, now, names) for job in found[:limit]])
     if len(found) > limit:
         session.out.note(f"there are more: --before {found[limit - 1].id}")
 
@@ -81,29 +95,286 @@ async def _jobs(store: Store, filters: dict[str, str | None], before: str | None
     return found
 
 
-def _row(job: Job, now: Instant) -> tuple[object, ...]:
-    shape = job_shape(job, now)
+def _names(nodes: Sequence[Node]) -> dict[str, str]:
+    return {node.id: node.name for node in nodes}
+
+
+def _row(job: Job, now: Instant, names: dict[str, str]) -> tuple[object, ...]:
+    shape = job_shape(job, now, node_name=names.get(job.node or ""))
     return job.id, job.status, job.task, job.schedule, away(job.created_at, now), shape["why"]
 
 
 @command(app)
 async def show(session: Session, job_id: IdArgument) -> None:
-    """Show one job."""
+    """Show one job: what it is, how far it is, its attempts, what went wrong, and who repeats whom."""
     async with session.open() as desk:
-        shape = job_shape(await desk.store.queue.get(_full(job_id)), desk.now)
+        job = await _job(desk, job_id)
+        reason = await find_out(desk.store, job, desk.now)
+        attempts = [attempt_shape(attempt) for attempt in await desk.store.queue.attempts(job.id)]
+        reruns = await desk.store.queue.reruns(job.id)
+        names = _names(await alive(desk.store))
+        now = desk.now
+    shape = {**job_shape(job, now, why=reason.why), "history": attempts, "reruns": reruns}
     if session.as_json:
         session.out.json(shape)
-    else:
-        session.out.facts(_facts(shape))
+        return
+    session.out.facts(_facts(shape, job, now))
+    _tell_steps(session.out, read_detail(job).steps)
+    _tell_attempts(session.out, attempts, names)
+    _tell_error(session.out, shape["error"])
 
 
-def _facts(shape: Shape) -> dict[str, object]:
-    hidden = ("metadata", "batch", "eta_seconds", "version", "progress")
-    return {
-        name: to_json(value) if isinstance(value, dict) else " ".join(value) if isinstance(value, list) else value
-        for name, value in shape.items()
-        if name not in hidden
+def _facts(shape: Shape, job: Job, now: Instant) -> dict[str, object]:
+    hidden = {"batch", "version", "detail", "history", "error", "progress", "eta_seconds", "attempts", "failures"}
+    hidden |= {"max_attempts", "node"}
+    facts: dict[str, object] = {
+        "id": shape["id"],
+        "type": shape["type"],
+        "status": shape["status"],
+        "why": shape["why"],
     }
+    if job.status is Status.RUNNING:
+        left = "" if shape["eta_seconds"] is None else f", about {span(shape['eta_seconds'] * SECOND)} left"
+        facts["progress"] = f"{job.progress}%{left}"
+    facts["attempts"] = f"{job.attempt} ({job.failures} of {job.max_attempts} failed)" if job.attempt else ""
+    facts["key"] = shape["key"]
+    facts |= {name: _plain(value) for name, value in shape.items() if name not in hidden and name not in facts}
+    return facts
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, dict):
+        return to_json(value) if value else ""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return value
+
+
+def _tell_steps(out: Output, steps: Sequence[Step]) -> None:
+    if not steps:
+        return
+    marks = {"done": "✓", "running": "▸"}
+    out.say("steps", "quiet")
+    rows = [
+        (marks.get(step.state, " "), step.name, "" if step.seconds is None else span(round(step.seconds * SECOND)))
+        for step in steps
+    ]
+    out.table((Column("", "good"), Column("", wraps=True), Column("", "quiet", right=True)), rows, indent=2)
+
+
+def _tell_attempts(out: Output, attempts: Sequence[Shape], names: dict[str, str]) -> None:
+    if not attempts:
+        return
+    out.say("attempts", "quiet")
+    columns = (
+        Column("", "name", right=True),
+        Column("", "time"),
+        Column("", "quiet", right=True),
+        Column(""),
+        Column("", "quiet"),
+        Column("", wraps=True),
+    )
+    out.table(columns, [_attempt_row(attempt, names) for attempt in attempts], indent=2)
+
+
+def _attempt_row(attempt: Shape, names: dict[str, str]) -> tuple[object, ...]:
+    begin, end = attempt["started_at"], attempt["ended_at"]
+    took = _seconds_between(begin, end)
+    error = attempt["error"]
+    text = attempt["reason"] or ""
+    if error is not None:
+        line = error_line(to_json(error))
+        text = f"{text}: {line}" if text else line
+    node = attempt["node"] or ""
+    return (
+        attempt["attempt"],
+        (begin or "")[:19].replace("T", " "),
+        took,
+        attempt["outcome"],
+        names.get(node, node),
+        text,
+    )
+
+
+def _seconds_between(begin: str | None, end: str | None) -> str:
+    return "" if begin is None or end is None else span(max(0, parse_instant(end) - parse_instant(begin)))
+
+
+def _tell_error(out: Output, error: Shape | None) -> None:
+    if error is None:
+        return
+    out.say("error", "quiet")
+    out.say(f"  {clean(error_line(to_json(error)))}", "bad")
+    lines = str(error.get("traceback") or "").splitlines()
+    for line in lines[-TRACEBACK_LINES_MAX:]:
+        out.say(f"  {clean(line)}", "quiet")
+
+
+@command(app)
+async def why(session: Session, job_id: IdArgument) -> None:
+    """Say why a job is where it is, in one sentence, with the evidence."""
+    async with session.open() as desk:
+        job = await _job(desk, job_id)
+        now = desk.now
+        reason = await find_out(desk.store, job, now)
+    if session.as_json:
+        session.out.json({"status": reason.status, "why": reason.why, "evidence": reason.evidence})
+        return
+    since = span(max(0, now - _since(job)))
+    session.out.say(clean(f"{job.id} {job.task} is {reason.status} ({since})"), "name")
+    evidence = {
+        name.replace("_", " "): _plain(value)
+        for name, value in reason.evidence.items()
+        if name not in ("job", "task", "cure") and value not in (None, "", [], {})
+    }
+    cure = {"cure": text} if (text := reason.evidence.get("cure")) and text not in reason.why else {}
+    session.out.facts({"why": reason.why, **cure, **evidence})
+
+
+def _since(job: Job) -> Instant:
+    """Return since when a job has been where it is."""
+    by_status = {Status.PENDING: job.ready_at, Status.RUNNING: job.started_at, Status.SCHEDULED: job.created_at}
+    since = job.finished_at or by_status.get(job.status)
+    return job.updated_at if since is None else since
+
+
+@command(app)
+async def watch(session: Session, job_id: IdArgument, timeout: TimeoutOption = None) -> int:
+    """Show the progress of a job until it has ended, also one that has not begun.
+
+    Ctrl-C stops watching, not the job. The exit code is 0 when it completed, else 1.
+    """
+    timeout_s = read_timeout(timeout, True)
+    async with session.open() as desk:
+        return await watch_job(session, desk, (await _job(desk, job_id)).id, timeout_s=timeout_s)
+
+
+@command(app)
+async def logs(
+    session: Session,
+    job_id: IdArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    number: Annotated[
+        int | None, typer.Option("-n", "--number", metavar="N", min=0, max=LOG_LINES_MAX, help="Only the last so many.")
+    ] = None,
+) -> int:
+    """Show what a job has logged."""
+    async with session.open() as desk:
+        job = await _job(desk, job_id)
+        lines = [line async for line in _log(desk.store, job.id)]
+        kept = lines if number is None else list(deque(lines, maxlen=number))
+        if session.as_json and not follow:
+            session.out.json([_log_shape(line) for line in kept])
+            return 0
+        writer = _LogWriter(session)
+        writer.write(kept)
+        if not follow:
+            if not lines:
+                session.out.note("nothing was logged" + ("" if job.status.is_final else " yet"))
+            return 0
+        try:
+            await _follow_log(desk, job.id, lines[-1]["seq"] if lines else 0, writer)
+        except asyncio.CancelledError:  # Ctrl-C.
+            session.out.note("stopped following; the job goes on")
+            return INTERRUPTED
+    return 0
+
+
+async def _log(store: Store, job_id: str, after: int = 0) -> AsyncIterator[dict[str, Any]]:
+    while page := await store.queue.log(job_id, after=after, limit=LOG_PAGE):
+        for line in page:
+            yield line
+        after = page[-1]["seq"]
+
+
+async def _follow_log(desk: Desk, job_id: str, after: int, writer: "_LogWriter") -> None:
+    wake = asyncio.Event()
+    is_over = False
+    while not is_over:
+        is_over = (await desk.store.queue.get(job_id)).status.is_final  # Before the look, so that it is the last one.
+        lines = [line async for line in _log(desk.store, job_id, after)]
+        writer.write(lines)
+        after = lines[-1]["seq"] if lines else after
+        if not is_over:
+            await desk.clock.rest(LOOK_S, wake)
+
+
+def _log_shape(line: dict[str, Any]) -> Shape:
+    return {**line, "at": stamp(line["at"])}
+
+
+class _LogWriter:
+    """Writes lines of a log: with their time, and a mark where another attempt begins."""
+
+    def __init__(self, session: Session) -> None:
+        self._out, self._as_json = session.out, session.as_json
+        self._attempt: int | None = None
+
+    def write(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Write some lines."""
+        for line in lines:
+            if self._as_json:
+                print(to_json(_log_shape(line)), flush=True)
+                continue
+            if self._attempt is not None and line["attempt"] != self._attempt:
+                self._out.say(f"— attempt {line['attempt']}", "quiet")
+            self._attempt = line["attempt"]
+            stream = "" if line["stream"] in ("log", "stdout") else f"{line['stream']}: "
+            self._out.say(f"{_milliseconds(line['at'])}  {clean(stream + line['line'])}")
+
+
+def _precise(instant: Instant) -> str:
+    return f"{to_datetime(instant):%Y-%m-%d} {_milliseconds(instant)}"
+
+
+def _milliseconds(instant: Instant) -> str:
+    return to_datetime(instant // MILLISECOND * MILLISECOND).strftime("%H:%M:%S.%f")[:-3]
+
+
+@command(app)
+async def events(session: Session, job_id: IdArgument) -> None:
+    """Show the history of a job: every change of its state, when, why and by whom."""
+    async with session.open() as desk:
+        job = await _job(desk, job_id)
+        found = await desk.store.queue.events(job.id)
+        names = _names(await alive(desk.store))
+    if session.as_json:
+        session.out.json([{**event, "at": stamp(event["at"]), "data": read_json(event["data"])} for event in found])
+        return
+    rows = [(_precise(event["at"]), event["event"], _event_words(event["data"], names)) for event in found]
+    session.out.table((Column("at (UTC)", "time"), Column("event", "name"), Column("", wraps=True)), rows)
+
+
+def _event_words(text: str, names: dict[str, str]) -> str:
+    data = read_json(text)
+    if not isinstance(data, dict):
+        return str(data)
+    if "node" in data:
+        data["node"] = names.get(data["node"], data["node"])
+    return "  ".join(f"{name} {_plain(value)}" for name, value in data.items() if value not in (None, ""))
+
+
+@command(app)
+async def retry(
+    session: Session,
+    job_id: IdArgument,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the progress of the new job until it has ended.")
+    ] = False,
+) -> int:
+    """Run a job that has ended once more, as a new job linked to it; have a parked one looked at again."""
+    async with session.open() as desk:
+        found = await _job(desk, job_id)
+        job = await desk.store.queue.retry(found.id, author=AUTHOR)
+        if watch:
+            return await watch_job(session, desk, job.id)
+        if session.as_json:
+            session.out.json(job_shape(job, desk.now))
+        elif job.id == found.id:
+            session.out.say(clean(f"{job.id} is looked at again"))
+        else:
+            session.out.say(clean(f"{job.id} {job.status}: runs {found.id} again"))
+    return 0
 
 
 @command(app)
@@ -111,17 +382,21 @@ async def cancel(
     session: Session,
     job_id: IdArgument,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for those who will ask.")] = "",
-) -> None:
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it has stopped.")] = False,
+    timeout: TimeoutOption = None,
+) -> int:
     """End a job that has not begun; ask one that runs to stop."""
+    timeout_s = read_timeout(timeout, wait)
     async with session.open() as desk:
-        found = await desk.store.queue.get(_full(job_id))
+        found = await _job(desk, job_id)
         job = await desk.store.queue.cancel(found.id, author=AUTHOR, reason=reason)
-        shape = job_shape(job, desk.now)
-    if session.as_json:
-        session.out.json(shape)
-    else:
-        session.out.say(clean(f"{job.id} {job.status}: {shape['why']}"))
+        if wait and not job.status.is_final:
+            await stay(session, desk, job.id, draws=False, timeout_s=timeout_s)
+            job = await desk.store.queue.get(job.id)
+            return 0 if job.status is Status.CANCELLED else FAILED if job.status.is_final else INTERRUPTED
+        await tell(session, job, desk)
+    return 0
 
 
-def _full(job_id: str) -> str:
-    return job_id if job_id.startswith("job_") else f"job_{job_id}"
+async def _job(desk: Desk, job_id: str) -> Job:
+    return await desk.store.queue.get(job_id if job_id.startswith("job_") else f"job_{job_id}")

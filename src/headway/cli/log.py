@@ -19,10 +19,15 @@ from headway.cli.show import STYLES, to_json
 from headway.cli.text import clean, span
 from headway.clock import wall_now
 from headway.events import (
+    AttemptsLost,
+    ChildEnded,
+    ChildStarted,
     ClockStepped,
     DecisionRefused,
+    Draining,
     Event,
     JobsPromoted,
+    JobsSettled,
     LeasesExpired,
     Pruned,
     ScheduleHeld,
@@ -33,10 +38,13 @@ from headway.events import (
     WakeModeChanged,
 )
 from headway.instants import MILLISECOND, Instant, isoformat, to_datetime
+from headway.lifecycle import Settlement
 from headway.model import Decision, Plan
 
 DECISIONS_TOLD_MAX: Final = 5
 FAILURES_EVERY_S: Final = 5.0
+SETTLED_TOLD_MAX: Final = 5
+COMPLETED_EVERY_S: Final = 1.0
 
 Line = tuple[str, str, dict[str, object]]
 LEVEL_STYLES: Final = {"info": "name", "warning": "warn", "error": "bad"}
@@ -51,6 +59,8 @@ class EventLog:
         self._wall = wall
         self._failure_told_at = float("-inf")
         self._failures = 0
+        self._completed_told_at = float("-inf")
+        self._completed = 0
 
     @classmethod
     def on_stderr(cls, *, as_json: bool) -> "EventLog":
@@ -72,6 +82,8 @@ class EventLog:
     def _lines(self, event: Event) -> Iterator[Line]:
         if isinstance(event, TickFailed):
             yield from self._failure(event)
+        elif isinstance(event, JobsSettled):
+            yield from self._settled(event)
         else:
             yield from describe(event)
 
@@ -84,6 +96,15 @@ class EventLog:
         fields = {"loop": event.loop, "error": event.error, "failures": self._failures}
         self._failures = 0
         yield "warning", "store unavailable", fields
+
+    def _settled(self, event: JobsSettled) -> Iterator[Line]:
+        """Tell each failure of a few, and of successes how many there were, at most once a second."""
+        yield from describe(event)
+        self._completed += event.completed
+        if self._completed and time.monotonic() - self._completed_told_at >= COMPLETED_EVERY_S:
+            self._completed_told_at = time.monotonic()
+            yield "info", "completed", {"jobs": self._completed}
+            self._completed = 0
 
 
 def _print(line: str, stream: TextIO) -> None:
@@ -110,6 +131,20 @@ def describe(event: Event) -> Iterator[Line]:
             yield "info", "promoted", {"jobs": count}
         case LeasesExpired(job_ids=ids):
             yield "warning", "attempts expired", {"jobs": len(ids), "first": ids[0] if ids else None}
+        case ChildStarted(pid=pid, kind=kind):
+            yield "info", "child ready", {"pid": pid, "kind": kind}
+        case ChildEnded(pid=pid, kind=kind, reason=reason):
+            yield "warning", "child ended", {"pid": pid, "kind": kind, "reason": reason}
+        case JobsSettled(others=others):
+            for settlement in others[:SETTLED_TOLD_MAX]:
+                level = _SETTLED_LEVELS.get(settlement.outcome, "warning")
+                yield level, settlement.outcome.replace("_", " "), _settled_fields(settlement)
+            if len(others) > SETTLED_TOLD_MAX:
+                yield "warning", "not completed", {"jobs": len(others)}
+        case AttemptsLost(job_ids=ids, reason=reason):
+            yield "warning", "attempts lost", {"jobs": len(ids), "first": ids[0] if ids else None, "reason": reason}
+        case Draining(running=running, reason=reason):
+            yield "info", "draining", {"running": running, "reason": reason}
         case Pruned(rows=rows):
             yield "info", "pruned", {"rows": rows}
         case TickFailed(loop=loop, error=error):
@@ -134,6 +169,18 @@ def _decided(plans: tuple[Plan, ...]) -> Iterator[Line]:
         for decision in plan.decisions:
             counts[str(decision.outcome)] += decision.count
     yield "info", "decided", {"schedules": len(plans), **counts}
+
+
+def _settled_fields(settlement: Settlement) -> dict[str, object]:
+    return {
+        "job": settlement.job_id,
+        "attempt": settlement.attempt,
+        "status": str(settlement.status),
+        "reason": settlement.reason or None,
+    }
+
+
+_SETTLED_LEVELS: Final = {"released": "info", "cancelled": "info"}
 
 
 def _decision_fields(plan: Plan, decision: Decision) -> dict[str, object]:

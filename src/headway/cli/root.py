@@ -60,15 +60,21 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "Operate": {
         "migrate": ("migrate", "Bring the store to the schema of this program."),
-        "scheduler": ("serve", "Decide the schedules of the store, as one of any number of schedulers."),
-        "status": ("status", "Who leads, what waits, what is late."),
+        "serve": ("serve", "Be scheduler and worker in one process, as one of any number of them."),
+        "scheduler": ("scheduler", "Decide the schedules of the store, as one of any number of schedulers."),
+        "worker": ("worker", "Run the jobs of the app's tasks, as one of any number of workers."),
+        "status": ("status", "Who leads, who works, what waits, what is late."),
+        "top": ("top", "The same, live: queues, running jobs with their bars, what comes next."),
         "doctor": ("doctor", "Check the store, the clock and the settings, and name the cures."),
         "audit": ("audit", "Compare the expected instants with the recorded ones."),
     },
     "Work": {
         "schedules": ("schedules", "List, preview, change, pause, trigger and backfill schedules."),
-        "enqueue": ("enqueue", "Enqueue a job."),
-        "jobs": ("jobs", "List, show and cancel jobs."),
+        "enqueue": ("enqueue", "Enqueue a job, and watch it if you like."),
+        "jobs": ("jobs", "List, show, watch, retry and cancel jobs, and ask why they are where they are."),
+        "dead": ("dead", "List, retry and drop dead letters: jobs that failed for good."),
+        "queues": ("queues", "List queues; pause and resume them."),
+        "workers": ("workers", "List workers, and have one finish and leave."),
     },
 }
 COMMANDS: Final = {name: entry for section in SECTIONS.values() for name, entry in section.items()}

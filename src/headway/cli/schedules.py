@@ -24,7 +24,7 @@ from headway.cli.show import Column
 from headway.cli.text import away, clean, count, is_fine, span, utc
 from headway.errors import Conflict, DefinitionError, InvalidSchedule, ScheduleNotFound
 from headway.instants import Instant, isoformat, parse_instant
-from headway.model import Occurrence, Schedule, ScheduleSpec, encode_args
+from headway.model import FAILING_FLAGGED, Occurrence, Schedule, ScheduleSpec, encode_args
 from headway.scheduling.triggers import After, At, Every, Trigger, describe
 from headway.scheduling.zones import zone
 from headway.store import Store
@@ -100,6 +100,8 @@ def state(schedule: Schedule, now: Instant) -> str:
         return f"paused{until}" + (f": {pause.reason}" if pause.reason else "")
     if schedule.next_at is None:
         return "on (waits for its job to end)" if isinstance(schedule.spec.trigger, After) else "over"
+    if schedule.failing >= FAILING_FLAGGED:
+        return f"failing: its last {schedule.failing} jobs failed"
     return "on"
 
 

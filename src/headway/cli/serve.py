@@ -1,31 +1,41 @@
-"""`headway scheduler`: one process in the role of a scheduler, from its first signal handler to its last lease.
+"""`headway scheduler`, `headway worker`, `headway serve`: one process in one role or both, to its last lease.
 
-Start: open the store (and wait for it while it is down), bring the app's schedules into it, run the node. Stop, at
-SIGTERM or SIGINT: decide no more, hand the leases over, say goodbye, exit with 0; a second signal ends the process at
-once, and then the leases run out by themselves.
+Start: open the store (and wait for it while it is down), bring the app's schedules into it, run the node. A worker
+starts a child first, since its process imports the app and the supervisor's never does: the child tells which tasks
+and schedules there are, and which store.
+
+Stop, at SIGTERM or SIGINT: decide no more and take no more jobs, let what runs end within the grace, hand back the rest
+and the leases, say goodbye, exit with 0. At a second signal jobs are handed back at once; a third one ends the
+process without a word, and then the leases run out by themselves.
 """
 
 import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
 
 from headway import __version__
-from headway.app import Headway, new_node_id, scheduler_node
+from headway.app import Headway, crew_plan, new_node_id, scheduler_node, sync_schedules, worker_node
 from headway.cli.log import EventLog
 from headway.cli.session import Session, new_command
 from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
-from headway.errors import StoreUnavailable
+from headway.errors import InvalidConfig, StoreUnavailable
 from headway.events import subscribed
+from headway.model import ScheduleSpec
+from headway.node import EngineNode
 from headway.settings import Settings, mask_url
 from headway.store import Store
+from headway.worker.crew import Crew
+from headway.worker.frames import Hello
 
 INTERRUPTED: Final = 130
+CREW_GOODBYE_S: Final = 0.3
 
 NodeOption = Annotated[str | None, typer.Option("--node", metavar="NAME", help="What people call this process.")]
 ModeOption = Annotated[
@@ -45,6 +55,21 @@ LeaseOption = Annotated[
 ]
 PollOption = Annotated[
     str | None, typer.Option("--poll", metavar="DURATION", help="How often to look where no wake-up arrives.")
+]
+QueuesOption = Annotated[
+    str | None, typer.Option("--queues", metavar="A,B", help="Take jobs only from these queues; else from all.")
+]
+ConcurrencyOption = Annotated[
+    str | None, typer.Option("--concurrency", metavar="N", help="How many async jobs run at the same time (100).")
+]
+ProcessesOption = Annotated[
+    str | None, typer.Option("--processes", metavar="N", help="How many processes run def tasks (one per core).")
+]
+WorkerLeaseOption = Annotated[
+    str | None, typer.Option("--worker-lease", metavar="DURATION", help="How long a silent worker is waited for.")
+]
+GraceOption = Annotated[
+    str | None, typer.Option("--grace", metavar="DURATION", help="How long running jobs may take after SIGTERM.")
 ]
 
 
@@ -68,10 +93,74 @@ async def scheduler(
         leader_lease=leader_lease,
         poll=poll,
     )
-    await serve(settings, session.app(), EventLog.on_stderr(as_json=session.as_json))
+    await run_scheduler(settings, session.app(), EventLog.on_stderr(as_json=session.as_json))
 
 
-async def serve(settings: Settings, app: Headway | None, log: EventLog, stopping: asyncio.Event | None = None) -> None:
+async def worker(
+    session: Session,
+    queues: QueuesOption = None,
+    concurrency: ConcurrencyOption = None,
+    processes: ProcessesOption = None,
+    worker_lease: WorkerLeaseOption = None,
+    grace: GraceOption = None,
+    node: NodeOption = None,
+    poll: PollOption = None,
+) -> None:
+    """Run the jobs of the app's tasks, as one of any number of workers.
+
+    Needs --app (or HEADWAY_APP), or tasks in headway.toml. User code runs in child processes; this one keeps the
+    leases, whatever happens there. SIGTERM and Ctrl-C let running jobs end within --grace; a second signal hands them
+    back.
+    """
+    settings = session.loaded(
+        node=node,
+        queues=queues,
+        concurrency=concurrency,
+        processes=processes,
+        worker_lease=worker_lease,
+        grace=grace,
+        poll=poll,
+    )
+    log = EventLog.on_stderr(as_json=session.as_json)
+    await run_worker(settings, log, store=session.store_url, schedules=False)
+
+
+async def serve(
+    session: Session,
+    queues: QueuesOption = None,
+    concurrency: ConcurrencyOption = None,
+    processes: ProcessesOption = None,
+    worker_lease: WorkerLeaseOption = None,
+    grace: GraceOption = None,
+    node: NodeOption = None,
+    coordination_mode: ModeOption = None,
+    shards: ShardsOption = None,
+    leader_lease: LeaseOption = None,
+    poll: PollOption = None,
+) -> None:
+    """Be scheduler and worker in one process, as one of any number of them.
+
+    Needs --app (or HEADWAY_APP), or tasks in headway.toml. The app's schedules are brought into the store first.
+    """
+    settings = session.loaded(
+        node=node,
+        queues=queues,
+        concurrency=concurrency,
+        processes=processes,
+        worker_lease=worker_lease,
+        grace=grace,
+        coordination_mode=coordination_mode,
+        scheduler_shards=shards,
+        leader_lease=leader_lease,
+        poll=poll,
+    )
+    log = EventLog.on_stderr(as_json=session.as_json)
+    await run_worker(settings, log, store=session.store_url, schedules=True)
+
+
+async def run_scheduler(
+    settings: Settings, app: Headway | None, log: EventLog, stopping: asyncio.Event | None = None
+) -> None:
     """Run a scheduler until a signal, or the caller's event, ends it."""
     stopping = stopping or asyncio.Event()
     clock = Clock()
@@ -83,19 +172,97 @@ async def serve(settings: Settings, app: Headway | None, log: EventLog, stopping
             return
         try:
             if app is not None:
-                await _synchronise(app, stopping, log)
-            await _run(store, settings, clock, stopping)
+                await _synchronise(store, app.name, app.declared, stopping, log)
+            await _run(scheduler_node(store, settings, clock, __version__), stopping)
         finally:
             await store.close()
         log.write("stopped", node=clock.node)
 
 
-async def _run(store: Store, settings: Settings, clock: Clock, stopping: asyncio.Event) -> None:
-    node = scheduler_node(store, settings, clock, __version__)
+async def run_worker(
+    settings: Settings,
+    log: EventLog,
+    *,
+    store: str | None,
+    schedules: bool,
+    stopping: asyncio.Event | None = None,
+) -> None:
+    """Run a worker, which may be a scheduler too, until a signal or the caller's event ends it.
 
+    `store` is the one that was asked for; without it the app has one.
+    """
+    if settings.app is None:
+        raise InvalidConfig("a worker needs tasks: --app module:app or HEADWAY_APP")
+    stopping, hurrying = stopping or asyncio.Event(), asyncio.Event()
+    clock = Clock()
+    clock.node = new_node_id(clock)
+    with stopped_by_signals(stopping, log, hurrying), subscribed(log):
+        crew = Crew(crew_plan(settings, store), clock)
+        crew.open()
+        try:
+            hello = await _hello(crew, stopping)
+            if hello is None:
+                return
+            settings = replace(settings, store=store or hello.store)
+            log.write(
+                "starting",
+                node=clock.node,
+                name=settings.node,
+                store=mask_url(settings.store),
+                tasks=len(hello.tasks),
+                version=__version__,
+            )
+            await _work(settings, clock, crew, hello, log, stopping, hurrying, schedules=schedules)
+        finally:
+            await crew.close(CREW_GOODBYE_S)
+        log.write("stopped", node=clock.node)
+
+
+async def _work(
+    settings: Settings,
+    clock: Clock,
+    crew: Crew,
+    hello: Hello,
+    log: EventLog,
+    stopping: asyncio.Event,
+    hurrying: asyncio.Event,
+    *,
+    schedules: bool,
+) -> None:
+    store = await _open(settings, clock, stopping, log)
+    if store is None:
+        return
+    try:
+        if schedules:
+            declared = {name: ScheduleSpec.from_json(text) for name, text in hello.schedules.items()}
+            await _synchronise(store, hello.app, declared, stopping, log)
+        node, supervisor = worker_node(store, settings, clock, __version__, schedules=schedules)
+        supervisor.crew, crew.foreman = crew, supervisor
+        await _run(node, stopping, hurrying)
+    finally:
+        await store.close()
+
+
+async def _hello(crew: Crew, stopping: asyncio.Event) -> Hello | None:
+    """Wait for the first child to tell what is in the app; None when we are stopped before."""
+    waits = [asyncio.ensure_future(crew.greeted.wait()), asyncio.ensure_future(stopping.wait())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    if crew.hello is not None and crew.hello.error is not None:
+        raise InvalidConfig(crew.hello.error)
+    return crew.hello
+
+
+async def _run(node: EngineNode, stopping: asyncio.Event, hurrying: asyncio.Event | None = None) -> None:
     async def stop_when_told() -> None:
         await stopping.wait()
         node.stop()
+        if hurrying is not None:
+            await hurrying.wait()
+            node.hurry()
 
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(stop_when_told())
@@ -116,33 +283,36 @@ async def _open(settings: Settings, clock: Clock, stopping: asyncio.Event, log: 
     return None
 
 
-async def _synchronise(app: Headway, stopping: asyncio.Event, log: EventLog) -> None:
+async def _synchronise(
+    store: Store, owner: str, declared: Mapping[str, ScheduleSpec], stopping: asyncio.Event, log: EventLog
+) -> None:
     """Bring the app's schedules into the store; one that goes away meanwhile is waited for."""
     clock = Clock()
     while not stopping.is_set():
         try:
-            async with app:
-                done = await app.sync()
+            done = await sync_schedules(store, owner, declared)
         except StoreUnavailable as error:
             log.write("waiting for the store", level="warning", error=str(error))
             await clock.rest(RETRY_REST_S_MAX, stopping)
             continue
         counts = Counter(done.values())
         words = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
-        log.write("schedules synchronised", app=app.name, done=words or "nothing declared")
+        log.write("schedules synchronised", app=owner, done=words or "nothing declared")
         return
 
 
 @contextmanager
-def stopped_by_signals(stopping: asyncio.Event, log: EventLog) -> Iterator[None]:
-    """Set the event at the first SIGTERM or SIGINT; at the second, leave at once."""
+def stopped_by_signals(stopping: asyncio.Event, log: EventLog, hurrying: asyncio.Event | None = None) -> Iterator[None]:
+    """Set one event after the other at SIGTERM or SIGINT; at the signal after the last, leave at once."""
+    events = [stopping] if hurrying is None else [stopping, hurrying]
 
     def hear(name: str) -> Callable[[], None]:
         def stop() -> None:
-            if stopping.is_set():
+            event = next((event for event in events if not event.is_set()), None)
+            if event is None:
                 os._exit(INTERRUPTED)
-            log.write("stopping", signal=name)
-            stopping.set()
+            log.write("stopping" if event is stopping else "hurrying", signal=name)
+            event.set()
 
         return stop
 
@@ -157,4 +327,4 @@ def stopped_by_signals(stopping: asyncio.Event, log: EventLog) -> Iterator[None]
             loop.remove_signal_handler(number)
 
 
-app = new_command(scheduler)
+app = new_command(serve)

@@ -6,10 +6,7 @@ function, plain or async, whose first parameter is the `Session`; `command` give
 Which store? `--store`, else the one of the app when there is an app, else HEADWAY_STORE, headway.toml, the default.
 """
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -79,25 +76,28 @@ class Session:
 
     def app(self) -> "Headway | None":
         """Return the app, imported on first use, on the store that was asked for; None when there is none."""
-        path = self.app_path or self._loaded().app
+        path = self.app_path or self.loaded().app
         if path is None:
             return None
         if self._app is None:
+            from headway.app import load_app
+
             self._app = load_app(path)
             if self.store_url is not None:
-                self._app.settings = replace(self._app.settings, store=self._loaded().store)
+                self._app.settings = replace(self._app.settings, store=self.loaded().store)
         return self._app
 
     def settings(self, **flags: object) -> "Settings":
         """Return the settings with these flags on top."""
-        settings = self._loaded(**flags)
+        settings = self.loaded(**flags)
         if self.store_url is None and settings.app is not None:
             app = self.app()
             assert app is not None
             return replace(settings, store=app.settings.store)
         return settings
 
-    def _loaded(self, **flags: object) -> "Settings":
+    def loaded(self, **flags: object) -> "Settings":
+        """Return the settings as they are without looking into the app, which may name another store."""
         from headway.settings import Settings
 
         return Settings.load({"store": self.store_url, "app": self.app_path, **flags})
@@ -146,33 +146,6 @@ async def hear_time(store: "Store", clock: "Clock") -> float:
     rows = await store.driver.fetch(call("time"))
     clock.observe(rows[0]["now"], sent=sent)
     return clock.monotonic() - sent
-
-
-def load_app(path: str) -> "Headway":
-    """Import `module:app`, also from the current folder; say in one line what is wrong with it."""
-    from headway.app import Headway
-    from headway.errors import HeadwayError, InvalidConfig
-
-    module_name, _, attribute = path.partition(":")
-    attribute = attribute or "app"
-    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
-        raise InvalidConfig(f"--app must look like module:app, not {path[:60]!r}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-    except HeadwayError:
-        raise
-    except Exception as error:  # Whatever the user's module raises.
-        raise InvalidConfig(
-            f"the app {path!r} cannot be imported from {os.getcwd()}: {type(error).__name__}: {error}"
-        ) from error
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, Headway):
-        kind = "is not there" if found is None else f"is {type(found).__name__}, not Headway"
-        raise InvalidConfig(f"the app {path!r} cannot be used: {attribute!r} {kind}")
-    return found
 
 
 def new_group(*, help: str, cls: Any = None, epilog: str | None = None) -> typer.Typer:

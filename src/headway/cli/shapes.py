@@ -1,26 +1,24 @@
 """The JSON objects that the command line prints: jobs, schedules, decisions, previews. Times are ISO 8601 with `Z`."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, assert_never
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-import msgspec
-
 from headway.cli.show import Column
-from headway.cli.text import away, is_fine, local, local_text, span, stamp, utc, utc_beside
+from headway.cli.text import away, is_fine, local, local_text, stamp, utc, utc_beside
 from headway.errors import InvalidSchedule
 from headway.instants import Instant, format_duration
-from headway.lifecycle import Status
 from headway.model import Job, Occurrence, Pause, Schedule, ScheduleSpec
 from headway.scheduling.planner import first_at, next_instant
 from headway.scheduling.triggers import After, At, Cron, Trigger, describe, trigger_to_dict
 from headway.scheduling.zones import zone
+from headway.why import Detail, eta_seconds, glance, read_detail, read_error, read_json, read_metadata
 
 Shape = dict[str, Any]
 
 
-def job_shape(job: Job, now: Instant) -> Shape:
-    """Write a job the way the HTTP API does."""
+def job_shape(job: Job, now: Instant, *, why: str | None = None, node_name: str | None = None) -> Shape:
+    """Write a job the way the HTTP API does; without a `why` it says what the job alone can tell."""
     return {
         "id": job.id,
         "type": job.task,
@@ -31,9 +29,13 @@ def job_shape(job: Job, now: Instant) -> Shape:
         "started_at": stamp(job.started_at),
         "updated_at": stamp(job.updated_at),
         "finished_at": stamp(job.finished_at),
-        "metadata": {},
+        "metadata": read_metadata(job),
+        "detail": _detail_shape(read_detail(job)),
         "attempts": job.attempt,
+        "failures": job.failures,
         "max_attempts": job.max_attempts,
+        "timeout": _duration(job.timeout),
+        "expires_at": stamp(job.expires_at),
         "queue": job.queue,
         "priority": job.priority,
         "tenant": job.tenant,
@@ -42,36 +44,40 @@ def job_shape(job: Job, now: Instant) -> Shape:
         "schedule": job.schedule,
         "occurrence_at": stamp(job.occurrence_at),
         "batch": None,
-        "args": _decoded(job.args),
-        "result": _decoded(job.result),
-        "error": _decoded(job.error),
-        "why": why(job, now),
-        "eta_seconds": None,
+        "parent": job.parent,
+        "rerun_of": job.rerun_of,
+        "node": job.node,
+        "args": read_json(job.args),
+        "result": read_json(job.result),
+        "error": read_error(job.error),
+        "why": glance(job, now, node_name) if why is None else why,
+        "eta_seconds": eta_seconds(job, now),
         "version": job.version,
     }
 
 
-def _decoded(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)
+def _detail_shape(detail: Detail) -> Shape | None:
+    """Write what a job says about itself; null when it has said nothing."""
+    shape: Shape = {
+        name: value for name in ("step", "done", "total", "rate") if (value := getattr(detail, name)) is not None
+    }
+    if detail.steps:
+        shape["steps"] = [{"name": step.name, "state": step.state, "seconds": step.seconds} for step in detail.steps]
+    return shape or None
 
 
-def why(job: Job, now: Instant) -> str:
-    """Say in a few true words why the job is where it is."""
-    match job.status:
-        case Status.PENDING:
-            return "waits for a worker"
-        case Status.SCHEDULED:
-            return f"due {away(job.run_at, now)}"
-        case Status.RETRYING:
-            return f"{job.reason or 'failed'}; next attempt {away(job.run_at, now)}"
-        case Status.BLOCKED:
-            return f"waits for {job.blocked_by} to end"
-        case Status.RUNNING:
-            asked = "asked to stop, " if job.cancel_requested_at is not None else ""
-            return f"{asked}running on {job.node} for {span(now - (job.started_at or now))}"
-        case Status.COMPLETED | Status.FAILED | Status.TIMED_OUT | Status.CANCELLED:
-            return job.reason or f"{str(job.status).lower()} {away(job.finished_at or now, now)}"
-    assert_never(job.status)
+def attempt_shape(attempt: Mapping[str, Any]) -> Shape:
+    """Write an attempt that has ended."""
+    return {
+        "attempt": attempt["attempt"],
+        "node": attempt["node"],
+        "ready_at": stamp(attempt["ready_at"]),
+        "started_at": stamp(attempt["started_at"]),
+        "ended_at": stamp(attempt["ended_at"]),
+        "outcome": attempt["outcome"],
+        "reason": attempt["reason"],
+        "error": read_error(attempt["error"]),
+    }
 
 
 def occurrence_shape(occurrence: Occurrence) -> Shape:
@@ -103,6 +109,7 @@ def schedule_shape(schedule: Schedule, now: Instant) -> Shape:
         "paused": pause is not None,
         "pause": None if pause is None else _pause_shape(pause),
         "attention": schedule.attention,
+        "failing": schedule.failing,
     }
 
 
@@ -121,7 +128,7 @@ def spec_shape(spec: ScheduleSpec) -> Shape:
         "task": spec.task,
         "trigger": trigger_to_dict(spec.trigger),
         "rule": describe(spec.trigger),
-        "args": _decoded(spec.args),
+        "args": read_json(spec.args),
         "tenant": spec.tenant,
         "queue": spec.queue,
         "priority": spec.priority,

@@ -1,24 +1,30 @@
-"""`headway status`: who leads, what waits, what is late, and what is not as it should be."""
+"""`headway status`: who leads, who works, what waits, what is late, and what needs somebody."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headway.cli.around import alive
+from headway.cli.queues import queue_shapes
 from headway.cli.session import Desk, Session, new_command
-from headway.cli.show import Output
+from headway.cli.show import Column, Output
 from headway.cli.text import clean, count, span, stamp
+from headway.cli.workers import worker_shapes
 from headway.instants import SECOND, Instant
-from headway.model import Lease, Node
+from headway.model import FAILING_FLAGGED, Lease, Node
 from headway.settings import Settings, mask_url
 from headway.store.facts import Facts, facts
+from headway.why import Worker, error_line, workers_of
 
-ALIVE_WITHIN: Final = 10 * SECOND  # A node beats at least every two seconds.
 LATE: Final = 10 * SECOND  # The budget of promise L1.
 LATE_SHOWN: Final = 3
 STANDSTILL_S: Final = 30.0
 SETTLED_AFTER: Final = 5 * SECOND  # A node says first that it lives, and begins to listen then.
 SCHEDULER: Final = "scheduler"
 SHARD_PREFIX: Final = "scheduler/"
+DEAD_COUNTED_MAX: Final = 10_000
+DEAD_SHOWN: Final = 3
+FAILING_SHOWN: Final = 3
 OUTCOMES: Final = ("fired", "skipped", "missed", "coalesced", "paused")
 
 
@@ -35,6 +41,18 @@ class Situation:
     queues: list[dict[str, Any]]
     waiting: dict[str, int]
     schedules: dict[str, Any]
+    dead: list[dict[str, Any]]
+    failing: list[tuple[str, int]]
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The nodes that run jobs."""
+        return workers_of(self.nodes)
+
+    @property
+    def dead_letters(self) -> int:
+        """How many jobs have failed for good and await a look."""
+        return sum(row["letters"] for row in self.dead)
 
     @property
     def schedulers(self) -> list[Node]:
@@ -67,11 +85,37 @@ async def look(desk: Desk, settings: Settings) -> Situation:
         facts=await facts(store.driver),
         latency_s=desk.latency_s,
         leases=[lease for lease, runs in await store.leases.held(SHARD_PREFIX) if runs],
-        nodes=await store.nodes.alive(ALIVE_WITHIN),
-        queues=await store.queue.depths(),
+        nodes=await alive(store),
+        queues=await queue_shapes(store),
         waiting=await store.queue.waiting(),
         schedules=await store.ledger.summary(),
+        dead=await _dead(desk),
+        failing=await store.ledger.failing(FAILING_FLAGGED),
     )
+
+
+async def _dead(desk: Desk) -> list[dict[str, Any]]:
+    """Count dead letters by task; the first few tasks with what went wrong last."""
+    rows = await desk.store.queue.dead_counts(DEAD_COUNTED_MAX)
+    for row in rows[:DEAD_SHOWN]:
+        found = await desk.store.queue.dead(task=row["task"], limit=1)
+        row["error"] = (error_line(found[0].error) or found[0].reason) if found else ""
+    return rows
+
+
+def attention(situation: Situation) -> Iterator[tuple[str, str]]:
+    """Say what needs somebody, each with the command that leads on."""
+    if situation.dead:
+        many = situation.dead_letters
+        named = [f"{row['task']}: {row['error']}" if row.get("error") else row["task"] for row in situation.dead]
+        more = "" if len(named) <= DEAD_SHOWN else f"; and {len(named) - DEAD_SHOWN} more tasks"
+        at_least = "at least " if many >= DEAD_COUNTED_MAX else ""
+        letters = count(many, "dead letter")
+        yield f"{at_least}{letters} ({'; '.join(named[:DEAD_SHOWN])}{more})", "headway dead list"
+    for name, number in situation.failing[:FAILING_SHOWN]:
+        yield f"schedule {name}: its last {number} jobs failed", f"headway jobs list --schedule {name}"
+    if len(situation.failing) > FAILING_SHOWN:
+        yield f"{len(situation.failing) - FAILING_SHOWN} more schedules fail in a row", "headway schedules list"
 
 
 def degraded(situation: Situation) -> Iterator[str]:
@@ -83,10 +127,21 @@ def degraded(situation: Situation) -> Iterator[str]:
     undecided = situation.schedules["oldest_undecided_seconds"]
     if undecided > LATE / SECOND:
         yield f"the oldest undecided instant is {span(round(undecided) * SECOND)} old"
-    if attention := situation.schedules["attention"]:
-        yield f"{count(attention, 'schedule')} cannot be planned"
+    if held := situation.schedules["attention"]:
+        yield f"{count(held, 'schedule')} cannot be planned"
+    yield from _worker_faults(situation)
     for node in situation.nodes:
         yield from _node_faults(node, situation.facts.kind)
+
+
+def _worker_faults(situation: Situation) -> Iterator[str]:
+    pending = sum(queue["pending"] for queue in situation.queues)
+    if pending and not situation.workers:
+        yield f"no worker is alive, and {count(pending, 'job')} {'waits' if pending == 1 else 'wait'}"
+    for queue in situation.queues:
+        if queue["paused"] and queue["pending"]:
+            waits = "waits" if queue["pending"] == 1 else "wait"
+            yield f"queue {queue['name']} is paused, and {count(queue['pending'], 'job')} {waits} in it"
 
 
 def _node_faults(node: Node, kind: str) -> Iterator[str]:
@@ -112,7 +167,7 @@ def shape(situation: Situation) -> dict[str, Any]:
         "leader": None if situation.leader is None else _lease_shape(situation.leader),
         "shards": [{"role": lease.name, **_lease_shape(lease)} for lease in situation.leases],
         "nodes": [_node_shape(node) for node in situation.nodes],
-        "workers": [],
+        "workers": worker_shapes(situation.nodes),
         "queues": situation.queues,
         "jobs": {"PENDING": sum(queue["pending"] for queue in situation.queues), **situation.waiting},
         "schedules": {
@@ -121,6 +176,8 @@ def shape(situation: Situation) -> dict[str, Any]:
             "coming": [_coming_shape(coming, situation.now) for coming in schedules["coming"]],
         },
         "oldest_undecided_seconds": undecided,
+        "dead": {"total": situation.dead_letters, "tasks": situation.dead},
+        "failing": [{"schedule": name, "failed_in_a_row": number} for name, number in situation.failing],
         "degraded": list(degraded(situation)),
     }
 
@@ -151,15 +208,19 @@ def _node_shape(node: Node) -> dict[str, Any]:
 
 
 def tell(out: Output, situation: Situation) -> None:
-    """Write the situation for people: five lines and what needs them."""
+    """Write the situation for people: six lines and what needs them."""
     left = {
         "store": _store_text(situation),
         "leader": _leader_text(situation),
+        "workers": workers_text(situation.workers),
         "jobs": _jobs_text(situation),
         "schedules": _schedules_text(situation),
         "last 24 h": _outcomes_text(situation),
     }
-    out.facts(left | _late_facts(situation))
+    rows = list((left | _late_facts(situation)).items())
+    needs = [f"{text}  →  {command}" for text, command in attention(situation)]
+    rows += [("attention" if index == 0 else "", need) for index, need in enumerate(needs)]
+    out.table((Column("", "quiet"), Column("", wraps=True)), rows)
     for fault in degraded(situation):
         out.say(f"! {clean(fault)}", "warn")
 
@@ -195,6 +256,18 @@ def _leader_text(situation: Situation) -> str:
         return f"{len(situation.leases)} shards led by {count(len(holders), 'node')}  ({alive})"
     lease = situation.leader
     return f"{lease.holder_name}  term {lease.token}  since {span(situation.now - lease.since)}  ({alive})"
+
+
+def workers_text(workers: list[Worker]) -> str:
+    """Say how many workers there are and how busy they are."""
+    if not workers:
+        return "none alive"
+    draining = sum(worker.draining for worker in workers)
+    slots, running = sum(worker.slots for worker in workers), sum(worker.running for worker in workers)
+    parts = [f"{len(workers) - draining:,} alive"]
+    if draining:
+        parts.append(f"{draining:,} draining")
+    return " · ".join([*parts, f"{running:,} of {count(slots, 'slot')} busy"])
 
 
 def _jobs_text(situation: Situation) -> str:

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from headway.instants import DAY, HOUR, MILLISECOND, MINUTE, SECOND, Duration, Instant, isoformat, to_datetime
+from headway.instants import MINUTE, Instant, isoformat, to_datetime
+from headway.instants import away as away  # For everybody here who writes times.
+from headway.instants import span as span
 
 
 def clean(text: object) -> str:
@@ -19,28 +21,6 @@ def clean(text: object) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
-
-
-def span(duration: Duration) -> str:
-    """Write a duration with its two largest units: `4m 12s`, `3h 2m`, `0.2s`."""
-    if duration < 0:
-        return "-" + span(-duration)
-    if 0 < duration < 100 * MILLISECOND:
-        return f"{max(1, duration // MILLISECOND)}ms"
-    if duration < 10 * SECOND:
-        return f"{duration / SECOND:.1f}s" if duration % SECOND else f"{duration // SECOND}s"
-    for large, unit, small, rest in ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "m"), (MINUTE, "m", SECOND, "s")):
-        if duration >= large:
-            few = duration % large // small
-            return f"{duration // large}{unit} {few}{rest}" if few else f"{duration // large}{unit}"
-    return f"{duration // SECOND}s"
-
-
-def away(instant: Instant, now: Instant) -> str:
-    """Say how far an instant is from now: `in 3m 12s`, `2h ago`."""
-    if abs(instant - now) < SECOND // 10:
-        return "now"
-    return f"in {span(instant - now)}" if instant > now else f"{span(now - instant)} ago"
 
 
 def utc(instant: Instant, *, fine: bool = False) -> str:

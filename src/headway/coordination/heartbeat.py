@@ -26,6 +26,7 @@ class Heartbeat:
         lease: Duration,
         state: Callable[[], JsonObject],
         on_peers: Callable[[list[Node]], None],
+        on_asked: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._nodes = nodes
         self._listen = listen
@@ -35,6 +36,7 @@ class Heartbeat:
         self._lease = lease
         self._state = state
         self._on_peers = on_peers
+        self._on_asked = on_asked
         self._check_at = 0.0
 
     @property
@@ -44,7 +46,9 @@ class Heartbeat:
 
     async def tick(self) -> float:
         """Beat, look around, and now and then see whether wake-ups still arrive."""
-        await self._nodes.beat(replace(self._node, state=self._state()))
+        asked = await self._nodes.beat(replace(self._node, state=self._state()))
+        if asked is not None:
+            self._on_asked(asked)
         self._on_peers(await self._nodes.alive(self._lease))
         if self._wake_ups is None:
             self._wake_ups = await self._listen()

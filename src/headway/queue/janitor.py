@@ -1,7 +1,7 @@
 """The janitor's tick: what others left lying about.
 
-Leases of dead workers are ended, fixed-delay schedules whose job is gone get their next instant, and history older than
-the retention is deleted, a bounded piece at a time.
+Leases of dead workers are ended, and so are jobs that did not start within their time; fixed-delay schedules whose job
+is gone get their next instant; history older than the retention is deleted, a bounded piece at a time.
 """
 
 from collections.abc import Callable
@@ -44,9 +44,10 @@ class Janitor:
         expired = await self._queue.expire(BATCH)
         if expired:
             emit(LeasesExpired(node=self._clock.node, job_ids=tuple(expired)))
+        overdue = await self._queue.end_overdue(BATCH)
         await self._ledger.revive_stranded(BATCH)
         pruned = await self._prune()
-        return 0.0 if len(expired) == BATCH or pruned >= BATCH else self._poll_s
+        return 0.0 if BATCH in (len(expired), overdue) or pruned >= BATCH else self._poll_s
 
     async def _prune(self) -> int:
         if self._clock.monotonic() < self._prune_at:

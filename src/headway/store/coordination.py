@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from headway.clock import Clock
-from headway.instants import Duration, Instant
+from headway.instants import Duration
 from headway.model import Lease, Node
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
@@ -88,8 +88,8 @@ class StoreNodes:
         self._driver = driver
         self._clock = clock
 
-    async def beat(self, node: Node) -> Instant:
-        """Say that the node lives, and hear the store's time."""
+    async def beat(self, node: Node) -> str | None:
+        """Say that the node lives, hear the store's time, and what an operator asks of this node."""
         sent = self._clock.monotonic()
         rows = await self._driver.fetch(
             call(
@@ -101,9 +101,13 @@ class StoreNodes:
                 state=msgspec.json.encode(node.state).decode(),
             )
         )
-        now: Instant = rows[0]["now"]
-        self._clock.observe(now, sent=sent)
-        return now
+        self._clock.observe(rows[0]["now"], sent=sent)
+        asked: str | None = rows[0]["asked"]
+        return asked
+
+    async def ask(self, node_id: str, what: str) -> bool:
+        """Ask a node for something; False when there is no such node."""
+        return bool(await self._driver.fetch(call("ask_node", id=node_id, asked=what)))
 
     async def alive(self, within: Duration) -> list[Node]:
         """Return the nodes that were heard of lately."""
@@ -117,6 +121,7 @@ class StoreNodes:
                 started_at=row["started_at"],
                 beat_at=row["beat_at"],
                 state=msgspec.json.decode(row["state"]),
+                asked=row["asked"],
             )
             for row in rows
         ]

@@ -54,6 +54,7 @@ def read_schedule(row: Row) -> Schedule:
         pauses=_read_pauses(row["pauses"]),
         removed_at=row["removed_at"],
         attention=row["attention"],
+        failing=row["failing"],
     )
 
 
@@ -383,6 +384,11 @@ class StoreLedger:
         """Return the time up to which old decisions were deleted."""
         pruned: Instant = (await self._driver.fetch(call("counter", name="pruned_through")))[0]["value"]
         return pruned
+
+    async def failing(self, least: int, limit: int = 50) -> list[tuple[str, int]]:
+        """Return the schedules of which so many jobs in a row have failed, with that number, most first."""
+        rows = await self._driver.fetch(call("failing", least=least, limit=limit))
+        return [(row["name"], row["failing"]) for row in rows]
 
     async def summary(self) -> dict[str, Any]:
         """Count schedules and decisions of the last day, and find the oldest undecided instant."""

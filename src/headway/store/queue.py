@@ -8,21 +8,31 @@ When a job ends, two others may be waiting for it: the next in line of its sched
 schedule itself when it has a fixed delay. Both are moved in the same transaction.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
 from headway.clock import Clock
-from headway.errors import AlreadyFinal, DuplicateKey, InvalidTask, JobNotFound, StoreUnavailable
-from headway.instants import DAY, HOUR, Duration, Instant
+from headway.errors import (
+    AlreadyFinal,
+    DuplicateKey,
+    InvalidTask,
+    JobNotFound,
+    LeaseLost,
+    NotFinal,
+    StoreUnavailable,
+)
+from headway.instants import DAY, DURATION_MAX, HOUR, Duration, Instant
 from headway.lifecycle import FINAL, Attempt, Backoff, LeaseExpired, Settlement, Status, settle
-from headway.model import Job, NewJob
-from headway.store.transaction import Driver, Row, Transaction, as_json, call
+from headway.model import ARGS_BYTES_MAX, Claimed, EnqueuedRow, Job, NewJob, Report
+from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Transaction, as_json, call
 
 ENQUEUE_MAX: Final = 10_000
 ENQUEUE_STEP: Final = 1_000  # Rows in one statement; a larger one does not fit into the memory that databases give it.
 PAGE_MAX: Final = 200
+LOG_PAGE_MAX: Final = 10_000
+QUEUES_MAX: Final = 1_000
 _LAST_ID: Final = "~"  # Sorts after every id.
 _BYPASS_ROUNDS_MAX: Final = 10_000
 _LEASES_KEPT: Final = HOUR  # After they ran out; so long everybody can see who had them last.
@@ -47,6 +57,10 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     blocked_by: str | None = None
     tags: str | None = None
     options: str | None = None
+    metadata: str | None = None
+    parent: str | None = None
+    rerun_of: str | None = None
+    expires: Duration | None = None
     run_at: Instant | None = None
 
 
@@ -67,19 +81,62 @@ def job_row(job: NewJob) -> JobRow:
         occurrence_at=job.occurrence_at,
         blocked_by=job.blocked_by,
         tags=as_json(job.tags) if job.tags else None,
-        options=_options(job.backoff),
+        options=_options(job.backoff, job.timeout),
+        metadata=job.metadata,
+        parent=job.parent,
+        rerun_of=job.rerun_of,
+        expires=job.expires,
         run_at=job.run_at,
     )
 
 
-def _options(backoff: Backoff | None) -> str | None:
-    if backoff is None:
+_Bounded: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MAX)]  # What is longer does not fit into the store.
+
+
+class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What few jobs have, in one column of JSON."""
+
+    backoff: tuple[_Bounded, _Bounded] | None = None
+    timeout: _Bounded | None = None
+
+    def patience(self) -> Backoff | None:
+        """Return how long a failed job waits."""
+        return None if self.backoff is None else Backoff(first=self.backoff[0], most=self.backoff[1])
+
+
+_NO_OPTIONS: Final = _Options()
+_decode_options: Final = msgspec.json.Decoder(_Options).decode
+
+
+def _options(backoff: Backoff | None, timeout: Duration | None) -> str | None:
+    if backoff is None and timeout is None:
         return None
-    return msgspec.json.encode({"backoff": [backoff.first, backoff.most]}).decode()
+    patience = None if backoff is None else (backoff.first, backoff.most)
+    return msgspec.json.encode(_Options(backoff=patience, timeout=timeout)).decode()
+
+
+def _read_options(text: str | None) -> _Options:
+    """Read options as far as they can be read: whoever shows or expires a job must not fall over one."""
+    if text is None:
+        return _NO_OPTIONS
+    try:
+        return _decode_options(text)
+    except (msgspec.DecodeError, RecursionError):
+        return _NO_OPTIONS
+
+
+def _read_tags(text: str | None) -> tuple[str, ...]:
+    if not text:
+        return ()
+    try:
+        return tuple(msgspec.json.decode(text, type=list[str]))
+    except (msgspec.DecodeError, RecursionError):
+        return ()
 
 
 def read_job(row: Row) -> Job:
     """Make a job of a row."""
+    options = _read_options(row["options"])
     return Job(
         id=row["id"],
         task=row["task"],
@@ -95,7 +152,7 @@ def read_job(row: Row) -> Job:
         failures=row["failures"],
         version=row["version"],
         key=row["key"],
-        tags=tuple(msgspec.json.decode(row["tags"])) if row["tags"] else (),
+        tags=_read_tags(row["tags"]),
         schedule=row["schedule"],
         occurrence_at=row["occurrence_at"],
         blocked_by=row["blocked_by"],
@@ -110,25 +167,72 @@ def read_job(row: Row) -> Job:
         reason=row["reason"],
         result=row["result"],
         error=row["error"],
-        backoff=_read_backoff(row["options"]),
+        backoff=options.patience(),
+        timeout=options.timeout,
+        metadata=row["metadata"],
+        detail=row["detail"],
+        parent=row["parent"],
+        rerun_of=row["rerun_of"],
+        parked=row["parked"],
+        expires_at=row["expires_at"],
+        reviewed_at=row["reviewed_at"],
+        exclusive=row["exclusive"] == 1,
     )
 
 
-def _read_backoff(options: str | None) -> Backoff | None:
-    if options is None:
-        return None
-    first, most = msgspec.json.decode(options)["backoff"]
-    return Backoff(first=first, most=most)
+_DEFAULT_BACKOFF: Final = Backoff()
 
 
-class EnqueuedRow(msgspec.Struct, frozen=True):
-    """What the store made of a new job; `is_new` is False when its key was used before with the same arguments."""
-
-    id: str
-    status: str
-    created_at: Instant
-    run_at: Instant
-    is_new: bool
+def read_claimed(row: Row) -> Claimed:
+    """Make of a claimed row what a worker needs; what cannot be read is said, and stops nobody else's job."""
+    (
+        job_id,
+        task,
+        args,
+        attempt,
+        failures,
+        max_attempts,
+        tenant,
+        queue,
+        priority,
+        schedule,
+        occurrence_at,
+        options_text,
+        metadata,
+        reason,
+        run_at,
+        log_bytes,
+    ) = row  # In the order of the statement: by name takes longer.
+    options, unreadable = _NO_OPTIONS, None
+    if options_text is not None:
+        try:
+            options = _decode_options(options_text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            unreadable = f"its options cannot be read: {error}"
+    if not isinstance(args, str):  # SQLite keeps what it is given, whatever the column says.
+        unreadable, args = "its arguments are not text", "{}"
+    elif len(args) > ARGS_BYTES_MAX:
+        unreadable, args = f"its arguments have {len(args):,} characters, at most {ARGS_BYTES_MAX:,} are run", "{}"
+    return Claimed(
+        job_id=job_id,
+        task=task,
+        args=args,
+        attempt=attempt,
+        failures=failures,
+        max_attempts=max_attempts,
+        tenant=tenant,
+        queue=queue,
+        priority=priority,
+        schedule=schedule,
+        occurrence_at=occurrence_at,
+        reason=reason,
+        run_at=run_at,
+        backoff=options.patience() or _DEFAULT_BACKOFF,
+        timeout=options.timeout,
+        metadata=metadata,
+        log_bytes=log_bytes,
+        unreadable=unreadable,
+    )
 
 
 def enqueue(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
@@ -169,15 +273,17 @@ def end(job_ids: Sequence[str], schedules: Iterable[str | None]) -> Transaction[
         yield call("follow", names=as_json(names))
 
 
-def cancel(job_ids: Sequence[str], reason: str, *, moves_on: bool = True) -> Transaction[tuple[list[str], list[str]]]:
-    """End jobs that are not running and ask running ones to stop; return both lists.
+def cancel(
+    job_ids: Sequence[str], reason: str, *, moves_on: bool = True, stops_running: bool = True
+) -> Transaction[tuple[list[str], list[str]]]:
+    """End jobs that are not running and, unless they shall be left alone, ask running ones to stop; return both lists.
 
     What waited for them moves on, unless the caller puts something in their place.
     """
     ids = as_json(sorted(job_ids))
     yield call("lock_jobs", ids=ids)  # Else a worker could hand one back after it was looked at as not running.
     ended = yield call("cancel", ids=ids, reason=reason)
-    asked = yield call("request_cancel", ids=ids, reason=reason)
+    asked = (yield call("request_cancel", ids=ids, reason=reason)) if stops_running else []
     if ended and moves_on:
         gone = [row["id"] for row in ended]
         for _ in range(_BYPASS_ROUNDS_MAX):  # Ends after as many rounds as cancelled jobs stood in one line.
@@ -190,10 +296,12 @@ def cancel(job_ids: Sequence[str], reason: str, *, moves_on: bool = True) -> Tra
     return [row["id"] for row in ended], [row["id"] for row in asked]
 
 
-def _cancel_in_line(job_ids: Sequence[str], reason: str) -> Transaction[tuple[list[str], list[str]]]:
+def _cancel_in_line(
+    job_ids: Sequence[str], reason: str, *, stops_running: bool = True
+) -> Transaction[tuple[list[str], list[str]]]:
     """Cancel jobs while nobody else changes the lines that they stand in."""
     yield call("lock_lines", ids=as_json(sorted(job_ids)))
-    return (yield from cancel(job_ids, reason))
+    return (yield from cancel(job_ids, reason, stops_running=stops_running))
 
 
 def settle_attempts(settlements: Sequence[Settlement]) -> Transaction[frozenset[str]]:
@@ -201,8 +309,44 @@ def settle_attempts(settlements: Sequence[Settlement]) -> Transaction[frozenset[
 
     A job that was asked to stop does not run again, whatever ended its attempt.
     """
-    rows = yield call("settle", settlements=as_json([_settlement_row(s) for s in settlements]))
     by_attempt = {(settlement.job_id, settlement.attempt): settlement for settlement in settlements}
+    written = yield from _settle_completed([s for s in by_attempt.values() if s.status is Status.COMPLETED])
+    written |= yield from _settle_others([s for s in by_attempt.values() if s.status is not Status.COMPLETED])
+    yield from count_failures([s for attempt, s in by_attempt.items() if attempt in written and s.schedule])
+    if len(written) == len(by_attempt):
+        return frozenset()
+    absent = [settlement for attempt, settlement in by_attempt.items() if attempt not in written]
+    return (yield from _refuse(absent))
+
+
+def _settle_completed(settlements: Sequence[Settlement]) -> Transaction[set[tuple[str, int]]]:
+    if not settlements:
+        return set()
+    rows = yield completed(settlements)
+    in_line = [row for row in rows if row["schedule"] is not None]
+    yield from end([row["id"] for row in in_line], (row["schedule"] for row in in_line))
+    return {(row["id"], row["attempt"]) for row in rows}
+
+
+class _CompletedRow(msgspec.Struct, frozen=True):
+    """A success as the row that the statement `settle_completed` unfolds."""
+
+    job_id: str
+    job_attempt: int
+    to_result: str | None
+
+
+def completed(settlements: Sequence[Settlement]) -> Call:
+    """Write successes: one statement, however many there are."""
+    rows = [_CompletedRow(settlement.job_id, settlement.attempt, settlement.result) for settlement in settlements]
+    return call("settle_completed", attempts=as_json(rows))
+
+
+def _settle_others(settlements: Sequence[Settlement]) -> Transaction[set[tuple[str, int]]]:
+    if not settlements:
+        return set()
+    by_attempt = {(settlement.job_id, settlement.attempt): settlement for settlement in settlements}
+    rows = yield call("settle", settlements=as_json([_settlement_row(s) for s in settlements]))
     written = {(row["id"], row["attempt"]): row for row in rows}
     if written:
         traces = [_attempt_row(row, by_attempt[attempt]) for attempt, row in written.items()]
@@ -212,7 +356,33 @@ def settle_attempts(settlements: Sequence[Settlement]) -> Transaction[frozenset[
     asked = [row["id"] for row in rows if row["finished_at"] is None and row["cancel_requested_at"] is not None]
     if asked:
         yield from cancel(asked, "stopped as asked")
-    stale = [settlement for attempt, settlement in by_attempt.items() if attempt not in written]
+    return set(written)
+
+
+def count_failures(settlements: Sequence[Settlement]) -> Transaction[None]:
+    """Note for schedules how many of their jobs have failed in a row."""
+    failed: dict[str, int] = {}
+    succeeded: set[str] = set()
+    for settlement in settlements:
+        name = settlement.schedule
+        if name is None or settlement.status not in FINAL or settlement.status is Status.CANCELLED:
+            continue
+        if settlement.status is Status.COMPLETED:
+            failed[name] = 0
+            succeeded.add(name)
+        else:
+            failed[name] = failed.get(name, 0) + 1
+    if failed:
+        rows = [{"schedule": name, "failed": failed[name], "succeeded": int(name in succeeded)} for name in failed]
+        yield call("count_failures", ends=as_json(rows))
+
+
+def _refuse(settlements: Sequence[Settlement]) -> Transaction[frozenset[str]]:
+    """Tell stale settlements from those whose first answer was lost on its way; leave a trace of the stale ones."""
+    asked = [{"job_id": s.job_id, "attempt": s.attempt, "outcome": s.outcome} for s in settlements]
+    rows = yield call("settled_already", attempts=as_json(asked))
+    known = {(row["job_id"], row["attempt"]) for row in rows}
+    stale = [settlement for settlement in settlements if (settlement.job_id, settlement.attempt) not in known]
     yield from _record_events(
         [(s.job_id, "settle_refused", {"attempt": s.attempt, "outcome": s.outcome}) for s in stale]
     )
@@ -227,8 +397,8 @@ def _settlement_row(settlement: Settlement) -> dict[str, object]:
         "final": int(settlement.status in FINAL),
         "to_failures": settlement.failures,
         "to_reason": settlement.reason,
-        "to_result": settlement.result,
         "to_error": settlement.error,
+        "to_parked": settlement.parked,
         "retry_in": settlement.retry_in,
     }
 
@@ -271,7 +441,7 @@ def _expired_attempt(row: Row) -> Attempt:
         failures=row["failures"],
         max_attempts=row["max_attempts"],
         schedule=row["schedule"],
-        backoff=_read_backoff(row["options"]) or Backoff(),
+        backoff=_read_options(row["options"]).patience() or _DEFAULT_BACKOFF,
     )
 
 
@@ -287,6 +457,8 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
         ids = as_json([row["id"] for row in jobs])
         yield call("prune_attempts", ids=ids)
         yield call("prune_job_events", ids=ids)
+        yield call("prune_log", ids=ids)
+        yield call("prune_steps", ids=ids)
     occurrences = yield call("prune_occurrences", retention=retention, limit=limit)
     if occurrences:
         newest = max(row["decided_at"] for row in occurrences)
@@ -295,6 +467,134 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     leases = yield call("prune_leases", age=_LEASES_KEPT, limit=limit)
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
     return sum(map(len, (jobs, occurrences, events, leases, nodes)))
+
+
+def _report_call(reports: Sequence[Report]) -> Call:
+    rows = [
+        _ReportRow(
+            report.job_id,
+            report.attempt,
+            report.progress,
+            report.detail,
+            report.metadata,
+            sum(len(line) + 1 for _, _, line in report.lines),
+        )
+        for report in reports
+    ]
+    return call("report", reports=as_json(rows))
+
+
+class _ReportRow(msgspec.Struct, frozen=True):
+    """A report as the row that the statement `report` unfolds."""
+
+    job_id: str
+    job_attempt: int
+    to_progress: int | None
+    to_detail: str | None
+    to_metadata: str | None
+    more_log: int
+
+
+def _stale(reports: Sequence[Report], rows: Sequence[Row]) -> frozenset[str]:
+    written = {(row["id"], row["attempt"]) for row in rows}
+    return frozenset(report.job_id for report in reports if (report.job_id, report.attempt) not in written)
+
+
+def _report(reports: Sequence[Report]) -> Transaction[frozenset[str]]:
+    """Write reports and, of attempts that are not over, the lines; the update keeps them from ending meanwhile."""
+    rows = yield _report_call(reports)
+    written = {(row["id"], row["attempt"]) for row in rows}
+    lines = [
+        {"job_id": report.job_id, "attempt": report.attempt, "at": at, "stream": stream, "line": line}
+        for report in reports
+        if (report.job_id, report.attempt) in written
+        for at, stream, line in report.lines
+    ]
+    if lines:
+        yield call("record_log", lines=as_json(lines))
+    return _stale(reports, rows)
+
+
+def _hold(job_id: str, attempt: int) -> Transaction[Row]:
+    rows = yield call("hold_attempt", id=job_id, attempt=attempt)
+    if not rows:
+        raise LeaseLost(f"attempt {attempt} of {job_id} is over")
+    return rows[0]
+
+
+def _keep_step(job_id: str, attempt: int, name: str, result: str) -> Transaction[None]:
+    yield from _hold(job_id, attempt)
+    yield call("record_step", id=job_id, attempt=attempt, name=name, result=result)
+
+
+def _enqueue_from(job_id: str, attempt: int, jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
+    yield from _hold(job_id, attempt)
+    return (yield from enqueue(jobs))
+
+
+def _end_overdue(limit: int) -> Transaction[int]:
+    ids = [row["id"] for row in (yield call("overdue", limit=limit))]
+    if not ids:
+        return 0
+    # One that a worker has taken in its last moment has started in time, and runs.
+    ended, _ = yield from _cancel_in_line(ids, "expired: it did not start within its time", stops_running=False)
+    return len(ended)
+
+
+def _review(job_ids: Sequence[str], event: str, author: str) -> Transaction[list[str]]:
+    rows = yield call("review", ids=as_json(sorted(job_ids)))
+    reviewed = [row["id"] for row in rows]
+    yield from _record_events([(job_id, event, {"author": author}) for job_id in reviewed])
+    return reviewed
+
+
+def _retry(job_id: str, author: str, clock: Clock) -> Transaction[str]:
+    """Make a new job of an ended one. Of a schedule that runs one at a time it waits for whoever is live."""
+    yield call("lock_lines", ids=as_json([job_id]))
+    rows = yield call("job", id=job_id)
+    if not rows:
+        raise JobNotFound(f"no job has the id {job_id!r}")
+    job = read_job(rows[0])
+    if job.parked is not None and job.status is Status.BLOCKED:
+        if (yield call("unpark_job", id=job_id)):
+            yield from _record_events([(job_id, "unparked", {"author": author})])
+        return job_id
+    if not job.status.is_final:
+        raise NotFinal(f"{job_id} is {job.status}; only a job that has ended can be retried")
+    blocked_by = yield from _last_in_line(job)
+    new_id = clock.new_id("job")
+    again = NewJob(
+        id=new_id,
+        task=job.task,
+        args=job.args,
+        tenant=job.tenant,
+        queue=job.queue,
+        priority=job.priority,
+        max_attempts=job.max_attempts,
+        backoff=job.backoff,
+        timeout=job.timeout,
+        tags=job.tags,
+        schedule=job.schedule,
+        occurrence_at=job.occurrence_at,
+        exclusive=job.exclusive,
+        blocked_by=blocked_by,
+        parent=job.parent,
+        rerun_of=job.id,
+    )
+    yield call("enqueue", jobs=as_json([job_row(again)]))
+    yield from _review([job.id], "reviewed", author)
+    yield from _record_events([(job.id, "retried", {"author": author, "job_id": new_id})])
+    return new_id
+
+
+def _last_in_line(job: Job) -> Transaction[str | None]:
+    if not job.exclusive or job.schedule is None:
+        return None
+    rows = yield call("live_jobs", names=as_json([{"name": job.schedule}]))
+    waiting = [row["id"] for row in rows if row["status"] == Status.BLOCKED]
+    others = {row["blocked_by"] for row in rows}
+    last = [job_id for job_id in waiting if job_id not in others] or [row["id"] for row in rows]
+    return last[-1] if last else None
 
 
 class StoreQueue:
@@ -323,11 +623,21 @@ class StoreQueue:
         next_at: Instant | None = row["now"] if row["is_free"] else row["next_at"]
         return next_at
 
-    async def claim(self, queue: str, *, node: str, lease: Duration, limit: int) -> list[Job]:
+    async def claim(
+        self, queue: str, *, node: str, lease: Duration, limit: int, skip: Collection[str] = ()
+    ) -> list[Claimed]:
         """Take ready jobs of a queue, highest priority first, then oldest."""
-        rows = await self._driver.fetch(call("claim", queue=queue, node=node, lease=lease, limit=limit))
-        jobs = [read_job(row) for row in rows]
-        return sorted(jobs, key=lambda job: (-job.priority, job.run_at, job.id))  # RETURNING has no order.
+        rows = await self._driver.fetch(
+            call("claim", queue=queue, node=node, lease=lease, limit=limit, skip=as_json(sorted(skip)))
+        )
+        jobs = [read_claimed(row) for row in rows]
+        if len(jobs) > 1:
+            jobs.sort(key=lambda job: (-job.priority, job.run_at, job.job_id))  # RETURNING has no order.
+        return jobs
+
+    async def ready_queues(self) -> list[str]:
+        """Return the queues in which anything is ready."""
+        return [row["queue"] for row in await self._driver.fetch(call("ready_queues", limit=QUEUES_MAX))]
 
     async def extend(self, attempts: Iterable[tuple[str, int]], *, lease: Duration) -> dict[str, bool]:
         """Extend running attempts; those that are over do not come back."""
@@ -337,7 +647,54 @@ class StoreQueue:
 
     async def settle(self, settlements: Sequence[Settlement]) -> frozenset[str]:
         """Write what ended attempts make of their jobs; return the ids of stale ones."""
+        if all(s.status is Status.COMPLETED and s.schedule is None for s in settlements):
+            rows = await self._driver.fetch(completed(settlements))  # The usual case: one statement, no transaction.
+            if len(rows) == len(settlements):
+                return frozenset()
+            written = {(row["id"], row["attempt"]) for row in rows}
+            absent = [s for s in settlements if (s.job_id, s.attempt) not in written]
+            return await self._driver.run(lambda: _refuse(absent))
         return await self._driver.run(lambda: settle_attempts(settlements))
+
+    async def report(self, reports: Sequence[Report]) -> frozenset[str]:
+        """Write progress, metadata and log lines of running attempts; return the ids of stale ones."""
+        if any(report.lines for report in reports):
+            return await self._driver.run(lambda: _report(reports))
+        return _stale(reports, await self._driver.fetch(_report_call(reports)))
+
+    async def asked_to_stop(self, node: str) -> dict[tuple[str, int], str]:
+        """Return the running attempts of a node that shall stop, each with the reason."""
+        rows = await self._driver.fetch(call("asked_to_stop", node=node))
+        return {(row["id"], row["attempt"]): row["reason"] for row in rows}
+
+    async def steps(self, job_ids: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the stored results of finished steps, as JSON text by job and name."""
+        found: dict[str, dict[str, str]] = {}
+        for row in await self._driver.fetch(call("steps", ids=as_json(sorted(job_ids)))):
+            found.setdefault(row["job_id"], {})[row["name"]] = row["result"]
+        return found
+
+    async def keep_step(self, job_id: str, attempt: int, name: str, result: str) -> None:
+        """Store the result of a finished step; raise `LeaseLost` when the attempt is over."""
+        await self._driver.run(lambda: _keep_step(job_id, attempt, name, result))
+
+    async def enqueue_from(self, job_id: str, attempt: int, jobs: Sequence[NewJob]) -> list[EnqueuedRow]:
+        """Insert the jobs that a running attempt makes; raise `LeaseLost` when it is over. Repeating it is safe."""
+        try:
+            return await self._driver.run(lambda: _enqueue_from(job_id, attempt, jobs))
+        except ConstraintViolated:
+            found = [await self.get(job.id) for job in jobs]  # The answer to the first time was lost.
+            return [EnqueuedRow(job.id, str(job.status), job.created_at, job.run_at, True) for job in found]
+
+    async def unpark(self, tasks: Iterable[str], cause: str = "") -> int:
+        """Let parked jobs of these tasks be looked at again, all or those parked for one cause; return how many."""
+        return len(await self._driver.fetch(call("unpark", tasks=as_json(sorted(tasks)), cause=cause)))
+
+    async def end_overdue(self, limit: int) -> int:
+        """End jobs that did not start within their time; return how many."""
+        if not await self._driver.fetch(call("overdue", limit=1)):
+            return 0
+        return await self._driver.run(lambda: _end_overdue(limit))
 
     async def expire(self, limit: int) -> list[str]:
         """Settle running attempts whose lease has run out."""
@@ -358,6 +715,72 @@ class StoreQueue:
         if not ended and not asked and job.status.is_final:
             raise AlreadyFinal(f"{job.id} has ended as {job.status} already; final states never change")
         return job
+
+    async def retry(self, job_id: str, *, author: str) -> Job:
+        """Run a job that has ended once more, as a new job linked to it; let a parked one be looked at again."""
+        found = await self.get(job_id)
+        new_id = await self._driver.run(lambda: _retry(found.id, author, self._clock))
+        return await self.get(new_id)
+
+    async def dead(
+        self,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        tenant: str | None = None,
+        schedule: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> list[Job]:
+        """Read a page of dead letters, newest first."""
+        filters = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
+        limit = max(1, min(limit, PAGE_MAX))
+        rows = await self._driver.fetch(call("dead", **filters, before=before or _LAST_ID, limit=limit))
+        return [read_job(row) for row in rows]
+
+    async def drop_dead(self, job_ids: Sequence[str], *, author: str) -> list[str]:
+        """Take dead letters off the list; return those that were on it."""
+        return await self._driver.run(lambda: _review(job_ids, "dropped", author))
+
+    async def pause(self, queue: str, *, author: str, reason: str = "") -> bool:
+        """Take nothing more from a queue; False when it was paused already."""
+        return bool(await self._driver.fetch(call("pause_queue", name=queue, author=author, reason=reason)))
+
+    async def resume(self, queue: str) -> bool:
+        """Take from a queue again; False when it was not paused."""
+        return bool(await self._driver.fetch(call("resume_queue", name=queue)))
+
+    async def paused(self) -> dict[str, dict[str, Any]]:
+        """Return the paused queues: since when, by whom and why."""
+        columns = ("paused_at", "paused_by", "reason")
+        rows = await self._driver.fetch(call("queues_paused"))
+        return {row["name"]: {column: row[column] for column in columns} for row in rows}
+
+    async def ahead(self, job: Job, limit: int = 10_000) -> int:
+        """Count the ready jobs that come before a ready one, up to a limit."""
+        place = {"queue": job.queue, "priority": job.priority, "run_at": job.run_at, "id": job.id}
+        jobs: int = (await self._driver.fetch(call("ahead", **place, limit=limit)))[0]["jobs"]
+        return jobs
+
+    async def running(self, limit: int = PAGE_MAX) -> list[Job]:
+        """Read the jobs that run, those that began first in front."""
+        return [read_job(row) for row in await self._driver.fetch(call("running", limit=limit))]
+
+    async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[dict[str, Any]]:
+        """Read a page of a job's log, oldest first."""
+        columns = ("seq", "attempt", "at", "stream", "line")
+        rows = await self._driver.fetch(call("log", id=job_id, after=after, limit=max(1, min(limit, LOG_PAGE_MAX))))
+        return [{column: row[column] for column in columns} for row in rows]
+
+    async def events(self, job_id: str, limit: int = 1_000) -> list[dict[str, Any]]:
+        """Read the history of a job, oldest first; times as the store writes them for people."""
+        columns = ("seq", "event", "data")
+        rows = await self._driver.fetch(call("events", id=job_id, limit=limit))
+        return [{**{column: row[column] for column in columns}, "at": row["seq"] // 8} for row in rows]
+
+    async def reruns(self, job_id: str) -> list[str]:
+        """Return the jobs that repeat this one."""
+        return [row["id"] for row in await self._driver.fetch(call("reruns", id=job_id))]
 
     async def get(self, job_id: str) -> Job:
         """Read one job by its id, or by the beginning of its id when that is unique."""
@@ -411,6 +834,15 @@ class StoreQueue:
             }
             for row in rows
         ]
+
+    async def running_counts(self) -> dict[str, int]:
+        """Count the jobs that run, by queue."""
+        return {row["queue"]: row["running"] for row in await self._driver.fetch(call("running_counts"))}
+
+    async def dead_counts(self, limit: int = 10_000) -> list[dict[str, Any]]:
+        """Count dead letters by task, most first, each with the newest of them; up to a limit in all."""
+        rows = await self._driver.fetch(call("dead_counts", limit=limit))
+        return [{column: row[column] for column in ("task", "letters", "newest")} for row in rows]
 
     async def waiting(self) -> dict[str, int]:
         """Count the jobs that run or wait for something, by status."""

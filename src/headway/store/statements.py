@@ -4,11 +4,13 @@ A statement has a header (`-- name: claim`, optionally `-- transition: …`, the
 SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL is a fragment in braces:
 
     {now}                            the store's own time in microseconds
+    {now_once}                       the same, worked out once per statement and not for every row; the planner cannot
+                                     see it, so it is for values and not for conditions that an index shall serve
     {rows jobs as r (id text, …)}    a JSON parameter as a table with typed columns
     {list ids}                       a JSON parameter as the right side of `in`
     {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
     {notify_ready} …                 a wake-up that travels with the commit; SQLite watches its data version instead
-    {text}                           text that sorts by its bytes, on every locale
+    {text} {bytewise}                text that sorts by its bytes, on every locale; a column read like that
     {time x} {view_now}              for views: times as people read them
 
 Rendering happens once per process and dialect.
@@ -92,6 +94,7 @@ SQLITE: Final = Dialect(
     "sqlite",
     {
         "now": _fixed("headway_now()"),
+        "now_once": _fixed("headway_now()"),
         "view_now": _fixed(_SQLITE_WALL),
         "rows": _sqlite_rows,
         "list": lambda parameter: f"(select value from json_each(:{parameter}))",
@@ -102,20 +105,28 @@ SQLITE: Final = Dialect(
         "notify_again": _fixed("null as woke"),
         "notify_schedules": _fixed("null as woke"),
         "notify_leases": _fixed("null as woke"),
+        "notify_waiting": _fixed("null as woke"),
+        "notify_stop": _fixed("null as woke"),
+        "notify_queue": _fixed("null as woke"),
+        "notify_beat": _fixed("null as woke"),
         "notify_payload": _fixed("null as woke"),
         "time": lambda column: f"strftime('%Y-%m-%dT%H:%M:%fZ', ({column}) / 1e6, 'unixepoch')",
         "json_object": _fixed("json_object"),
         "text": _fixed("text"),
+        "bytewise": _fixed("collate binary"),
         "serial": _fixed("integer primary key autoincrement"),
         "statuses": _fixed(_STATUSES),
     },
 )
 # For a connection that belongs to the caller: no function of ours is registered there.
-SQLITE_FOREIGN: Final = Dialect("sqlite", {**SQLITE.fragments, "now": _fixed(_SQLITE_WALL)})
+SQLITE_FOREIGN: Final = Dialect(
+    "sqlite", {**SQLITE.fragments, "now": _fixed(_SQLITE_WALL), "now_once": _fixed(_SQLITE_WALL)}
+)
 POSTGRES: Final = Dialect(
     "postgresql",
     {
         "now": _fixed(_POSTGRES_NOW),
+        "now_once": _fixed(f"(select {_POSTGRES_NOW})"),
         "view_now": _fixed(_POSTGRES_NOW),
         "rows": _postgres_rows,
         "list": lambda parameter: f"(select json_array_elements_text(cast(:{parameter} as json)))",
@@ -126,10 +137,15 @@ POSTGRES: Final = Dialect(
         "notify_again": _fixed(f"case when finished_at is null then {_NOTIFY_READY} end as woke"),
         "notify_schedules": _fixed(f"pg_notify('{_CHANNEL}', 'schedules') as woke"),
         "notify_leases": _fixed(f"pg_notify('{_CHANNEL}', 'leases') as woke"),
+        "notify_waiting": _fixed(f"pg_notify('{_CHANNEL}', 'waiting') as woke"),
+        "notify_stop": _fixed(f"pg_notify('{_CHANNEL}', 'stop') as woke"),
+        "notify_queue": _fixed(f"pg_notify('{_CHANNEL}', 'ready ' || name) as woke"),
+        "notify_beat": _fixed(f"pg_notify('{_CHANNEL}', 'beat ' || id) as woke"),
         "notify_payload": _fixed(f"pg_notify('{_CHANNEL}', :payload) as woke"),
         "time": lambda column: f"to_timestamp(({column}) / 1e6)",
         "json_object": _fixed("json_build_object"),
         "text": _fixed('text collate "C"'),
+        "bytewise": _fixed('collate "C"'),
         "serial": _fixed("bigint generated always as identity primary key"),
         "statuses": _fixed(_STATUSES),
     },

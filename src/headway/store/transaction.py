@@ -11,23 +11,28 @@ transaction, and the simulation fails it before or after any step. A transaction
 its beginning, so it must not change anything but the store.
 """
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from headway.errors import StoreError
 from headway.ports import WakeUps
 
+_NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # Not a backslash that is itself written with one.
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Row(Protocol):
-    """A row of a result, read by column name."""
+    """A row of a result, read by column name, or all columns in their order."""
 
     def __getitem__(self, column: str) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 Rows: TypeAlias = "list[Row]"
@@ -55,8 +60,12 @@ def call(statement: str, **parameters: object) -> Call:
 
 
 def as_json(rows: Iterable[object]) -> str:
-    """Write rows, or plain values, as the one JSON parameter that a statement unfolds."""
-    return msgspec.json.encode(rows if isinstance(rows, list) else list(rows)).decode()
+    """Write rows, or plain values, as the one JSON parameter that a statement unfolds.
+
+    PostgreSQL cannot keep a NUL, and one in what somebody's task logs must not refuse what goes with it.
+    """
+    text = msgspec.json.encode(rows if isinstance(rows, list) else list(rows)).decode()
+    return _NUL.sub(r"\1␀", text) if "\\u0000" in text else text
 
 
 def one(statement: Call) -> Transaction[Rows]:

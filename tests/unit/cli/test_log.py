@@ -9,10 +9,15 @@ import pytest
 
 from headway.cli.log import DECISIONS_TOLD_MAX, EventLog, describe
 from headway.events import (
+    AttemptsLost,
+    ChildEnded,
+    ChildStarted,
     ClockStepped,
     DecisionRefused,
+    Draining,
     Event,
     JobsPromoted,
+    JobsSettled,
     LeasesExpired,
     Pruned,
     ScheduleHeld,
@@ -23,6 +28,7 @@ from headway.events import (
     WakeModeChanged,
 )
 from headway.instants import SECOND, parse_instant
+from headway.lifecycle import Attempt, Crashed, settle
 from headway.model import Decided, Decision, Plan, Schedule, ScheduleSpec
 from headway.scheduling.triggers import Every
 
@@ -38,6 +44,8 @@ def fired(seconds: int = 0) -> Decision:
     return Decision(instant=NOW // SECOND * SECOND - seconds * SECOND, outcome=Decided.FIRED, reason="on time")
 
 
+ATTEMPT = Attempt(job_id="job_1", attempt=1, failures=0, max_attempts=3)
+
 EVENTS: list[Event] = [
     TermWon(node="n", role="scheduler/0", token=7),
     TermLost(node="n", role="scheduler/0", token=7, reason="released"),
@@ -46,6 +54,11 @@ EVENTS: list[Event] = [
     ScheduleHeld(node="n", schedule="a", reason="cannot be planned"),
     JobsPromoted(node="n", count=3),
     LeasesExpired(node="n", job_ids=("job_1",)),
+    ChildStarted(node="n", pid=7, kind="process"),
+    ChildEnded(node="n", pid=7, kind="process", reason="was killed by SIGSEGV"),
+    JobsSettled(node="n", completed=0, others=(settle(ATTEMPT, Crashed("{}"), 0.5),)),
+    AttemptsLost(node="n", job_ids=("job_1",), reason="their end was refused"),
+    Draining(node="n", running=3, reason="the worker ends"),
     Pruned(node="n", rows=9),
     TickFailed(node="n", loop="scheduler", error="gone", rest_s=1.0),
     ClockStepped(node="n", by_s=-3.5, store_now=NOW),

@@ -40,7 +40,12 @@ class Ears:
         self.closed += 1
 
 
-def heart(seat: Seat, ears: Ears, on_peers: Callable[[list[Node]], None] = lambda peers: None) -> Heartbeat:
+def heart(
+    seat: Seat,
+    ears: Ears,
+    on_peers: Callable[[list[Node]], None] = lambda peers: None,
+    on_asked: Callable[[str], None] = lambda what: None,
+) -> Heartbeat:
     """Give a seat a heartbeat."""
     return Heartbeat(
         seat.store.nodes,
@@ -50,6 +55,7 @@ def heart(seat: Seat, ears: Ears, on_peers: Callable[[list[Node]], None] = lambd
         lease=round(LEASE_S * SECOND),
         state=lambda: {"mood": "fine"},
         on_peers=on_peers,
+        on_asked=on_asked,
     )
 
 
@@ -101,6 +107,19 @@ async def test_it_listens_once_and_checks_now_and_then() -> None:
             await asyncio.sleep(1.0)
         assert beating.wake_mode == "notify"
         assert (ears.listened, ears.checked) == (1, int(29 // WATCH_CHECK_S))
+
+
+@virtual
+async def test_a_node_hears_what_is_asked_of_it() -> None:
+    async with Stage() as stage:
+        seat, asked = stage.seat(), list[str]()
+        beating = heart(seat, Ears(), on_asked=asked.append)
+        await beating.tick()
+        assert asked == []
+        assert await seat.store.nodes.ask(seat.clock.node, "drain")
+        for _ in range(2):  # With every beat, so that it cannot be missed.
+            await beating.tick()
+        assert asked == ["drain", "drain"]
 
 
 @virtual

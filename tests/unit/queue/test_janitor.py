@@ -53,7 +53,8 @@ class House:
 async def test_a_job_whose_worker_is_silent_is_taken_back_when_its_lease_ends() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
-        job, last = await house.claimed(), await house.claimed(max_attempts=1)
+        job, last = await house.claimed(), await house.claimed()
+        stage.sql(f"update headway_jobs set failures = 2 where id = '{last}'")
         await asyncio.sleep(LEASE_S)
         assert await house.janitor.tick() == POLL_S
         assert await house.status(job) == "RUNNING"  # A lease counts to its last moment.
@@ -106,8 +107,23 @@ async def test_history_is_pruned_past_its_retention_now_and_then() -> None:
         await asyncio.sleep(PRUNE_EVERY_S)
         await house.janitor.tick()
         assert [row["id"] for row in stage.sql("select id from headway_jobs")] == [young]
-        assert [row["job_id"] for row in stage.sql("select job_id from headway_attempts")] == [young]
+        assert [row["job_id"] for row in stage.sql("select job_id from headway_all_attempts")] == [young]
         assert sum(event.rows for event in stage.said(Pruned)) >= 1
+
+
+@virtual
+async def test_jobs_that_did_not_start_in_time_are_ended_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
+    async with Stage() as stage:
+        house = House(stage.seat())
+        jobs = [NewJob(id=f"job_{n}", task="work", expires=5 * SECOND) for n in range(3)]
+        await house.seat.store.queue.enqueue(jobs)
+        await asyncio.sleep(4.9)
+        assert await house.janitor.tick() == POLL_S
+        assert not stage.sql("select * from headway_jobs where status <> 'PENDING'")
+        await asyncio.sleep(0.1)
+        assert [await house.janitor.tick() for _ in range(2)] == [0.0, POLL_S]
+        assert not stage.sql("select * from headway_jobs where status <> 'CANCELLED'")
 
 
 @virtual

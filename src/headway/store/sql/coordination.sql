@@ -60,7 +60,11 @@ delete from headway_leases where name in (select name from old) returning name;
 insert into headway_nodes (id, name, roles, version, started_at, beat_at, state)
 values (:id, :name, :roles, :version, {now}, {now}, :state)
 on conflict (id) do update set beat_at = {now}, state = excluded.state, roles = excluded.roles
-returning {now} as now;
+returning {now} as now, asked;
+
+-- name: ask_node
+-- Ask a node for something; it hears it with its next beat.
+update headway_nodes set asked = :asked where id = :id returning id, {notify_beat};
 
 -- name: leave
 -- Say goodbye.
@@ -68,7 +72,7 @@ delete from headway_nodes where id = :id;
 
 -- name: nodes
 -- Read the nodes that were heard of lately.
-select id, name, roles, version, started_at, beat_at, state, {now} as now from headway_nodes
+select id, name, roles, version, started_at, beat_at, state, asked, {now} as now from headway_nodes
 where beat_at >= {now} - :age order by started_at, id limit :limit;
 
 -- name: prune_nodes

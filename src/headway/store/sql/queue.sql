@@ -1,10 +1,13 @@
 -- The queue. Four statements write a status (promote, claim, settle, cancel); each names its transition.
+--
+-- `status || ''` hides a condition from the planner of PostgreSQL. Its statistics are mostly of a moment when nothing ran;
+-- it would go through "the one or two" running jobs and compare each with every row that was handed in.
 
 -- name: enqueue
 -- Insert jobs; one whose (tenant, key) exists already is left out and comes back as nothing.
 insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures, max_attempts,
-  exclusive, version, key, schedule, occurrence_at, blocked_by, args, tags, options, created_at, updated_at, ready_at,
-  progress, reason)
+  exclusive, version, key, schedule, occurrence_at, blocked_by, args, tags, options, metadata, parent, rerun_of,
+  expires_at, created_at, updated_at, ready_at, progress, reason)
 select r.id, r.tenant, r.task, r.queue, r.priority,
   case
     when r.blocked_by is not null then 'BLOCKED'
@@ -12,12 +15,13 @@ select r.id, r.tenant, r.task, r.queue, r.priority,
     else 'PENDING'
   end,
   coalesce(r.run_at, {now} + r.delay), 0, 0, r.max_attempts, r.exclusive, 1, r.key, r.schedule, r.occurrence_at,
-  r.blocked_by, r.args, r.tags, r.options, {now}, {now},
+  r.blocked_by, r.args, r.tags, r.options, r.metadata, r.parent, r.rerun_of,
+  coalesce(r.run_at, {now} + r.delay) + r.expires, {now}, {now},
   case when r.blocked_by is null and r.delay = 0 and (r.run_at is null or r.run_at <= {now}) then {now} end,
   0, ''
 from {rows jobs as r (id text, tenant text, task text, queue text, priority integer, max_attempts integer,
   exclusive integer, key text, schedule text, occurrence_at bigint, blocked_by text, args text, tags text, options text,
-  run_at bigint, delay bigint)}
+  metadata text, parent text, rerun_of text, expires bigint, run_at bigint, delay bigint)}
 where true
 on conflict (tenant, key) where key is not null do nothing
 returning id, status, created_at, run_at, {notify_ready};
@@ -104,40 +108,63 @@ from headway_jobs where status in ('SCHEDULED', 'RETRYING');
 
 -- name: claim
 -- transition: PENDING -> RUNNING
--- Take up to :limit ready jobs of one queue. The CTE is materialised so that the planner cannot run
--- the limited subquery again and lock more rows than asked for.
+-- Take up to :limit ready jobs of one queue, unless it is paused; tasks in :skip are left for others. The CTE is
+-- materialised so that the planner cannot run the limited subquery again and lock more rows than asked for. What it
+-- picked is ready and locked; to say so again below would let the planner go through all ready jobs for each of them.
 with picked as materialized (
   select id from headway_jobs
-  where status = 'PENDING' and queue = :queue
+  where status = 'PENDING' and queue = :queue and (expires_at is null or expires_at > {now_once})
+    and task not in {list skip}
+    and not exists (select 1 from headway_queues where name = :queue and paused_at is not null)
   order by priority desc, run_at, id
   limit :limit {skip_locked}
 )
 update headway_jobs
-set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now} + :lease, started_at = {now},
-  updated_at = {now}, version = version + 1
-where id in (select id from picked) and status = 'PENDING'
-returning *;
+set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
+  updated_at = {now_once}, version = version + 1
+where id in (select id from picked)
+returning id, task, args, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at, options,
+  metadata, reason, run_at, log_bytes;
+
+-- name: ready_queues
+-- Find the queues in which anything is ready, skipping from one to the next in the index.
+with recursive found (queue) as (
+  select min(queue) from headway_jobs where status = 'PENDING'
+  union all
+  select (select min(j.queue) from headway_jobs j where j.status = 'PENDING' and j.queue > found.queue)
+  from found where found.queue is not null
+)
+select queue from found where queue is not null limit :limit;
 
 -- name: extend
 -- Extend the leases of running attempts; those that do not come back are over.
 update headway_jobs
 set lease_until = {now} + :lease
 from {rows attempts as r (job_id text, job_attempt integer)}
-where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status = 'RUNNING'
+where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'
 returning id, attempt, lease_until, cancel_requested_at;
 
--- name: settle
--- transition: RUNNING -> PENDING, RETRYING, COMPLETED, FAILED, TIMED_OUT, CANCELLED
--- Write what ended attempts make of their jobs; a stale attempt finds no row and does not come back.
+-- name: settle_completed
+-- transition: RUNNING -> COMPLETED
+-- Write the success of attempts, which is all that most of them need; a stale one does not come back.
 update headway_jobs
-set status = r.to_status, failures = r.to_failures, reason = r.to_reason, result = r.to_result, error = r.to_error,
+set status = 'COMPLETED', result = r.to_result, error = null, reason = '', progress = 100, finished_at = {now_once},
+  lease_until = null, updated_at = {now_once}, version = version + 1
+from {rows attempts as r (job_id text, job_attempt integer, to_result text)}
+where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'
+returning id, attempt, schedule;
+
+-- name: settle
+-- transition: RUNNING -> PENDING, RETRYING, BLOCKED, FAILED, TIMED_OUT, CANCELLED
+-- Write what other ends of attempts make of their jobs; a stale attempt finds no row and does not come back.
+update headway_jobs
+set status = r.to_status, failures = r.to_failures, reason = r.to_reason, error = r.to_error,
   run_at = case when r.final = 1 then run_at else {now} + r.retry_in end,
-  finished_at = case when r.final = 1 then {now} end,
-  progress = case when r.to_status = 'COMPLETED' then 100 else progress end,
+  finished_at = case when r.final = 1 then {now} end, parked = r.to_parked,
   lease_until = null, updated_at = {now}, version = version + 1
 from {rows settlements as r (job_id text, job_attempt integer, to_status text, final integer, to_failures integer,
-  to_reason text, to_result text, to_error text, retry_in bigint)}
-where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status = 'RUNNING'
+  to_reason text, to_error text, to_parked text, retry_in bigint)}
+where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'
 returning id, attempt, schedule, node, ready_at, started_at, finished_at, updated_at, cancel_requested_at,
   {notify_again};
 
@@ -148,6 +175,16 @@ select r.job_id, r.attempt, r.node, r.ready_at, r.started_at, r.ended_at, r.outc
 from {rows attempts as r (job_id text, attempt integer, node text, ready_at bigint, started_at bigint, ended_at bigint,
   outcome text, reason text, error text)}
 where true;
+
+-- name: settled_already
+-- Which of these attempts have their end in the store? A settlement whose answer was lost finds itself here. Not by
+-- headway_all_attempts: SQLite would read all of it.
+select r.job_id, r.attempt from {rows attempts as r (job_id text, attempt integer, outcome text)}
+join headway_attempts a on a.job_id = r.job_id and a.attempt = r.attempt and a.outcome = r.outcome
+union all
+select r.job_id, r.attempt from {rows attempts as r (job_id text, attempt integer, outcome text)}
+join headway_jobs j on j.id = r.job_id and j.attempt = r.attempt and j.status = 'COMPLETED'
+where r.outcome = 'completed';
 
 -- name: any_expired
 -- Has any lease run out? Looked at first, so that a quiet queue is not written to. The order is there for the planner:
@@ -165,7 +202,8 @@ limit :limit {skip_locked};
 -- transition: SCHEDULED, PENDING, RETRYING, BLOCKED -> CANCELLED
 -- End jobs that are not running.
 update headway_jobs
-set status = 'CANCELLED', reason = :reason, finished_at = {now}, updated_at = {now}, version = version + 1
+set status = 'CANCELLED', reason = :reason, parked = null, finished_at = {now}, updated_at = {now},
+  version = version + 1
 where id in {list ids} and status in ('SCHEDULED', 'PENDING', 'RETRYING', 'BLOCKED')
 returning id, schedule, blocked_by;
 
@@ -174,7 +212,132 @@ returning id, schedule, blocked_by;
 update headway_jobs
 set cancel_requested_at = {now}, reason = :reason, updated_at = {now}, version = version + 1
 where id in {list ids} and status = 'RUNNING' and cancel_requested_at is null
+returning id, {notify_stop};
+
+-- name: asked_to_stop
+-- Which jobs of this node shall stop?
+select id, attempt, reason from headway_jobs
+where node = :node and cancel_requested_at is not null and finished_at is null and status = 'RUNNING';
+
+-- name: report
+-- Write what running attempts say about themselves; a stale one does not come back, and nothing of it is kept.
+update headway_jobs
+set progress = coalesce(r.to_progress, progress), detail = coalesce(r.to_detail, detail),
+  metadata = coalesce(r.to_metadata, metadata), log_bytes = log_bytes + r.more_log, updated_at = {now},
+  version = version + 1
+from {rows reports as r (job_id text, job_attempt integer, to_progress integer, to_detail text, to_metadata text,
+  more_log bigint)}
+where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'
+returning id, attempt;
+
+-- name: record_log
+-- Keep the lines that attempts logged.
+insert into headway_log (job_id, attempt, at, stream, line)
+select r.job_id, r.attempt, coalesce(r.at, {now}), r.stream, r.line
+from {rows lines as r (job_id text, attempt integer, at bigint, stream text, line text)}
+where true;
+
+-- name: log
+-- Read a page of a job's log, oldest first.
+select seq, attempt, at, stream, line from headway_log where job_id = :id and seq > :after order by seq limit :limit;
+
+-- name: hold_attempt
+-- Keep a running attempt from being settled or expired while something is written in its name; none when it is over.
+select id, tenant from headway_jobs where id = :id and attempt = :attempt and status = 'RUNNING' {lock};
+
+-- name: record_step
+-- Keep the result of a finished step; the first one stays.
+insert into headway_steps (job_id, name, attempt, at, result)
+values (:id, :name, :attempt, {now}, :result)
+on conflict (job_id, name) do nothing;
+
+-- name: steps
+-- Read the results of finished steps.
+select job_id, name, result from headway_steps where job_id in {list ids};
+
+-- name: unpark
+-- Let parked jobs of these tasks be looked at again: those that nobody knew, or all of them.
+update headway_jobs
+set parked = null, run_at = case when run_at > {now} then run_at else {now} end, updated_at = {now},
+  version = version + 1
+where parked is not null and task in {list tasks} and status = 'BLOCKED' and (parked = :cause or :cause = '')
+returning id, {notify_waiting};
+
+-- name: unpark_job
+-- Let one parked job be looked at again.
+update headway_jobs set parked = null, updated_at = {now}, version = version + 1
+where id = :id and parked is not null and status = 'BLOCKED'
+returning id, {notify_waiting};
+
+-- name: overdue
+-- Find jobs that did not start within their time.
+select id from headway_jobs
+where expires_at is not null and expires_at <= {now} and finished_at is null
+  and status in ('SCHEDULED', 'PENDING', 'RETRYING', 'BLOCKED')
+order by expires_at
+limit :limit;
+
+-- name: dead
+-- Read a page of dead letters, newest first.
+select * from headway_jobs
+where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null and id < :before
+  and (cast(:task as text) is null or task = :task)
+  and (cast(:queue as text) is null or queue = :queue)
+  and (cast(:tenant as text) is null or tenant = :tenant)
+  and (cast(:schedule as text) is null or schedule = :schedule)
+order by id desc
+limit :limit;
+
+-- name: review
+-- Take dead letters off the list.
+update headway_jobs set reviewed_at = {now}, version = version + 1
+where id in {list ids} and status in ('FAILED', 'TIMED_OUT') and reviewed_at is null
 returning id;
+
+-- name: reruns
+-- Find the jobs that repeat this one.
+select id from headway_jobs where rerun_of = :id order by id;
+
+-- name: queues_paused
+-- Read the queues from which nothing is taken.
+select name, paused_at, paused_by, reason from headway_queues where paused_at is not null order by name;
+
+-- name: pause_queue
+-- Take nothing from a queue; none when it was paused already.
+insert into headway_queues (name, paused_at, paused_by, reason) values (:name, {now}, :author, :reason)
+on conflict (name) do update set paused_at = excluded.paused_at, paused_by = excluded.paused_by,
+  reason = excluded.reason where headway_queues.paused_at is null
+returning name;
+
+-- name: resume_queue
+-- Take from a queue again; none when it was not paused.
+update headway_queues set paused_at = null where name = :name and paused_at is not null
+returning name, {notify_queue};
+
+-- name: ahead
+-- How many ready jobs of its queue come before this one? Counted up to :limit.
+select count(*) as jobs from (
+  select 1 as one from headway_jobs other
+  where other.status = 'PENDING' and other.queue = :queue
+    and (other.priority > :priority or (other.priority = :priority and (other.run_at, other.id) < (:run_at, :id)))
+  limit :limit
+) as before_it;
+
+-- name: running
+-- Read the jobs that run, those that began first in front.
+select * from headway_jobs where lease_until is not null order by started_at, id limit :limit;
+
+-- name: running_counts
+-- Count the jobs that run, by queue.
+select queue, count(*) as running from headway_jobs where lease_until is not null group by queue order by queue;
+
+-- name: dead_counts
+-- How many dead letters does each task have? The newest are counted, up to :limit.
+select task, count(*) as letters, max(id) as newest from (
+  select id, task from headway_jobs
+  where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null
+  order by id desc limit :limit
+) as letters group by task order by count(*) desc, task;
 
 -- name: job
 -- Read one job.
@@ -198,7 +361,7 @@ limit :limit;
 
 -- name: attempts
 -- Read the ended attempts of one job.
-select * from headway_attempts where job_id = :id order by attempt;
+select * from headway_all_attempts where job_id = :id order by attempt;
 
 -- name: queue_depths
 -- Count what waits, by queue.
@@ -226,9 +389,17 @@ delete from headway_jobs where id in (select id from old) returning id;
 -- Delete the attempts of pruned jobs.
 delete from headway_attempts where job_id in {list ids};
 
+-- name: prune_log
+-- Delete the log of pruned jobs.
+delete from headway_log where job_id in {list ids};
+
+-- name: prune_steps
+-- Delete the step results of pruned jobs.
+delete from headway_steps where job_id in {list ids};
+
 -- name: prune_job_events
 -- Delete the events of pruned jobs.
-delete from headway_events where job_id is not null and job_id in {list ids};
+delete from headway_events where job_id is not null and job_id {bytewise} in {list ids};
 
 -- name: prune_events
 -- Delete events that no job keeps: those of schedules, and of jobs that are gone.
@@ -238,6 +409,10 @@ with old as materialized (
 delete from headway_events
 where seq in (select old.seq from old left join headway_jobs as job on job.id = old.job_id where job.id is null)
 returning seq;
+
+-- name: events
+-- Read the history of one job, oldest first.
+select seq, event, at, data from headway_events_v where job_id = :id order by seq limit :limit;
 
 -- name: record_events
 -- Keep a trace that nothing else would show.

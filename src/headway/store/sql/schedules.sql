@@ -58,6 +58,14 @@ where name in {list names} and delay is not null and removed_at is null and (nex
   )
 returning name, {notify_schedules};
 
+-- name: count_failures
+-- Count the jobs of schedules that failed in a row; a success begins anew, a cancelled job counts for nothing.
+update headway_schedules
+set failing = r.failed + case when r.succeeded = 1 then 0 else failing end
+from {rows ends as r (schedule text, failed integer, succeeded integer)}
+where headway_schedules.name = r.schedule and (r.failed > 0 or headway_schedules.failing <> 0)
+returning name;
+
 -- name: stranded
 -- Fixed delay: find schedules that wait for a job that is gone.
 select name from headway_schedules as s
@@ -162,6 +170,11 @@ select count(*) as total,
   min(case when attention is not null then decided_through end) as held_since,
   {now} as now
 from headway_schedules where removed_at is null;
+
+-- name: failing
+-- Which schedules have had so many failed jobs in a row?
+select name, failing from headway_schedules where removed_at is null and failing >= :least
+order by failing desc, name limit :limit;
 
 -- name: coming
 -- Which schedules come next, or should have come already, and how far is each decided?

@@ -1,0 +1,76 @@
+"""latency: a worker has nothing to do. How long from the call that enqueues a job to the start of its body?
+
+One worker, one job every 50 ms, so that each finds the worker idle. All contestants have their turn in each round, and
+the percentiles are of all rounds together. The better side has the smaller figure: a ratio above 1 is in our favour.
+"""
+
+import sys
+from collections import defaultdict
+from typing import Final
+
+from bench.figures import Figure, Target, percentile, plain
+from bench.peers.catalogue import Contestant, headway
+from bench.peers.stage import Failed, Grounds, rivals, stage
+from bench.places import Place, Run
+
+GAP_S: Final = 0.05
+WARM_UPS: Final = 10  # As many as drive.py sends ahead, which do not count.
+ROUNDS_MAX: Final = 3
+PERCENTILES: Final = (50, 99)
+
+
+async def measure(run: Run) -> list[Figure]:
+    """Measure both databases."""
+    figures = []
+    for place in run.places:
+        with Grounds.of(run, place) as grounds:
+            figures += await _measure_on(place, run, grounds)
+    return figures
+
+
+async def _measure_on(place: Place, run: Run, grounds: Grounds) -> list[Figure]:
+    own = headway(place.name)
+    late_ms: dict[str, list[float]] = defaultdict(list)
+    for _ in range(min(run.repetitions, ROUNDS_MAX)):
+        for contestant in (own, *rivals(run, place)):
+            try:
+                late_ms[contestant.name] += await _pick_ups(contestant, grounds, run.size(200, 20))
+            except Failed as error:
+                if contestant is own:
+                    raise
+                print(f"{contestant.name}: {error}", file=sys.stderr)
+    figures = [
+        plain("latency", place.name, f"pick-up, p{percent}", [percentile(late_ms[own.name], percent)], "ms")
+        for percent in PERCENTILES
+    ]
+    for rival in rivals(run, place):
+        if late_ms[rival.name]:
+            figures += [
+                _against(place, rival, late_ms[own.name], late_ms[rival.name], percent) for percent in PERCENTILES
+            ]
+    return figures
+
+
+async def _pick_ups(contestant: Contestant, grounds: Grounds, count: int) -> list[float]:
+    """Let an idle worker pick up spaced jobs; return the milliseconds of each."""
+    async with stage(contestant, grounds) as its:
+        await its.start_worker()
+        await its.run("spaced", 0, GAP_S)
+        await its.bodies(WARM_UPS)  # Now it is up.
+        await its.run("spaced", count, GAP_S)
+        await its.bodies(2 * WARM_UPS + count)
+        return [(hit.started_ns - hit.sent_ns) / 1e6 for hit in its.hits()]
+
+
+def _against(place: Place, rival: Contestant, ours: list[float], theirs: list[float], percent: int) -> Figure:
+    mine, other = percentile(ours, percent), percentile(theirs, percent)
+    return Figure(
+        bench="latency",
+        store=place.name,
+        what=f"pick-up, p{percent}, against {rival.name}",
+        value=mine,
+        unit="ms",
+        other=other,
+        ratio=other / mine,
+        target=Target(">", 1, of_ratio=True) if rival.store == place.name else None,
+    )

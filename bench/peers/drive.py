@@ -1,0 +1,99 @@
+"""Run one step of a contestant in its own environment.
+
+python -m bench.peers.drive PROGRAM setup                make what the contestant needs in its store
+python -m bench.peers.drive PROGRAM enqueue COUNT        enqueue jobs, many at once where the library can
+python -m bench.peers.drive PROGRAM spaced COUNT GAP_S   enqueue jobs one by one, a while apart
+python -m bench.peers.drive PROGRAM worker               work until killed
+
+A program has `worker()`, `producer()` (a context manager with a client, awaited or not) and, where needed, `setup()`.
+"""
+
+import asyncio
+import importlib
+import inspect
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import ModuleType
+from typing import Any, Final
+
+from bench.peers.kit import WARM_UP, Awaited, Blocking
+
+AT_ONCE: Final = 1_000
+WARM_UPS: Final = 10
+
+
+def main() -> None:
+    """Do what the command line says."""
+    name, command, *rest = sys.argv[1:]
+    program = importlib.import_module(f"bench.peers.{name}")
+    match command:
+        case "setup":
+            _call(getattr(program, "setup", None))
+        case "worker":
+            _call(program.worker)
+        case "enqueue":
+            _produce(program, int(rest[0]), None)
+        case "spaced":
+            _produce(program, int(rest[0]), float(rest[1]))
+        case _:
+            raise SystemExit(f"no step is named {command!r}")
+
+
+def _call(step: Any) -> None:
+    result = step() if step else None
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+
+
+def _produce(program: ModuleType, count: int, gap_s: float | None) -> None:
+    producer = program.producer()
+    if isinstance(producer, AbstractAsyncContextManager):
+        asyncio.run(_awaited(producer, count, gap_s))
+    else:
+        _blocking(producer, count, gap_s)
+
+
+async def _awaited(producer: AbstractAsyncContextManager[Awaited], count: int, gap_s: float | None) -> None:
+    async with producer as client:
+        if gap_s is None:
+            for keys in _batches(count):
+                await client.many(keys)
+            return
+        for key, rest_s in _moments(count, gap_s):
+            await asyncio.sleep(rest_s)
+            await client.one(key, time.time_ns())
+
+
+def _blocking(producer: AbstractContextManager[Blocking], count: int, gap_s: float | None) -> None:
+    """The same without an event loop, since some libraries behave differently inside of one."""
+    with producer as client:
+        if gap_s is None:
+            for keys in _batches(count):
+                if client.many:
+                    client.many(keys)
+                else:
+                    for key in keys:
+                        client.one(key, 0)
+            return
+        for key, rest_s in _moments(count, gap_s):
+            time.sleep(rest_s)
+            client.one(key, time.time_ns())
+
+
+def _batches(count: int) -> Iterator[range]:
+    for start in range(0, count, AT_ONCE):
+        yield range(start, min(count, start + AT_ONCE))
+
+
+def _moments(count: int, gap_s: float) -> Iterator[tuple[int, float]]:
+    """Yield keys, first some that do not count, and how long to rest before each."""
+    due = time.perf_counter()
+    for number in range(-WARM_UPS, count):
+        yield (number if number >= 0 else WARM_UP - number), max(0.0, due - time.perf_counter())
+        due += gap_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""The tasks that the benchmarks of the worker run."""
+
+import asyncio
+from typing import Final
+
+from headway import Context, Headway
+from headway.settings import Settings
+
+PROGRESS_S: Final = 0.5  # As often as the store takes it.
+
+
+def declare(app: Headway) -> Headway:
+    """Give an app the tasks."""
+
+    @app.task
+    async def nothing() -> None:
+        """Only be run."""
+
+    @app.task
+    async def sleeper(ctx: Context, seconds: int) -> None:
+        """Sleep for a while, and say how far that is."""
+        steps = round(seconds / PROGRESS_S)
+        for step in range(steps):
+            ctx.progress(step * 100 / steps, f"step {step} of {steps}")
+            await asyncio.sleep(PROGRESS_S)
+
+    return app
+
+
+def open_app(url: str) -> Headway:
+    """Make an app for the side that enqueues."""
+    return declare(Headway(settings=Settings(store=url, node="bench"), name="bench"))
+
+
+app = declare(Headway(name="bench"))

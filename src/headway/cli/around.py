@@ -1,0 +1,64 @@
+"""What is around a job, read from the store: as much of it as the status of the job makes matter."""
+
+from typing import Final
+
+from headway.errors import JobNotFound
+from headway.instants import SECOND, Instant
+from headway.lifecycle import Status
+from headway.model import Job, Node
+from headway.store import Store
+from headway.why import Around, QueuePause, Why, explain
+
+ALIVE_WITHIN: Final = 10 * SECOND  # A node beats at least every two seconds.
+RIVALS_SHOWN: Final = 20
+
+
+async def alive(store: Store) -> list[Node]:
+    """Return the nodes that live."""
+    return await store.nodes.alive(ALIVE_WITHIN)
+
+
+async def why(store: Store, job: Job, now: Instant) -> Why:
+    """Say why a job is where it is, after a look around."""
+    return explain(job, await look_around(store, job, now))
+
+
+async def look_around(store: Store, job: Job, now: Instant) -> Around:
+    """Read what is around a job."""
+    if job.status.is_final:
+        return Around(now=now, reruns=tuple(await store.queue.reruns(job.id)))
+    nodes = tuple(await alive(store))
+    match job.status:
+        case Status.PENDING:
+            pause = await pauses(store)
+            return Around(now=now, nodes=nodes, pause=pause.get(job.queue), ahead=await store.queue.ahead(job))
+        case Status.BLOCKED if job.blocked_by is not None:
+            before = await _job(store, job.blocked_by)
+            return Around(now=now, nodes=nodes, predecessor=before, rivals=await _rivals(store, job, before))
+        case _:
+            return Around(now=now, nodes=nodes)
+
+
+async def pauses(store: Store) -> dict[str, QueuePause]:
+    """Return the paused queues."""
+    return {
+        name: QueuePause(since=row["paused_at"], author=row["paused_by"], reason=row["reason"])
+        for name, row in (await store.queue.paused()).items()
+    }
+
+
+async def _rivals(store: Store, job: Job, before: Job | None) -> tuple[Job, ...]:
+    """Return the live jobs of an exclusive schedule that are in the way although the predecessor has ended."""
+    if not job.exclusive or job.schedule is None or (before is not None and not before.status.is_final):
+        return ()
+    found: list[Job] = []
+    for status in (Status.RUNNING, Status.PENDING, Status.RETRYING, Status.SCHEDULED):
+        found += await store.queue.page(status=status, schedule=job.schedule, limit=RIVALS_SHOWN)
+    return tuple(found[:RIVALS_SHOWN])
+
+
+async def _job(store: Store, job_id: str) -> Job | None:
+    try:
+        return await store.queue.get(job_id)
+    except JobNotFound:  # Pruned.
+        return None

@@ -1,0 +1,36 @@
+"""The entry of a child process of a worker: `python -m headway.cli.child APP SOCKET PLACE KIND WIDTH`.
+
+Not a command for people. It imports the app, tells the supervisor what is in it, and runs what comes.
+"""
+
+import os
+import socket
+import sys
+from dataclasses import replace
+
+from headway.app import CHILD_STORE, Headway, hello_of, load_app
+from headway.worker.attempt import Registry
+from headway.worker.child import serve
+from headway.worker.context import Hand
+from headway.worker.frames import Hello, Place
+
+
+def main(app_path: str, socket_number: str, place_number: str, kind: str, width: str) -> None:
+    """Be a child until the supervisor has no more use for it."""
+    store = os.environ.pop(CHILD_STORE, None)
+
+    def load() -> tuple[Registry, Hand, Hello]:
+        app = load_app(app_path) if app_path else Headway(name="headway")
+        if store is not None:
+            app.settings = replace(app.settings, store=store)
+        return app.tasks, app, hello_of(app)
+
+    line = socket.socket(fileno=int(socket_number))
+    place = Place(int(place_number))
+    for number in (line.fileno(), place.file):
+        os.set_inheritable(number, False)
+    serve(line, place, kind, int(width), load)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,354 @@
+"""`headway top`: the terminal dashboard. One sentence of health, queues, running jobs, what comes next, what needs you.
+
+A frame is read (`gather`) and drawn (`frame`) apart: the drawing is pure, and shares out the lines that a terminal has,
+so that it never scrolls and never jumps. In a pipe one frame is written and that is all.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+import typer
+
+from headway.cli.queues import queue_state
+from headway.cli.session import Desk, Session, hear_time, new_command
+from headway.cli.shapes import job_shape
+from headway.cli.show import console
+from headway.cli.status import LATE, Situation, attention, degraded, look, shape
+from headway.cli.text import clean, count, span, utc
+from headway.cli.watch import Line, bar, painted
+from headway.errors import StoreUnavailable
+from headway.instants import SECOND, Instant
+from headway.lifecycle import Status
+from headway.model import Job
+from headway.settings import Settings
+from headway.why import Worker, eta_seconds, read_detail
+
+FRAME_S: Final = 1.0
+RUNNING_READ: Final = 50
+COMING_READ: Final = 20
+FAULTS_SHOWN: Final = 3
+WIDTH_PIPED: Final = 100
+HEIGHT_PIPED: Final = 1_000
+BAR_WIDTH: Final = 20
+BAR_WIDTH_MIN: Final = 6
+WIDTH_TASK_MAX: Final = 32
+KEYS: Final = "q quits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """What one frame shows."""
+
+    situation: Situation
+    running: list[Job]
+    trouble: str = ""
+
+
+async def top(
+    session: Session,
+    once: Annotated[bool, typer.Option("--once", help="Write one frame and end.")] = False,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.2, max=3_600, help="How often to look.")
+    ] = FRAME_S,
+) -> None:
+    """Show what is happening, live: health, queues, running jobs, what comes next, what needs you.
+
+    q or Ctrl-C leaves. In a pipe, or with --once, it writes one frame.
+    """
+    settings = session.settings()
+    async with session.open() as desk:
+        if session.as_json or once or not session.out.on_terminal:
+            _write(session, await gather(desk, settings))
+        else:
+            await _live(desk, settings, every)
+
+
+async def gather(desk: Desk, settings: Settings) -> Picture:
+    """Read what one frame shows."""
+    return Picture(situation=await look(desk, settings), running=await desk.store.queue.running(RUNNING_READ))
+
+
+def _write(session: Session, picture: Picture) -> None:
+    if session.as_json:
+        names = _names(picture.situation)
+        session.out.json(
+            {
+                **shape(picture.situation),
+                "running": [
+                    job_shape(job, picture.situation.now, node_name=names.get(job.node or ""))
+                    for job in picture.running
+                ],
+                "health": health(picture.situation),
+            }
+        )
+    elif session.out.on_terminal:
+        screen = console()
+        lines = frame(picture, screen.size.width, HEIGHT_PIPED, keys="")
+        screen.print(painted(lines, screen.encoding))
+    else:
+        for line in frame(picture, WIDTH_PIPED, HEIGHT_PIPED, keys=""):
+            session.out.say("".join(clean(piece) for piece, _ in line).rstrip())
+
+
+async def _live(desk: Desk, settings: Settings, every: float) -> None:
+    from rich.live import Live
+
+    screen = console()
+    leaving = asyncio.Event()
+    picture: Picture | None = None
+    with (
+        suppress(asyncio.CancelledError),  # Ctrl-C is a way out like any other.
+        _keys(leaving),
+        Live(console=screen, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
+        while not leaving.is_set():
+            try:
+                await hear_time(desk.store, desk.clock)
+                picture = await gather(desk, settings)
+            except StoreUnavailable as error:
+                if picture is None:
+                    raise
+                picture = replace(picture, trouble=f"the store does not answer: {error}")
+            size = screen.size
+            live.update(painted(frame(picture, size.width, size.height), screen.encoding), refresh=True)
+            await desk.clock.rest(every, leaving)
+
+
+@contextmanager
+def _keys(leaving: asyncio.Event) -> Iterator[None]:
+    """Hear single keys: q and Escape leave. Where no terminal can be read, Ctrl-C remains."""
+    try:
+        import termios
+        import tty
+    except ImportError:
+        yield
+        return
+    try:
+        where = sys.stdin.fileno()
+        before = termios.tcgetattr(where)
+    except (OSError, ValueError, termios.error):
+        yield
+        return
+
+    def hear() -> None:
+        pressed = os.read(where, 64)
+        if not pressed or pressed in (b"q", b"Q", b"\x1b", b"\x04"):
+            leaving.set()
+
+    loop = asyncio.get_running_loop()
+    tty.setcbreak(where)
+    loop.add_reader(where, hear)
+    try:
+        yield
+    finally:
+        loop.remove_reader(where)
+        termios.tcsetattr(where, termios.TCSADRAIN, before)
+
+
+# --- the picture
+
+
+def health(situation: Situation) -> str:
+    """Say in one sentence how things are."""
+    numbers = situation.schedules
+    late, total = numbers["late"], numbers["total"] - numbers["paused"]
+    if not total:
+        schedules = "no schedules"
+    elif late:
+        schedules = f"{late:,} of {count(total, 'schedule')} late"
+    else:
+        schedules = f"all {count(total, 'schedule')} on time" if total > 1 else "the schedule is on time"
+    running, waiting = situation.waiting.get("RUNNING", 0), sum(queue["pending"] for queue in situation.queues)
+    needs = situation.dead_letters + len(situation.failing)
+    parts = [schedules, f"{running:,} running", f"{waiting:,} waiting"]
+    if needs:
+        parts.append(f"{needs:,} need{'s' if needs == 1 else ''} you")
+    text = " · ".join(parts)
+    return text[0].upper() + text[1:]
+
+
+def _names(situation: Situation) -> dict[str, str]:
+    return {node.id: node.name for node in situation.nodes}
+
+
+def frame(picture: Picture, width: int, height: int, *, keys: str = KEYS) -> list[Line]:
+    """Draw a frame that fits: sections get their lines in the order of their weight."""
+    situation = picture.situation
+    top_lines = _head(picture, width, keys)
+    needs = _needs(picture, width)
+    room = height - len(top_lines) - (1 + len(needs) if needs else 0)
+    sections = _shared(
+        [
+            ("queues", _queue_lines(situation, width), 3),
+            ("running", _running_lines(picture, width), 4),
+            ("next", _coming_lines(situation, width), 3),
+        ],
+        room,
+    )
+    lines = [*top_lines]
+    for section in sections:
+        lines += [[], *section]
+    if needs:
+        lines += [[], *needs]
+    return lines[:height]
+
+
+def _shared(sections: Sequence[tuple[str, list[Line], int]], room: int) -> list[list[Line]]:
+    """Share lines out: everybody gets a few, who needs less gives the rest to the others, running jobs first."""
+    wanted = {name: len(lines) for name, lines, _ in sections}
+    given = {name: min(wanted[name], least) for name, _, least in sections}
+    for name in ("next", "queues"):  # On a very small terminal some must go.
+        if room < sum(given.values()) + len(sections):
+            given[name] = 0
+    spare = room - sum(number + 1 for number in given.values() if number)
+    for name in ("running", "queues", "next"):
+        more = max(0, min(spare, wanted[name] - given[name])) if given[name] else 0
+        given[name] += more
+        spare -= more
+    return [_cut(lines, given[name]) for name, lines, _ in sections if given[name] > 0]
+
+
+def _cut(lines: list[Line], room: int) -> list[Line]:
+    if len(lines) <= room:
+        return lines
+    return [*lines[: room - 1], [(f"  … {len(lines) - room + 1:,} more", "quiet")]]
+
+
+def _head(picture: Picture, width: int, keys: str) -> list[Line]:
+    situation = picture.situation
+    faults = [picture.trouble] if picture.trouble else list(degraded(situation))
+    style = "bad" if faults else "warn" if situation.dead or situation.failing else "good"
+    mark = {"bad": "!", "warn": "!", "good": "✓"}[style]
+    sentence = f"{mark} {health(situation)}"
+    at = utc(situation.now // SECOND * SECOND, fine=True)[-9:]
+    leader = situation.leader
+    led = f"led by {leader.holder_name}" if leader is not None else count(len(situation.schedulers), "scheduler")
+    under = f"  {situation.facts.kind} {situation.facts.version} · {led} · {_workers(situation.workers)}"
+    return [
+        [(sentence, style), (_spread(sentence, at, width), "quiet")],
+        [(under, "quiet"), (_spread(under, keys, width) if keys else "", "quiet")],
+        *([(_cut_text(clean(f"  ! {fault}"), width), "bad")] for fault in faults[:FAULTS_SHOWN]),
+    ]
+
+
+def _workers(workers: Sequence[Worker]) -> str:
+    if not workers:
+        return "no worker"
+    draining = sum(worker.draining for worker in workers)
+    slots, busy = sum(worker.slots for worker in workers), sum(worker.running for worker in workers)
+    return f"{count(len(workers), 'worker')}{f' ({draining} draining)' if draining else ''} · {busy:,}/{slots:,} slots"
+
+
+def _spread(left: str, right: str, width: int) -> str:
+    """Return what stands right of a text, so that it ends where the line does."""
+    return " " * max(2, width - len(left) - len(right)) + right
+
+
+def _queue_lines(situation: Situation, width: int) -> list[Line]:
+    queues = sorted(situation.queues, key=lambda queue: (-queue["pending"], -queue["running"], queue["name"]))
+    if not queues:
+        return [[("queues", "name"), ("  nothing waits, nothing runs", "quiet")]]
+    name_width = max(12, min(30, max(len(clean(queue["name"])) for queue in queues)))
+    lines: list[Line] = [
+        [("queues", "name"), (" " * (name_width - 4) + f"{'waiting':>9}  {'oldest':>8}  {'running':>9}", "quiet")]
+    ]
+    for queue in queues:
+        oldest = span(round(queue["oldest_age_seconds"]) * SECOND) if queue["pending"] else "—"
+        lines.append(
+            [
+                (f"  {_fit(queue['name'], name_width)}", ""),
+                (f"{queue['pending']:>9,}", "name" if queue["pending"] else "quiet"),
+                (f"  {oldest:>8}", "time" if queue["pending"] else "quiet"),
+                (f"  {queue['running']:>9,}", "" if queue["running"] else "quiet"),
+                (f"  {queue_state(queue, situation.now)}" if queue["paused"] else "", "warn"),
+            ]
+        )
+    return lines
+
+
+def _running_lines(picture: Picture, width: int) -> list[Line]:
+    situation, jobs = picture.situation, picture.running
+    slots = sum(worker.slots for worker in situation.workers)
+    total = situation.waiting.get(Status.RUNNING, 0)
+    right = f"{total:,} of {count(slots, 'slot')}" if slots else ""
+    if not jobs:
+        return [[("running", "name"), ("  nothing", "quiet")]]
+    names = _names(situation)
+    task_width = max(8, min(WIDTH_TASK_MAX, width - 62, max(len(clean(job.task)) for job in jobs)))
+    lines = [_job_line(job, situation.now, names, task_width, width) for job in jobs]
+    return [[("running", "name"), (_spread("running", right, width) if right else "", "quiet")], *lines]
+
+
+def _job_line(job: Job, now: Instant, names: dict[str, str], task_width: int, width: int) -> Line:
+    """Draw one job: the id whole, for it is what other commands want; the rest as far as there is room."""
+    detail, eta = read_detail(job), eta_seconds(job, now)
+    bar_width = max(BAR_WIDTH_MIN, min(BAR_WIDTH, width - task_width - 56))
+    line: Line = [(f"  {job.id}  ", "quiet"), (_fit(job.task, task_width), "name"), ("  ", "")]
+    if job.progress or detail.step or detail.done is not None:
+        line += [*bar(job.progress / 100, bar_width), (f" {job.progress:>3}%", "name")]
+    else:
+        line += [(" " * (bar_width + 5), "")]
+    if job.cancel_requested_at is not None:
+        return [*line, (f"  {'asked to stop':>13}", "warn")]
+    if job.lease_until is not None and job.lease_until < now:
+        return [*line, (f"  {'worker lost':>13}", "bad")]
+    left = "" if eta is None else f"{span(eta * SECOND)} left" if eta else "nearly done"
+    elapsed = span(max(0, now - (job.started_at or now)) // SECOND * SECOND)
+    line.append((f"  {left or 'for ' + elapsed:>13}", "time" if left else "quiet"))
+    used = sum(len(piece) for piece, _ in line)
+    words = "  ".join(part for part in (names.get(job.node or "", job.node or ""), detail.step or "") if part)
+    return [*line, (f"  {_cut_text(clean(words), width - used - 2)}" if width - used > 8 else "", "quiet")]
+
+
+def _coming_lines(situation: Situation, width: int) -> list[Line]:
+    coming: list[dict[str, Any]] = situation.schedules["coming"][:COMING_READ]
+    if not coming:
+        return [[("next", "name"), ("  nothing is scheduled", "quiet")]]
+    name_width = max(12, min(width - 40, max(len(clean(entry["name"])) for entry in coming)))
+    lines: list[Line] = [[("next", "name")]]
+    for entry in coming:
+        ahead = entry["next_at"] - situation.now
+        late = -ahead > LATE
+        when = (
+            "now" if -LATE <= ahead < SECOND else f"in {span(_rounded(ahead))}" if ahead > 0 else f"{span(-ahead)} late"
+        )
+        lines.append(
+            [
+                (f"  {_fit(entry['name'], name_width)}", ""),
+                (f"  {when:>12}", "bad" if late else "time"),
+                (f"  {utc(entry['next_at'] // SECOND * SECOND, fine=True)}", "quiet"),
+            ]
+        )
+    return lines
+
+
+def _rounded(duration: int) -> int:
+    return duration // SECOND * SECOND
+
+
+def _needs(picture: Picture, width: int) -> list[Line]:
+    """Say what needs somebody; where it is long the text is cut, never the command."""
+    found = list(attention(picture.situation))
+    if not found:
+        return []
+    lines: list[Line] = [[("needs you", "name")]]
+    for text, command in found:
+        way = clean(f"  →  {command}")
+        lines.append([(f"  {_cut_text(clean(text), width - 2 - len(way))}", "warn"), (way, "quiet")])
+    return lines
+
+
+def _fit(text: str, width: int) -> str:
+    return _cut_text(clean(text), width).ljust(width)
+
+
+def _cut_text(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+app = new_command(top)

@@ -1,0 +1,440 @@
+"""Watching one job: its steps, a bar, how fast it is and how long it will take, until it has ended.
+
+`sights` looks at the job a few times a second, also before it has begun, and survives a store that is away for a while.
+What is seen is drawn on a terminal, told in lines in a pipe (only what is worth one), or written as JSON, one object
+per change. Who stops watching stops nothing else.
+
+`frame` is pure: a sight and the room there is give lines of pieces, each with the meaning of its colour.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from headway.cli.around import alive, why
+from headway.cli.session import Desk, Session
+from headway.cli.shapes import job_shape
+from headway.cli.show import STYLES, console, to_json
+from headway.cli.text import clean, span, utc
+from headway.errors import StoreUnavailable
+from headway.instants import MILLISECOND, SECOND, Duration, Instant
+from headway.lifecycle import Status
+from headway.model import Job
+from headway.why import Detail, Step, error_line, eta_seconds, read_detail
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+INTERRUPTED: Final = 130
+FAILED: Final = 1
+
+LOOK_S: Final = 0.25
+FIRST_LOOKS_S: Final = 0.05  # A short job is over before the first long rest.
+FIRST_LOOKS: Final = 10
+AROUND_EVERY: Final = SECOND  # Why a job waits takes more than one statement to find out.
+STORE_AWAY_S_MAX: Final = 120.0
+LINE_EVERY: Final = 10 * SECOND
+LINE_POINTS: Final = 10
+NAME_WIDTH_MAX: Final = 40
+BAR_WIDTH_MIN: Final = 8
+BAR_WIDTH_MAX: Final = 40
+RESULT_LENGTH_MAX: Final = 2_000
+LEAVE: Final = "Ctrl-C stops watching, not the job"
+
+Line = list[tuple[str, str]]
+
+# What a terminal shows that knows no more than ASCII.
+_ASCII: Final = str.maketrans(
+    {"━": "#", "╸": ">", "─": "-", "✓": "+", "✗": "x", "▸": ">", "·": "-", "…": "~", "—": "-"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """A job as it was seen at one time."""
+
+    job: Job
+    now: Instant
+    why: str
+    worker: str = ""
+    trouble: str = ""
+
+
+class _Looker:
+    """Looks at one job, and around it no more often than it changes."""
+
+    def __init__(self, desk: Desk, job_id: str) -> None:
+        self._desk = desk
+        self._job_id = job_id
+        self._names: dict[str, str] = {}
+        self._why = ""
+        self._seen: tuple[Status, int] | None = None
+        self._looked_at: Instant = 0
+
+    async def look(self) -> Sight:
+        store = self._desk.store
+        job = await store.queue.get(self._job_id)
+        now = self._desk.now
+        if job.status is Status.RUNNING and job.node is not None and job.node not in self._names:
+            self._names |= {node.id: node.name for node in await alive(store)}
+            self._names.setdefault(job.node, job.node)
+        if self._seen != (job.status, job.attempt) or now - self._looked_at >= AROUND_EVERY:
+            self._why, self._seen, self._looked_at = (await why(store, job, now)).why, (job.status, job.attempt), now
+        return Sight(job=job, now=now, why=self._why, worker=self._names.get(job.node or "", job.node or ""))
+
+
+async def sights(desk: Desk, job_id: str) -> AsyncIterator[Sight]:
+    """Look at a job until it has ended; the last sight is of its end."""
+    looker, wake = _Looker(desk, job_id), asyncio.Event()
+    sight: Sight | None = None
+    away_since: float | None = None
+    looks = 0
+    while True:
+        try:
+            sight, away_since = await looker.look(), None
+        except StoreUnavailable as error:
+            away_since = desk.clock.monotonic() if away_since is None else away_since
+            if sight is None or desk.clock.monotonic() - away_since > STORE_AWAY_S_MAX:
+                raise
+            sight = replace(sight, now=desk.now, trouble=str(error))
+        yield sight
+        if sight.job.status.is_final:
+            return
+        looks += 1
+        await desk.clock.rest(FIRST_LOOKS_S if looks <= FIRST_LOOKS else LOOK_S, wake)
+
+
+async def wait(desk: Desk, job_id: str) -> Job:
+    """Wait for the end of a job, without a word."""
+    async for sight in sights(desk, job_id):
+        last = sight.job
+    return last
+
+
+def code_of(job: Job) -> int:
+    """Return the exit code that tells how a job has ended."""
+    return 0 if job.status is Status.COMPLETED else FAILED
+
+
+async def watch(session: Session, desk: Desk, job_id: str, *, timeout_s: float | None = None) -> int:
+    """Show a job until it has ended and return the exit code that tells how; raise `TimeoutError` if that is late."""
+    show = _show_json if session.as_json else _show_live if session.out.on_terminal else _show_lines
+    last: list[Sight] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            await show(session, _noted(sights(desk, job_id), last))
+    except TimeoutError:
+        raise TimeoutError(_late(job_id, last)) from None
+    except asyncio.CancelledError:  # Ctrl-C. Handled here, it ends the command in good order.
+        session.out.note(clean(f"stopped watching; {goes_on(last[0].job) if last else job_id}"))
+        return INTERRUPTED
+    return code_of(last[0].job)
+
+
+async def stay(session: Session, desk: Desk, job_id: str, *, draws: bool, timeout_s: float | None) -> int:
+    """Stay with a job until it has ended: drawing, or silent and with its end printed. Return the exit code."""
+    if draws:
+        return await watch(session, desk, job_id, timeout_s=timeout_s)
+    try:
+        async with asyncio.timeout(timeout_s):
+            job = await wait(desk, job_id)
+    except TimeoutError:
+        await tell(session, await desk.store.queue.get(job_id), desk)
+        raise TimeoutError(f"{job_id} has not ended in this time; it goes on") from None
+    except asyncio.CancelledError:  # Ctrl-C.
+        session.out.note(clean(f"stopped waiting; {goes_on(await desk.store.queue.get(job_id))}"))
+        return INTERRUPTED
+    await tell(session, job, desk)
+    return code_of(job)
+
+
+async def tell(session: Session, job: Job, desk: Desk) -> None:
+    """Write one job in one line, or as JSON."""
+    shape = job_shape(job, desk.now, why=(await why(desk.store, job, desk.now)).why)
+    if session.as_json:
+        session.out.json(shape)
+    else:
+        session.out.say(clean(f"{job.id} {job.status}: {shape['why']}"))
+
+
+async def _noted(seen: AsyncIterator[Sight], last: list[Sight]) -> AsyncIterator[Sight]:
+    async for sight in seen:
+        last[:] = [sight]
+        yield sight
+
+
+def _late(job_id: str, last: Sequence[Sight]) -> str:
+    return f"{job_id} has not ended in this time; it goes on" + (f" ({last[0].job.status})" if last else "")
+
+
+def goes_on(job: Job) -> str:
+    """Say that nothing but the watching has stopped."""
+    return f"{job.id} goes on ({job.status}, {job.progress}%); see it again: headway jobs watch {job.id}"
+
+
+# --- as JSON, as lines, on a terminal
+
+
+async def _show_json(session: Session, seen: AsyncIterator[Sight]) -> None:
+    told: tuple[int, str] | None = None
+    async for sight in seen:
+        version = (sight.job.version, sight.job.detail or "")
+        if version != told:
+            told = version
+            print(to_json(job_shape(sight.job, sight.now, why=sight.why)), flush=True)
+
+
+async def _show_lines(session: Session, seen: AsyncIterator[Sight]) -> None:
+    told: Sight | None = None
+    async for sight in seen:
+        if told is None or is_news(told, sight):
+            told = sight
+            session.out.say(clean(news(sight)))
+
+
+def is_news(told: Sight, sight: Sight) -> bool:
+    """Say whether a sight is worth a line after the one that was told last."""
+    before, job = told.job, sight.job
+    if (before.status, before.attempt, told.trouble) != (job.status, job.attempt, sight.trouble):
+        return True
+    if read_detail(before).step != read_detail(job).step or job.progress - before.progress >= LINE_POINTS:
+        return True
+    if before.cancel_requested_at != job.cancel_requested_at:
+        return True
+    return sight.now - told.now >= LINE_EVERY and (before.progress, told.why) != (job.progress, sight.why)
+
+
+def news(sight: Sight) -> str:
+    """Write a sight in one line."""
+    job, detail = sight.job, read_detail(sight.job)
+    at = utc(sight.now // MILLISECOND // 1_000 * SECOND, fine=True)
+    head = f"{at}  {job.id}  {job.status}"
+    if sight.trouble:
+        return f"{head}  the store does not answer: {sight.trouble}"
+    if job.status is Status.RUNNING:
+        place = [f"{job.progress}%", detail.step or "", _counts(detail)]
+        on = f"attempt {job.attempt} on {sight.worker}"
+        asked = "asked to stop" if job.cancel_requested_at is not None else ""
+        return "  ".join(part for part in (head, *place, asked, on) if part)
+    if job.status is Status.COMPLETED:
+        return f"{head}  {_took(job)}" + (f"  result {_short(job.result)}" if job.result is not None else "")
+    return f"{head}  {sight.why}"
+
+
+async def _show_live(session: Session, seen: AsyncIterator[Sight]) -> None:
+    from rich.live import Live
+
+    screen = console()
+    with Live(console=screen, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
+        async for sight in seen:
+            size = screen.size
+            live.update(painted(frame(sight, size.width, size.height), screen.encoding), refresh=True)
+
+
+def painted(lines: Sequence[Line], encoding: str = "utf-8") -> "Text":
+    """Turn lines of pieces into what rich draws; too long ones are cut, as a moving picture must not wrap."""
+    from rich.text import Text
+
+    table = {} if encoding.lower().startswith("utf") else _ASCII
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for index, line in enumerate(lines):
+        for piece, style in line:
+            text.append(clean(piece).translate(table), style=STYLES.get(style, style))
+        if index < len(lines) - 1:
+            text.append("\n")
+    return text
+
+
+# --- the picture
+
+
+def frame(sight: Sight, width: int = 100, height: int = 40) -> list[Line]:
+    """Draw a job: who it is, what it is at, how long it takes."""
+    job = sight.job
+    lines = [_head(sight), *_body(sight, width, height)]
+    if job.status.is_final:
+        return [*lines, *_end(sight)]
+    waited = sight.now - (job.started_at or job.created_at if job.status is Status.RUNNING else job.created_at)
+    words = [f"{'elapsed' if job.status is Status.RUNNING else 'waiting for'} {span(_whole(waited))}"]
+    if sight.trouble:
+        words.append("the store does not answer, trying again")
+    return [*lines, [(" · ".join([*words, LEAVE]), "warn" if sight.trouble else "quiet")]]
+
+
+def _whole(duration: Duration) -> Duration:
+    """Without fractions of a second, which only flicker."""
+    return max(0, duration) // SECOND * SECOND
+
+
+def _head(sight: Sight) -> Line:
+    job = sight.job
+    head: Line = [(job.id, "quiet"), ("  ", ""), (job.task, "name")]
+    if job.attempt:
+        head.append((f"  {tries(job)}", ""))
+    if job.status is Status.RUNNING and sight.worker:
+        head.append((f"  worker {sight.worker}", ""))
+    return head
+
+
+def tries(job: Job) -> str:
+    """Say which attempt it is: of how many, unless some of them were for free."""
+    if job.attempt <= job.max_attempts and job.failures in (job.attempt, job.attempt - 1):
+        return f"attempt {job.attempt}/{job.max_attempts}"
+    return f"attempt {job.attempt}"
+
+
+def _body(sight: Sight, width: int, height: int) -> list[Line]:
+    job, detail = sight.job, read_detail(sight.job)
+    if job.status is Status.RUNNING:
+        asked = job.cancel_requested_at is not None
+        stop: list[Line] = (
+            [[(f"  asked to stop: {job.reason}" if job.reason else "  asked to stop", "warn")]] if asked else []
+        )
+        if detail.steps:
+            lines = [_step_line(step, detail, width, _name_width(detail)) for step in _folded(detail.steps, height - 6)]
+            return [*lines, _whole_line(sight, width), *stop]
+        return [_single_line(sight, detail, width), *stop]
+    if job.status.is_final:
+        return [
+            _step_line(step, detail, width, _name_width(detail), ended=True)
+            for step in _folded(detail.steps, height - 6)
+        ]
+    return [[("  ", ""), (str(job.status), _STATUS_STYLES.get(job.status, "")), (f"  {sight.why}", "")]]
+
+
+_STATUS_STYLES: Final = {Status.RETRYING: "warn", Status.BLOCKED: "warn", Status.SCHEDULED: "time"}
+
+
+def _name_width(detail: Detail) -> int:
+    return min(NAME_WIDTH_MAX, max((len(clean(step.name)) for step in detail.steps), default=0))
+
+
+def _folded(steps: Sequence[Step], room: int) -> list[Step]:
+    """Keep what fits around the step that runs; what is left out is counted."""
+    room = max(room, 5)
+    if len(steps) <= room:
+        return list(steps)
+    at = next((index for index, step in enumerate(steps) if step.state == "running"), 0)
+    at = at or sum(step.state == "done" for step in steps)
+    first = max(0, min(at - (room - 2) // 2, len(steps) - (room - 2)))
+    kept = list(steps[first : first + room - 2])
+    before, after = steps[:first], steps[first + room - 2 :]
+    if before:
+        kept.insert(0, Step(f"{len(before)} more", "done" if all(s.state == "done" for s in before) else "waiting"))
+    if after:
+        kept.append(Step(f"{len(after)} more", "done" if all(s.state == "done" for s in after) else "waiting"))
+    return kept
+
+
+def _step_line(step: Step, detail: Detail, width: int, name_width: int, *, ended: bool = False) -> Line:
+    name = _fitted(clean(step.name), name_width)
+    if step.state == "done":
+        took = "" if step.seconds is None else span(round(step.seconds * 1_000) * MILLISECOND)
+        return [("  ✓ ", "good"), (name, ""), (f"  {took:>8}" if took else "", "quiet")]
+    if step.state == "running" and ended:
+        return [("  ✗ ", "bad"), (name, "")]
+    if step.state == "running":
+        line: Line = [("  ▸ ", "time"), (name, "name")]
+        counts = _counts(detail)
+        if detail.total and detail.done is not None:
+            share = detail.done / detail.total
+            bar_width = _bar_width(width - name_width - 14 - len(counts))
+            line += [("  ", ""), *bar(share, bar_width), (f"  {_percent(share):>3}%", "name")]
+        return [*line, (f"  {counts}" if counts else "", "quiet")]
+    return [("    ", ""), (name, "quiet")]
+
+
+def _whole_line(sight: Sight, width: int) -> Line:
+    """Draw how far the whole job is."""
+    left = _left(sight)
+    return [
+        ("  ", ""),
+        *bar(sight.job.progress / 100, _bar_width(width - 12 - len(left))),
+        (f"  {sight.job.progress:>3}%", "name"),
+        (f"  {left}" if left else "", ""),
+    ]
+
+
+def _single_line(sight: Sight, detail: Detail, width: int) -> Line:
+    """Draw a job that has no named steps."""
+    name = _fitted(clean(detail.step or "running"), min(NAME_WIDTH_MAX, len(clean(detail.step or "running"))))
+    words = " · ".join(part for part in (_counts(detail, eta=False), _left(sight)) if part)
+    if not sight.job.progress and detail.step is None and detail.done is None:
+        return [("  ▸ ", "time"), (name, "name")]
+    return [
+        ("  ▸ ", "time"),
+        (name, "name"),
+        ("  ", ""),
+        *bar(sight.job.progress / 100, _bar_width(width - len(name) - 14 - len(words))),
+        (f"  {sight.job.progress:>3}%", "name"),
+        (f"  {words}" if words else "", "quiet"),
+    ]
+
+
+def _left(sight: Sight) -> str:
+    eta = eta_seconds(sight.job, sight.now)
+    return "" if eta is None else f"about {span(eta * SECOND)} left" if eta else "nearly done"
+
+
+def _counts(detail: Detail, *, eta: bool = True) -> str:
+    """Write `1,310/2,016 · 42/s · 17s left`."""
+    if detail.done is None:
+        return ""
+    parts = [f"{detail.done:,.0f}" + (f"/{detail.total:,.0f}" if detail.total is not None else "")]
+    if detail.rate:
+        parts.append(rate_text(detail.rate))
+        left_s = round((detail.total - detail.done) / detail.rate) if detail.total else 0
+        if eta and left_s > 0:
+            parts.append(f"{span(left_s * SECOND)} left")
+    return " · ".join(parts)
+
+
+def rate_text(per_second: float) -> str:
+    """Write how fast it goes, in the unit that has digits before the point: `42/s`, `3/min`."""
+    if per_second >= 10:
+        return f"{per_second:,.0f}/s"
+    if per_second >= 1:
+        return f"{per_second:.1f}/s"
+    return f"{per_second * 60:.0f}/min" if per_second * 60 >= 1 else f"{per_second * 3600:.1f}/h"
+
+
+def _percent(share: float) -> int:
+    return max(0, min(100, int(share * 100)))
+
+
+def _bar_width(room: int) -> int:
+    return max(BAR_WIDTH_MIN, min(BAR_WIDTH_MAX, room))
+
+
+def bar(share: float, width: int) -> Line:
+    """Draw a bar; full and empty differ in shape, not only in colour."""
+    halves = round(max(0.0, min(1.0, share)) * width * 2)
+    full, half = divmod(halves, 2)
+    return [("━" * full + "╸" * half, "good"), ("─" * (width - full - half), "quiet")]
+
+
+def _fitted(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+
+
+def _end(sight: Sight) -> list[Line]:
+    job = sight.job
+    if job.status is Status.COMPLETED:
+        lines: list[Line] = [[("✓ COMPLETED", "good"), (f" {_took(job)}", "")]]
+        return [*lines, [("result ", "quiet"), (_short(job.result), "")]] if job.result is not None else lines
+    if job.status is Status.CANCELLED:
+        return [[("— CANCELLED", "quiet"), (f"  {sight.why}", "")]]
+    error = error_line(job.error)
+    lines = [[(f"✗ {job.status}", "bad"), (f"  {error or sight.why}", "")]]
+    return [*lines, [(f"headway jobs show {job.id} tells more, headway jobs retry {job.id} runs it again", "quiet")]]
+
+
+def _took(job: Job) -> str:
+    begin, end = job.started_at, job.finished_at
+    return "" if begin is None or end is None else f"in {span(max(0, end - begin))}"
+
+
+def _short(text: str | None) -> str:
+    shown = text or ""
+    return shown if len(shown) <= RESULT_LENGTH_MAX else shown[: RESULT_LENGTH_MAX - 1] + "…"

@@ -1,0 +1,111 @@
+"""One attempt at a job, from its arguments to its outcome: resolve → run → outcome.
+
+The same steps whether the task is sync or async, in a child process or in virtual time. What comes out is a message for
+the supervisor; what the job becomes of it is decided there.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from headway.errors import InvalidTask, LeaseLost
+from headway.model import ERROR_BYTES_MAX, Claimed, storable
+from headway.task import Cancel, Retry, Task
+from headway.worker.context import Context, TaskStopped, encode_result
+from headway.worker.frames import Cancelled, Done, Failed, Stopped, Unfit
+
+Registry: TypeAlias = Mapping[str, Task[..., Any]]
+Ended: TypeAlias = Done | Failed | Cancelled | Stopped | Unfit
+
+MESSAGE_LENGTH_MAX: Final = 4_000
+REASON_LENGTH_MAX: Final = 500
+
+
+def resolve(registry: Registry, claimed: Claimed) -> tuple[Task[..., Any], dict[str, Any]] | Unfit:
+    """Find the task and its arguments, or say why the job cannot be run as it is."""
+    task = registry.get(claimed.task)
+    if task is None:
+        return Unfit(claimed.job_id, claimed.attempt, f"no task here is named {claimed.task!r}", "unknown task")
+    try:
+        args = _decode_args(claimed.args)
+        return task, task.bind((), args)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return _unfit(claimed, f"its arguments cannot be read: {error}", "unreadable")
+    except InvalidTask as error:
+        return _unfit(claimed, str(error), "arguments")
+
+
+_decode_args: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _unfit(claimed: Claimed, reason: str, cause: str) -> Unfit:
+    return Unfit(claimed.job_id, claimed.attempt, storable(reason, REASON_LENGTH_MAX), cause)
+
+
+def run_sync(task: Task[..., Any], args: dict[str, Any], context: Callable[[], Context], claimed: Claimed) -> Ended:
+    """Run a `def` task to its end."""
+    try:
+        if task.wants_context:
+            result = task.function(context(), **args)
+        else:
+            result = task.function(**args)
+        return _done(claimed, result)
+    except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
+        return outcome_of(claimed, error, task.conduct.retry)
+
+
+async def run_async(
+    task: Task[..., Any], args: dict[str, Any], context: Callable[[], Context], claimed: Claimed
+) -> Ended:
+    """Run an `async def` task to its end."""
+    try:
+        coroutine: Coroutine[Any, Any, Any] = (
+            task.function(context(), **args) if task.wants_context else task.function(**args)
+        )
+        return _done(claimed, await coroutine)
+    except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
+        return outcome_of(claimed, error, task.conduct.retry)
+
+
+def _done(claimed: Claimed, result: object) -> Ended:
+    if result is None:
+        return Done(claimed.job_id, claimed.attempt, None)
+    try:
+        return Done(claimed.job_id, claimed.attempt, encode_result(result))
+    except InvalidTask as error:  # It would not get better by doing all the work again.
+        return Failed(claimed.job_id, claimed.attempt, error_json(error), retryable=False)
+
+
+def outcome_of(claimed: Claimed, error: BaseException, retry: Retry | None) -> Ended:
+    """Say what an exception means for the job."""
+    job_id, attempt = claimed.job_id, claimed.attempt
+    if isinstance(error, Cancel):
+        return Cancelled(job_id, attempt, storable(str(error), REASON_LENGTH_MAX))
+    if isinstance(error, Retry):
+        return Failed(job_id, attempt, error_json(error), retry_in=error.after)
+    if isinstance(error, TaskStopped | LeaseLost | asyncio.CancelledError):
+        return Stopped(job_id, attempt)
+    return Failed(job_id, attempt, error_json(error), retryable=retry is None or retry.retries(error))
+
+
+def error_json(error: BaseException) -> str:
+    """Write an exception as data: its type, its message and where it came from; bounded."""
+    kind = type(error)
+    is_plain = kind.__module__ in ("builtins", "__main__")
+    name = kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
+    message = storable(_text_of(error), MESSAGE_LENGTH_MAX)
+    trace = storable("".join(traceback.format_exception(error)), ERROR_BYTES_MAX * 4)
+    if len(trace) > ERROR_BYTES_MAX // 2:  # The two ends say most: where it began, and where it happened.
+        keep = ERROR_BYTES_MAX // 4
+        trace = f"{trace[:keep]}\n  … {len(trace) - 2 * keep:,} characters left out …\n{trace[-keep:]}"
+    return msgspec.json.encode({"type": name, "message": message, "traceback": trace}).decode()
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - an exception that cannot even say what it is
+        return f"(its message cannot be read: {type(broken).__name__})"

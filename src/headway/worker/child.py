@@ -1,0 +1,538 @@
+"""The child: the process in which user code runs. It knows no store; all it has is a socket to its supervisor.
+
+One thread of ours reads the socket and sends reports a few times a second; the rest belongs to the tasks:
+
+    process   one `def` task at a time, in the main thread, so that a signal can interrupt it
+    thread    `def` tasks in a few threads
+    loop      `async def` tasks on one event loop, in the main thread
+
+Outcomes are sent at once, except while short jobs wait: then those of a few milliseconds go together. When the
+supervisor is gone, so is the child, with everything that the tasks have started in its process group.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import queue
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NoReturn, assert_never
+
+from headway.clock import Clock
+from headway.errors import HeadwayError, LeaseLost
+from headway.model import Claimed
+from headway.task import Task
+from headway.worker.attempt import Ended, Registry, outcome_of, resolve, run_async, run_sync
+from headway.worker.context import LINES_WAITING_MAX, Context, Hand, TaskStopped
+from headway.worker.frames import (
+    Answer,
+    Ask,
+    Failed,
+    Finish,
+    Flush,
+    Hello,
+    Place,
+    Reader,
+    Reports,
+    Revoke,
+    Revoked,
+    Run,
+    Spent,
+    Stop,
+    Stopped,
+    ToChild,
+    ToSupervisor,
+    Unfit,
+    frame,
+)
+
+REPORT_EVERY_S: Final = 0.25
+READ_BYTES: Final = 1 << 20
+TOGETHER_MAX: Final = 64
+TOGETHER_S: Final = 0.002
+SHORT_S: Final = 0.001
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Child:
+    """What all kinds of children have in common: the line to the supervisor, and the jobs under way."""
+
+    def __init__(self, line: socket.socket, place: Place, registry: Registry, hand: Hand | None, width: int) -> None:
+        self._line = line
+        self._place = place
+        self._registry = registry
+        self._hand = hand
+        self._width = width
+        self._clock = Clock()
+        self._sending = threading.Lock()
+        self._unsent = bytearray()
+        self._noted: dict[str, Context] = {}
+        self._contexts: dict[str, Context] = {}
+        self._deadlines: dict[str, int] = {}
+        self._kept: dict[str, Mapping[str, str]] = {}
+        self._questions: dict[int, Callable[[Answer], None]] = {}
+        self._asked = 0
+        self._wake = os.pipe()
+
+    # --- the line to the supervisor
+
+    def send(self, message: ToSupervisor) -> None:
+        """Send a message, after what was kept back; threads take turns."""
+        self.keep(message)
+        self.flush()
+
+    def keep(self, message: ToSupervisor) -> None:
+        """Keep a message back, to be sent with the next ones."""
+        data = frame(message)
+        with self._sending:
+            self._unsent += data
+
+    def flush(self) -> None:
+        """Send what was kept back."""
+        with self._sending:
+            if self._unsent:
+                data, self._unsent = self._unsent, bytearray()
+                self._line.sendall(data)
+
+    def note(self, context: Context) -> None:
+        """Remember that a context has news. Whoever writes faster than we send is made to wait."""
+        self._noted[context.job_id] = context
+        if context.waiting_lines > LINES_WAITING_MAX:
+            self._report()
+
+    def ask(self, context: Context, question: str, body: str) -> str:
+        """Ask the supervisor and wait for its answer."""
+        answered = threading.Event()
+        answers: list[Answer] = []
+
+        def hear(answer: Answer) -> None:
+            answers.append(answer)
+            answered.set()
+
+        self._send_question(context, question, body, hear)
+        answered.wait()
+        return _body_of(answers[0])
+
+    async def ask_async(self, context: Context, question: str, body: str) -> str:
+        """Ask the supervisor and await its answer."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Answer] = loop.create_future()
+
+        def settle(answer: Answer) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        self._send_question(context, question, body, lambda answer: loop.call_soon_threadsafe(settle, answer))
+        return _body_of(await answered)
+
+    def _send_question(self, context: Context, question: str, body: str, hear: Callable[[Answer], Any]) -> None:
+        with self._sending:
+            self._asked += 1
+            number = self._asked
+        self._questions[number] = hear
+        self.send(Ask(number, context.job_id, context.attempt, question, body))
+
+    def _report(self) -> None:
+        if not self._noted:
+            return
+        noted, self._noted = self._noted, {}
+        reports = [report for context in noted.values() if (report := context.take_report()) is not None]
+        if reports:
+            self.send(Reports(reports))
+
+    def listen(self) -> None:
+        """Start the thread that reads the socket."""
+        threading.stack_size(512 * 1024)  # It needs little, and a task's memory limit counts it.
+        threading.Thread(target=self._listen, name="headway-line", daemon=True).start()
+        threading.stack_size(0)
+
+    def _listen(self) -> None:
+        reader: Reader[ToChild] = Reader(ToChild)
+        waiting = select.poll()
+        waiting.register(self._line, select.POLLIN)
+        waiting.register(self._wake[0], select.POLLIN)
+        try:
+            while True:
+                timeout_ms = REPORT_EVERY_S * 1_000 if self._contexts or self._noted else None
+                ready = {number for number, _ in waiting.poll(timeout_ms)}
+                if self._wake[0] in ready:
+                    os.read(self._wake[0], 64)
+                if self._line.fileno() in ready:
+                    data = self._line.recv(READ_BYTES)
+                    if not data:
+                        break
+                    for message in reader.feed(data):
+                        self._hear(message)
+                self._report()
+        except OSError:
+            pass
+        _end_with_everything()  # The supervisor is gone.
+
+    def _hear(self, message: ToChild) -> None:
+        match message:
+            case Run(first, jobs, deadlines, kept):
+                self._deadlines.update(deadlines)
+                self._kept.update(kept)
+                self.take(jobs, first)
+            case Stop(job_id, attempt):
+                context = self._contexts.get(job_id)
+                if context is not None and context.attempt == attempt:
+                    context.stop()
+                self.stop(job_id, attempt)
+            case Revoke(job_ids):
+                self.send(Revoked(self.give_back(job_ids)))
+            case Answer(number):
+                hear = self._questions.pop(number, None)
+                if hear is not None:
+                    hear(message)
+            case Flush():
+                self.flush()
+            case Finish():
+                self.finish()
+            case _:
+                assert_never(message)
+
+    # --- what the kinds differ in
+
+    def take(self, jobs: list[Claimed], first: int) -> None:
+        """Take jobs to run, numbered from `first`."""
+        raise NotImplementedError
+
+    def stop(self, job_id: str, attempt: int) -> None:
+        """Ask a job to stop, beyond telling its context."""
+
+    def give_back(self, job_ids: Iterable[str]) -> list[str]:
+        """Return those jobs that have not begun, and will not."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """End when all is done."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Work until there is nothing more to do."""
+        raise NotImplementedError
+
+    # --- one attempt
+
+    def context_of(self, claimed: Claimed) -> Callable[[], Context]:
+        """Return what makes the context of a job; most tasks never ask for one."""
+
+        def make() -> Context:
+            context = Context(
+                claimed,
+                self,
+                hand=self._hand,
+                kept=self._kept.get(claimed.job_id),
+                deadline_at=self._deadlines.get(claimed.job_id),
+                clock=self._clock,
+            )
+            self._contexts[claimed.job_id] = context
+            if len(self._contexts) == 1:  # The reading thread may wait without end: there was nothing to report.
+                os.write(self._wake[1], b".")
+            return context
+
+        return make
+
+    def ended(self, claimed: Claimed, ended: Ended) -> None:
+        """Have the outcome of an attempt sent, after the last of what it said about itself."""
+        context = self._contexts.pop(claimed.job_id, None) if self._contexts else None
+        if context is not None:
+            self._noted.pop(claimed.job_id, None)
+            report = context.take_report()
+            if report is not None:
+                self.keep(Reports([report]))
+        if self._deadlines:
+            self._deadlines.pop(claimed.job_id, None)
+        if self._kept:
+            self._kept.pop(claimed.job_id, None)
+        self.keep(ended)
+
+
+class _QueueChild(Child):
+    """Runs `def` tasks from a queue, in one thread or several."""
+
+    def __init__(self, line: socket.socket, place: Place, registry: Registry, hand: Hand | None, width: int) -> None:
+        super().__init__(line, place, registry, hand, width)
+        self._inbox: queue.SimpleQueue[tuple[Claimed, int] | None] = queue.SimpleQueue()
+        self._waiting: dict[str, Claimed] = {}
+
+    def take(self, jobs: list[Claimed], first: int) -> None:
+        """Put jobs in line."""
+        for number, claimed in enumerate(jobs, first):
+            self._waiting[claimed.job_id] = claimed
+            self._inbox.put((claimed, number))
+
+    def give_back(self, job_ids: Iterable[str]) -> list[str]:
+        """Whoever takes a job out of the waiting ones has it: the thread that runs it, or we."""
+        return [job_id for job_id in job_ids if self._waiting.pop(job_id, None) is not None]
+
+    def finish(self) -> None:
+        """End after what is in line."""
+        for _ in range(self._width):
+            self._inbox.put(None)
+
+    def _attempt(self, claimed: Claimed) -> Ended:
+        found = resolve(self._registry, claimed)
+        if isinstance(found, Unfit):
+            return found
+        task, args = found
+        return self._call(task, args, claimed)
+
+    def _call(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
+        return run_sync(task, args, self.context_of(claimed), claimed)
+
+
+class ThreadChild(_QueueChild):
+    """Runs `def` tasks in threads. A thread cannot be stopped from outside; the supervisor may have to end us all."""
+
+    def _work(self) -> None:
+        while (item := self._inbox.get()) is not None:
+            claimed, _ = item
+            if self._waiting.pop(claimed.job_id, None) is not None:
+                self.ended(claimed, self._attempt(claimed))
+                self.flush()
+
+    def run(self) -> None:
+        """Work until told to finish."""
+        threads = [threading.Thread(target=self._work, name=f"headway-task-{n}") for n in range(self._width)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+class ProcessChild(_QueueChild):
+    """Runs one task at a time in the main thread, where SIGTERM raises `TaskStopped` so that `finally` is run."""
+
+    def __init__(self, line: socket.socket, place: Place, registry: Registry, hand: Hand | None, width: int) -> None:
+        super().__init__(line, place, registry, hand, width)
+        self._in_task = False
+        self._is_short: dict[str, bool] = {}  # Whether the last job of a task took next to no time.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: tuple[str, int, asyncio.Task[Ended]] | None = None
+
+    def run(self) -> None:
+        """Work until told to finish."""
+        signal.signal(signal.SIGTERM, self._interrupt)
+        self._work()
+
+    def _work(self) -> None:
+        take, waiting, monotonic = self._inbox.get, self._waiting, self._clock.monotonic
+        kept, kept_since = 0, 0.0
+        while True:
+            if kept and self._inbox.empty():
+                self.flush()
+                kept = 0
+            if (item := take()) is None:
+                break
+            claimed, number = item
+            if waiting.pop(claimed.job_id, None) is None:
+                continue
+            if kept and not self._is_short.get(claimed.task):
+                self.flush()  # It may take its time, or never come back.
+                kept = 0
+            self._place.set(number)
+            began = monotonic()
+            self.ended(claimed, self._attempt(claimed))
+            now = monotonic()
+            self._is_short[claimed.task] = now - began < SHORT_S
+            kept_since = kept_since if kept else now
+            kept += 1
+            if kept >= TOGETHER_MAX or now - kept_since > TOGETHER_S:
+                self.flush()
+                kept = 0
+        self.flush()
+
+    def stop(self, job_id: str, attempt: int) -> None:
+        """Cancel an async task on its loop; a sync one learns it from its context, or by a signal."""
+        running, loop = self._running, self._loop
+        if running is not None and loop is not None and running[:2] == (job_id, attempt):
+            with contextlib.suppress(RuntimeError):  # It has just ended.
+                loop.call_soon_threadsafe(running[2].cancel)
+
+    def _interrupt(self, *_: object) -> None:
+        if not self._in_task:
+            _end_with_everything()
+        raise TaskStopped
+
+    def _call(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
+        limit = task.conduct.memory
+        if limit is not None:
+            _limit_memory(limit)
+        self._in_task = True
+        try:
+            if task.is_async:
+                return asyncio.run(self._call_async(task, args, claimed))
+            return run_sync(task, args, self.context_of(claimed), claimed)
+        except TaskStopped as stopped:  # Between the end of the task and here.
+            return outcome_of(claimed, stopped, None)
+        finally:
+            self._in_task = False
+            if limit is not None:
+                _limit_memory(None)
+
+    async def _call_async(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
+        self._loop = asyncio.get_running_loop()
+        attempt = asyncio.create_task(run_async(task, args, self.context_of(claimed), claimed))
+        self._running = (claimed.job_id, claimed.attempt, attempt)
+        try:
+            return await attempt
+        finally:
+            self._running = self._loop = None
+
+    def ended(self, claimed: Claimed, ended: Ended) -> None:
+        """Ask to be replaced after a task ran out of memory: nobody knows what is left of this process."""
+        super().ended(claimed, ended)
+        if isinstance(ended, Failed) and '"type":"MemoryError"' in ended.error:
+            self.send(Spent("a task ran out of memory"))
+
+
+class LoopChild(Child):
+    """Runs `async def` tasks on one event loop."""
+
+    def __init__(self, line: socket.socket, place: Place, registry: Registry, hand: Hand | None, width: int) -> None:
+        super().__init__(line, place, registry, hand, width)
+        self._flushing = False
+        self._loop = asyncio.new_event_loop()
+        self._waiting: deque[Claimed] = deque()
+        self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        self._finishing = False
+
+    def run(self) -> None:
+        """Work until told to finish."""
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def take(self, jobs: list[Claimed], first: int) -> None:
+        """Start jobs on the loop."""
+        self._loop.call_soon_threadsafe(self._start, jobs)
+
+    def stop(self, job_id: str, attempt: int) -> None:
+        """Cancel a job on the loop."""
+        self._loop.call_soon_threadsafe(self._cancel, job_id, attempt)
+
+    def give_back(self, job_ids: Iterable[str]) -> list[str]:
+        """Jobs in line are few here, and those that sleep make room: give back what can be taken on the loop."""
+        wanted, given = set(job_ids), []
+        with contextlib.suppress(IndexError):
+            for _ in range(len(self._waiting)):
+                claimed = self._waiting.popleft()  # Atomic: whoever pops a job has it.
+                if claimed.job_id in wanted:
+                    given.append(claimed.job_id)
+                else:
+                    self._waiting.append(claimed)
+        return given
+
+    def finish(self) -> None:
+        """End when nothing runs."""
+        self._loop.call_soon_threadsafe(self._finish)
+
+    def _start(self, jobs: Iterable[Claimed] = ()) -> None:
+        self._waiting.extend(jobs)
+        while self._waiting and len(self._running) < self._width:
+            claimed = self._waiting.popleft()
+            task = self._loop.create_task(self._attempt(claimed))
+            self._running[claimed.job_id] = (claimed.attempt, task)
+
+    async def _attempt(self, claimed: Claimed) -> None:
+        try:
+            found = resolve(self._registry, claimed)
+            if isinstance(found, Unfit):
+                ended: Ended = found
+            else:
+                ended = await run_async(*found, self.context_of(claimed), claimed)
+        except asyncio.CancelledError:  # Before its first step.
+            ended = Stopped(claimed.job_id, claimed.attempt)
+        self._running.pop(claimed.job_id, None)
+        self.ended(claimed, ended)
+        if not self._flushing:  # All that end in this turn of the loop are sent together.
+            self._flushing = True
+            self._loop.call_soon(self._flush_turn)
+        if self._waiting:
+            self._start()
+        elif self._finishing:
+            self._finish()
+
+    def _flush_turn(self) -> None:
+        self._flushing = False
+        self.flush()
+
+    def _cancel(self, job_id: str, attempt: int) -> None:
+        running = self._running.get(job_id)
+        if running is not None and running[0] == attempt:
+            running[1].cancel()
+            return
+        for claimed in list(self._waiting):
+            if (claimed.job_id, claimed.attempt) == (job_id, attempt):
+                self._waiting.remove(claimed)
+                self.send(Stopped(job_id, attempt))
+
+    def _finish(self) -> None:
+        self._finishing = True
+        if not self._running and not self._waiting:
+            self.flush()
+            self._loop.stop()
+
+
+KINDS: Final[dict[str, type[Child]]] = {"process": ProcessChild, "thread": ThreadChild, "loop": LoopChild}
+
+
+def serve(
+    line: socket.socket,
+    place: Place,
+    kind: str,
+    width: int,
+    load: Callable[[], tuple[Registry, Hand | None, Hello]],
+) -> None:
+    """Be a child: load the app, say hello, run what comes."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor.
+    try:
+        registry, hand, hello = load()
+    except HeadwayError as error:
+        line.sendall(frame(Hello(os.getpid(), "", "", [], {}, error=str(error))))
+        sys.exit(2)
+    child = KINDS[kind](line, place, registry, hand, width)
+    child.send(hello)
+    child.listen()
+    child.run()
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+    sys.stdout.flush()
+    os._exit(0)  # Threads that tasks have left behind must not keep us.
+
+
+def _body_of(answer: Answer) -> str:
+    if answer.is_lost:
+        raise LeaseLost(answer.error)
+    if answer.error is not None:
+        raise HeadwayError(answer.error)
+    return answer.body
+
+
+def _end_with_everything() -> NoReturn:
+    """End this process and all that it has started, unless that has left its group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end us with the supervisor, also while a task holds the interpreter; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit_memory(limit: int | None) -> None:
+    """Bound what this process may allocate; an allocation beyond raises MemoryError."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = hard if limit is None else limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

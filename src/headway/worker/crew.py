@@ -1,0 +1,786 @@
+"""The crew: the child processes of one worker, who runs what in them, and how they are made to stop.
+
+The crew knows nothing of the store. It is given claimed jobs and ends each of them exactly once with an outcome, unless
+it is told to abandon a job. What it guarantees, whatever the code in the children does:
+
+- a child that dies is noticed at once. The job that ran in it has crashed; jobs that only waited in it are handed back.
+  Where several ran side by side, nobody knows which one it was: all are handed back as suspects, and each suspect
+  runs alone next time, so the one that kills its process is found and its neighbours lose no attempt.
+- a job that is to stop is asked first, then its process group gets SIGTERM, then SIGKILL, and with it everything that
+  it started. The outcome is told when it *has* stopped.
+- time-outs are measured here, by the monotonic clock, so code that holds the interpreter does not escape them.
+
+A child may be given more jobs than it can run at once, when its jobs are short: so many as it ends within
+`PREFETCH_S`, going by those before. Should one of them turn out to be long, the rest is taken back.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, assert_never
+
+import msgspec
+
+from headway import lifecycle
+from headway.clock import Clock
+from headway.errors import HeadwayError, LeaseLost
+from headway.events import ChildEnded, ChildStarted, emit
+from headway.instants import SECOND, Instant
+from headway.lifecycle import Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
+from headway.model import Claimed, Report
+from headway.worker.descendants import descendants_of, kill_group
+from headway.worker.frames import (
+    Answer,
+    Ask,
+    Cancelled,
+    Done,
+    Failed,
+    Finish,
+    Flush,
+    Hello,
+    Place,
+    Reader,
+    Reports,
+    Revoke,
+    Revoked,
+    Run,
+    Spent,
+    Stop,
+    Stopped,
+    TaskInfo,
+    ToChild,
+    ToSupervisor,
+    Unfit,
+    frame,
+    pair,
+)
+
+PREFETCH_S: Final = 0.05
+PREFETCH_MAX: Final = 500
+STUCK_S: Final = 0.5  # So long a job may make others wait in its child before they are taken back.
+SOFT_S: Final = 1.0  # From asking to SIGTERM
+HARD_S: Final = 2.0  # and from there to SIGKILL.
+START_S_MAX: Final = 60.0
+RESPAWN_S: Final = 0.5
+RESPAWN_S_MAX: Final = 15.0
+READ_BYTES: Final = 1 << 20
+SUSPECT: Final = "handed back: its process died while several jobs ran in it"
+MARK: Final = "HEADWAY_CHILD"
+
+
+class Foreman(Protocol):
+    """Whom the crew tells what happens: the supervisor."""
+
+    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+        """An attempt has ended; told exactly once, unless it was abandoned."""
+        ...
+
+    def reported(self, reports: Sequence[Report]) -> None:
+        """Running attempts say something about themselves."""
+        ...
+
+    async def answer(self, ask: Ask) -> str:
+        """Answer a question of a task; `LeaseLost` when its attempt is over."""
+        ...
+
+    def has_room(self) -> None:
+        """There is room for more jobs, or the crew knows its tasks by now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewPlan:
+    """How many children of which kind, and when they are replaced."""
+
+    command: tuple[str, ...]
+    processes: int
+    concurrency: int
+    threads: int
+    max_jobs: int = 0
+    max_memory: int = 0
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Running:
+    claimed: Claimed
+    number: int
+    since: float
+    timeout_s: float | None
+    retries_timeouts: bool
+    stop_as: Outcome | None = None
+    stop_since: float = 0.0
+    stage: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    """One process and the jobs in it: those that run, and those that wait behind them."""
+
+    kind: str
+    width: int
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    place: Place
+    reader: Reader[ToSupervisor]
+    mark: str
+    born: float
+    is_solo: bool = False
+    is_ready: bool = False
+    is_leaving: bool = False
+    killed_because: str | None = None
+    kill_sent: float = 0.0
+    running: dict[str, _Running] = field(default_factory=dict)
+    waiting: deque[tuple[Claimed, int]] = field(default_factory=deque)
+    unheard: dict[str, Claimed] = field(default_factory=dict)  # Done, but their outcomes are still over there.
+    revoked: set[str] = field(default_factory=set)
+    jobs: int = 0
+    unsent: deque[bytes | bytearray] = field(default_factory=deque)
+    pidfd: int | None = None
+    is_gone: bool = False
+
+    @property
+    def load(self) -> int:
+        return len(self.running) + len(self.waiting) + len(self.unheard)
+
+
+class _Pool:
+    """The children of one kind."""
+
+    def __init__(self, kind: str, children_max: int, width: int) -> None:
+        self.kind = kind
+        self.children_max = children_max
+        self.width = width
+        self.children: list[_Child] = []
+        self.job_s = 1.0  # How long its jobs take, lately; nothing is prefetched until that is known.
+        self.suspects: deque[Claimed] = deque()
+        self.failures = 0
+        self.spawn_at = 0.0
+
+    def capacity_of(self, child: _Child) -> int:
+        """How many jobs a child may hold."""
+        if not child.is_ready or child.is_leaving or child.is_solo:
+            return 0
+        short = min(int(child.width * PREFETCH_S / self.job_s), PREFETCH_MAX)
+        return child.width + short
+
+    def capacity(self) -> int:
+        """How many jobs the pool may hold."""
+        return sum(map(self.capacity_of, self.children))
+
+    def room(self) -> int:
+        """How many more jobs the pool may be given. Suspects that wait for their turn count."""
+        free = sum(max(0, self.capacity_of(child) - child.load) for child in self.children)
+        return max(0, free - len(self.suspects))
+
+    def learn(self, took_s: float, jobs: int) -> None:
+        """Take note of how long some jobs took, one by one."""
+        weight = 0.8 ** min(jobs, 20)
+        self.job_s = max(weight * self.job_s + (1 - weight) * took_s, 1e-5)
+
+
+class Crew:
+    """The children of one worker. Used by one event loop."""
+
+    def __init__(self, plan: CrewPlan, clock: Clock, foreman: Foreman | None = None) -> None:
+        self._plan = plan
+        self._clock = clock
+        self.foreman = foreman  # The first child says which store it is, so it is there before the supervisor.
+        self._pools = {
+            "process": _Pool("process", plan.processes, 1),
+            "loop": _Pool("loop", 1, plan.concurrency),
+            "thread": _Pool("thread", 1, plan.threads),
+        }
+        self._where: dict[str, _Child] = {}
+        self._reasons: dict[str, Outcome] = {}  # Of jobs that are being taken back: what they end with.
+        self._answers: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._numbers = 0
+        self.hello: Hello | None = None
+        self.greeted = asyncio.Event()
+        self.tasks: Mapping[str, TaskInfo] = {}
+        self.kinds: dict[str, frozenset[str]] = {}  # The tasks by the kind of child that runs them.
+
+    @property
+    def _foreman(self) -> Foreman:
+        assert self.foreman is not None, "a crew without a supervisor has no jobs"
+        return self.foreman
+
+    # --- who runs what
+
+    def room(self, kind: str) -> int:
+        """How many more jobs of this kind can be taken; few free places count as none while many are taken."""
+        pool = self._pools[kind]
+        room, capacity = pool.room(), pool.capacity()
+        return room if room * 4 >= capacity or capacity <= pool.width * len(pool.children) else 0
+
+    def slots(self) -> int:
+        """How many jobs can run at the same time."""
+        return sum(self._pools[kind].children_max * self._pools[kind].width for kind in self.kinds)
+
+    def count(self) -> int:
+        """How many children there are."""
+        return sum(len(pool.children) for pool in self._pools.values())
+
+    def pids(self) -> list[int]:
+        """The process ids of the children."""
+        return [child.process.pid for pool in self._pools.values() for child in pool.children]
+
+    def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
+        """Give jobs to children that have room for them."""
+        for kind, names in self.kinds.items():
+            mine = jobs if len(self.kinds) == 1 else [claimed for claimed in jobs if claimed.task in names]
+            if mine:
+                self._distribute(self._pools[kind], mine, kept or {})
+
+    def _distribute(self, pool: _Pool, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+        """Spread jobs over the children so that all have about the same to do."""
+        if pool.kind != "process":
+            pool.suspects.extend(claimed for claimed in jobs if claimed.reason == SUSPECT)
+            jobs = [claimed for claimed in jobs if claimed.reason != SUSPECT]
+        children = sorted((child for child in pool.children if pool.capacity_of(child)), key=lambda child: child.load)
+        if not children:  # They have all just gone.
+            for claimed in jobs:
+                self._foreman.ended(claimed, Released("handed back: its child went away"))
+        else:
+            total = sum(child.load for child in children) + len(jobs)
+            start = 0
+            for left, child in zip(range(len(children), 0, -1), children, strict=True):
+                share = max(0, -(-total // left) - child.load)
+                total -= child.load + share
+                part = list(jobs[start : start + share])
+                start += share
+                if part:
+                    self._assign(child, part, kept)
+        if pool.suspects:
+            self._try_suspects(pool, kept)
+
+    def _assign(self, child: _Child, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+        first, now = child.jobs + 1, self._clock.monotonic()
+        child.jobs += len(jobs)
+        where, waiting = self._where, child.waiting
+        for number, claimed in enumerate(jobs, first):
+            where[claimed.job_id] = child
+            if len(child.running) < child.width:
+                self._begin(child, claimed, number, now)
+            else:
+                waiting.append((claimed, number))
+        self._send_jobs(child, first, jobs, kept)
+
+    def _begin(self, child: _Child, claimed: Claimed, number: int, now: float) -> None:
+        info = self.tasks[claimed.task]
+        timeout = claimed.timeout or info.timeout
+        child.running[claimed.job_id] = _Running(
+            claimed, number, now, None if timeout is None else timeout / SECOND, info.retries_timeouts
+        )
+
+    def _send_jobs(self, child: _Child, first: int, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+        deadlines: dict[str, Instant] = {}
+        for claimed in jobs:
+            timeout = claimed.timeout or self.tasks[claimed.task].timeout
+            if timeout is not None:
+                deadlines[claimed.job_id] = self._clock.now() + timeout
+        steps = {claimed.job_id: kept[claimed.job_id] for claimed in jobs if claimed.job_id in kept} if kept else {}
+        self._send(child, Run(first, jobs, deadlines, steps))
+
+    def _try_suspects(self, pool: _Pool, kept: Mapping[str, dict[str, str]]) -> None:
+        """Let each suspect run alone, in a child of its own."""
+        solo = next((child for child in pool.children if child.is_solo and not child.is_leaving), None)
+        if solo is None:
+            self._spawn(pool, is_solo=True)
+        elif solo.is_ready and not solo.load:
+            self._assign(solo, [pool.suspects.popleft()], kept)
+
+    # --- how jobs are made to stop
+
+    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+        """Have a job stop; it ends with this outcome once it has."""
+        child = self._where.get(job_id)
+        if child is None:
+            self._drop_suspect(job_id, attempt, outcome)
+            return
+        running = child.running.get(job_id)
+        if job_id in child.unheard:
+            self._send(child, Flush())  # It is done; its outcome is on the way.
+        elif running is None:
+            self._take_back(child, [job_id], outcome)
+        elif running.claimed.attempt == attempt and running.stop_as is None:
+            running.stop_as, running.stop_since = outcome, self._clock.monotonic()
+            self._send(child, Stop(job_id, attempt))
+
+    def _drop_suspect(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+        for pool in self._pools.values():
+            for claimed in list(pool.suspects):
+                if (claimed.job_id, claimed.attempt) == (job_id, attempt):
+                    pool.suspects.remove(claimed)
+                    self._foreman.ended(claimed, outcome)
+
+    def abandon(self, job_id: str, attempt: int) -> None:
+        """Stop a job that is no longer ours, at once and without a word about its end."""
+        child = self._where.get(job_id)
+        if child is None:
+            return
+        running = child.running.get(job_id)
+        if running is None:
+            child.waiting = deque(item for item in child.waiting if item[0].job_id != job_id)
+            child.unheard.pop(job_id, None)
+            del self._where[job_id]
+            self._send(child, Revoke([job_id]))
+        elif running.claimed.attempt == attempt:
+            self._kill(child, f"the lease of {job_id} was lost")
+            child.running.pop(job_id)
+            del self._where[job_id]
+
+    def release_waiting(self, reason: str) -> None:
+        """Hand back what has not begun."""
+        for pool in self._pools.values():
+            while pool.suspects:
+                self._foreman.ended(pool.suspects.popleft(), Released(reason))
+            for child in pool.children:
+                self._take_back(child, [claimed.job_id for claimed, _ in child.waiting])
+
+    def release_all(self, reason: str) -> None:
+        """Hand back everything now: children are killed, their jobs are released when they are dead."""
+        self.release_waiting(reason)
+        for pool in self._pools.values():
+            for child in list(pool.children):
+                for running in child.running.values():
+                    running.stop_as = running.stop_as or Released(reason)
+                self._kill(child, reason)
+
+    def _take_back(self, child: _Child, job_ids: Iterable[str], outcome: Outcome | None = None) -> None:
+        """Ask a child for jobs that wait in it; they come back with its answer, or begin before it is asked."""
+        ids = [job_id for job_id in job_ids if job_id not in child.revoked]
+        child.revoked.update(ids)
+        if outcome is not None:
+            for claimed, _ in child.waiting:
+                if claimed.job_id in ids:
+                    self._reasons[claimed.job_id] = outcome
+        if ids:
+            self._send(child, Revoke(ids))
+
+    def watch(self) -> None:
+        """Look after everything that only time can show; called several times a second."""
+        now = self._clock.monotonic()
+        for pool in self._pools.values():
+            for child in list(pool.children):
+                self._watch_child(pool, child, now)
+            self._keep_staffed(pool, now)
+
+    def _watch_child(self, pool: _Pool, child: _Child, now: float) -> None:
+        if child.process.poll() is not None:
+            self._bury(pool, child)
+            return
+        if not child.is_ready and child.killed_because is None and now - child.born > START_S_MAX:
+            self._kill(child, f"it did not start within {START_S_MAX:g} s")
+        if child.killed_because is not None and now - child.kill_sent > HARD_S:
+            self._kill(child, child.killed_because)
+        if child.kind == "process":
+            self._catch_up(child, now)
+        oldest = now
+        for running in child.running.values():
+            oldest = min(oldest, running.since)
+            if running.stop_as is not None:
+                self._press(child, running, now)
+            elif running.timeout_s is not None and now - running.since >= running.timeout_s:
+                text = f"it ran for {running.timeout_s:g} s, which is all it may"
+                self.stop(
+                    running.claimed.job_id,
+                    running.claimed.attempt,
+                    TimedOut(_error("TimeoutError", text), running.retries_timeouts),
+                )
+        if child.waiting and now - oldest > STUCK_S:
+            pool.job_s = max(pool.job_s, now - oldest)
+            self._take_back(child, [claimed.job_id for claimed, _ in child.waiting])
+        if self._is_spent(child) and not child.is_leaving:
+            self._retire(child)
+
+    def _catch_up(self, child: _Child, now: float) -> None:
+        """See which job a child is really at: outcomes of short ones before it may not have been sent yet."""
+        at = child.place.get()
+        done = [running for running in child.running.values() if running.number < at]
+        for running in done:
+            del child.running[running.claimed.job_id]
+            child.unheard[running.claimed.job_id] = running.claimed
+        while child.waiting and child.waiting[0][1] <= at:
+            claimed, number = child.waiting.popleft()
+            if number < at:
+                child.unheard[claimed.job_id] = claimed
+            else:
+                self._begin(child, claimed, number, now)
+        if child.unheard and not child.is_gone:
+            self._send(child, Flush())
+
+    def _press(self, child: _Child, running: _Running, now: float) -> None:
+        """Ask, then SIGTERM, then SIGKILL. Threads and loops cannot be interrupted by a signal, so it ends them all."""
+        waited = now - running.stop_since
+        if running.stage == 0 and waited >= SOFT_S:
+            running.stage = 1
+            if child.kind == "process":
+                self._signal(child, signal.SIGTERM)
+        elif running.stage == 1 and waited >= SOFT_S + HARD_S:
+            running.stage = 2
+            self._kill(child, f"{running.claimed.job_id} did not stop")
+
+    def _is_spent(self, child: _Child) -> bool:
+        plan = self._plan
+        if plan.max_jobs and child.jobs >= plan.max_jobs:
+            return True
+        return bool(plan.max_memory) and child.is_ready and _resident_bytes(child.process.pid) > plan.max_memory
+
+    def _retire(self, child: _Child) -> None:
+        """Let a child end what it has and go; another takes its place at once."""
+        child.is_leaving = True
+        self._send(child, Finish())
+
+    # --- the life of a child
+
+    def open(self) -> None:
+        """Start the first child; it tells which tasks there are."""
+        self._spawn(self._pools["process"])
+
+    def _keep_staffed(self, pool: _Pool, now: float) -> None:
+        if self._closing or (self.hello is None and pool.kind != "process"):
+            return
+        wanted = pool.children_max if self.hello is None or pool.kind in self.kinds else 0
+        wanted = min(wanted, 1) if self.hello is None else wanted
+        staff = [child for child in pool.children if not child.is_leaving and not child.is_solo]
+        if len(staff) < wanted and now >= pool.spawn_at:
+            self._spawn(pool)
+        if self.hello is not None and wanted == 0:
+            for child in staff:
+                self._retire(child)
+        if pool.suspects:
+            self._try_suspects(pool, {})
+
+    def _spawn(self, pool: _Pool, *, is_solo: bool = False) -> None:
+        self._numbers += 1
+        mark = f"{self._clock.node or os.getpid()}-{self._numbers}"
+        ours, theirs = pair()
+        place = Place()
+        width = 1 if is_solo else pool.width
+        command = [*self._plan.command, str(theirs.fileno()), str(place.file), pool.kind, str(width)]
+        process = subprocess.Popen(
+            command,
+            pass_fds=(theirs.fileno(), place.file),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **self._plan.environ, MARK: mark},
+        )
+        theirs.close()
+        ours.setblocking(False)
+        child = _Child(pool.kind, width, process, ours, place, Reader(ToSupervisor), mark, self._clock.monotonic())
+        child.is_solo = is_solo
+        pool.children.append(child)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours, self._read, pool, child)
+        with contextlib.suppress(AttributeError, OSError):  # Not on every system; `watch` sees it a little later there.
+            child.pidfd = os.pidfd_open(process.pid)
+            loop.add_reader(child.pidfd, self._bury, pool, child)
+
+    def _read(self, pool: _Pool, child: _Child) -> None:
+        try:
+            data = child.line.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(child.line)
+            if child.killed_because is None and not child.is_leaving and child.process.poll() is None:
+                self._kill(child, "it closed its line")  # A child that cannot be spoken to is of no use.
+            return
+        messages = list(child.reader.feed(data))
+        self._hear(pool, child, messages)
+
+    def _hear(self, pool: _Pool, child: _Child, messages: Sequence[ToSupervisor]) -> None:
+        now = self._clock.monotonic()
+        ended, took_s = 0, 0.0
+        for message in messages:
+            if isinstance(message, Done):  # What most of them are.
+                took_s += self._end(child, message.job_id, message.attempt, Succeeded(message.result), now)
+                ended += 1
+            elif (outcome := _outcome_of(child, message)) is not None:
+                took_s += self._end(child, message.job_id, message.attempt, outcome, now)  # type: ignore[union-attr]
+                ended += 1
+            else:
+                self._hear_other(pool, child, message)
+        if ended:
+            pool.learn(took_s / ended, ended)
+        self._say_room()
+        if pool.suspects:
+            self._try_suspects(pool, {})
+
+    def _hear_other(self, pool: _Pool, child: _Child, message: ToSupervisor) -> None:
+        match message:
+            case Reports(reports):
+                self._foreman.reported(reports)
+            case Revoked(job_ids):
+                self._revoked(child, job_ids)
+            case Ask():
+                self._answer(child, message)
+            case Hello():
+                self._greet(pool, child, message)
+            case Spent():
+                if not child.is_leaving:
+                    self._retire(child)
+            case Done() | Failed() | Cancelled() | Stopped() | Unfit():
+                raise AssertionError("the end of an attempt is heard elsewhere")
+            case _:
+                assert_never(message)
+
+    def _say_room(self) -> None:
+        if self.foreman is not None:
+            self.foreman.has_room()
+
+    def _end(self, child: _Child, job_id: str, attempt: int, outcome: Outcome, now: float) -> float:
+        """An attempt has ended; return how long it took."""
+        running = child.running.get(job_id)
+        if running is None:
+            return self._end_unseen(child, job_id, attempt, outcome)
+        if running.claimed.attempt != attempt:
+            return 0.0  # It was abandoned.
+        del child.running[job_id]
+        del self._where[job_id]
+        if child.waiting:
+            claimed, number = child.waiting.popleft()
+            self._begin(child, claimed, number, now)
+        self._foreman.ended(running.claimed, outcome)
+        return now - running.since
+
+    def _end_unseen(self, child: _Child, job_id: str, attempt: int, outcome: Outcome) -> float:
+        """End a job that we had not seen begin: it was done before we looked, or others before it were given back."""
+        claimed = child.unheard.pop(job_id, None)
+        if claimed is None:
+            claimed = next((item for item, _ in child.waiting if item.job_id == job_id), None)
+            child.waiting = deque(item for item in child.waiting if item[0].job_id != job_id)
+        if claimed is not None and claimed.attempt == attempt:
+            del self._where[job_id]
+            self._foreman.ended(claimed, outcome)
+        return 0.0
+
+    def _revoked(self, child: _Child, job_ids: Sequence[str]) -> None:
+        """Hand back what a child gave back. What is not in its list had begun, and goes on."""
+        given = set(job_ids)
+        back = [claimed for claimed, _ in child.waiting if claimed.job_id in given]
+        child.waiting = deque(item for item in child.waiting if item[0].job_id not in given)
+        # A job that we took for running may not have begun yet: it is behind one whose end we have not read.
+        back += [child.running.pop(job_id).claimed for job_id in given if job_id in child.running]
+        child.revoked.clear()
+        for claimed in back:
+            del self._where[claimed.job_id]
+            self._foreman.ended(claimed, self._reasons.pop(claimed.job_id, Released("handed back: it had to wait")))
+        now = self._clock.monotonic()
+        while child.waiting and len(child.running) < child.width:
+            self._begin(child, *child.waiting.popleft(), now)
+
+    def _greet(self, pool: _Pool, child: _Child, hello: Hello) -> None:
+        if hello.error is not None:
+            pool.failures += 1
+            emit(ChildEnded(node=self._clock.node, pid=child.process.pid, kind=child.kind, reason=hello.error))
+            if self.hello is None:
+                self.hello = hello
+                self.greeted.set()
+            return
+        child.is_ready = True
+        pool.failures = 0
+        emit(ChildStarted(node=self._clock.node, pid=child.process.pid, kind=child.kind))
+        if self.hello is None or self.hello.error is not None:
+            self.hello = hello
+            self.tasks = {info.name: info for info in hello.tasks}
+            isolations = {info.isolation for info in hello.tasks}
+            self.kinds = {
+                kind: frozenset(info.name for info in hello.tasks if info.isolation == kind) for kind in isolations
+            }
+            self.greeted.set()
+            for each in self._pools.values():
+                self._keep_staffed(each, self._clock.monotonic())
+
+    def _answer(self, child: _Child, ask: Ask) -> None:
+        async def reply() -> None:
+            try:
+                answer = Answer(ask.number, await self._foreman.answer(ask))
+            except LeaseLost as error:
+                answer = Answer(ask.number, error=str(error), is_lost=True)
+            except HeadwayError as error:
+                answer = Answer(ask.number, error=str(error))
+            self._send(child, answer)
+
+        task = asyncio.get_running_loop().create_task(reply())
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    def _send(self, child: _Child, message: ToChild) -> None:
+        if child.is_gone:
+            return
+        data: bytes | bytearray = frame(message)
+        if not child.unsent:
+            data = self._write(child, data)
+        if data:
+            if not child.unsent:
+                asyncio.get_running_loop().add_writer(child.line, self._flush, child)
+            child.unsent.append(data)
+
+    def _flush(self, child: _Child) -> None:
+        while child.unsent:
+            child.unsent[0] = self._write(child, child.unsent[0])
+            if child.unsent[0]:
+                return
+            child.unsent.popleft()
+        asyncio.get_running_loop().remove_writer(child.line)
+
+    def _write(self, child: _Child, data: bytes | bytearray) -> bytes | bytearray:
+        """Write what the socket takes; return the rest."""
+        try:
+            sent = child.line.send(data)
+        except BlockingIOError:
+            return data
+        except OSError:
+            return b""  # It is dying; its end will be seen.
+        return data[sent:]
+
+    def _signal(self, child: _Child, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.process.pid, number)
+
+    def _kill(self, child: _Child, reason: str) -> None:
+        """Kill a child with all that it has started, also what has left its process group."""
+        child.killed_because = child.killed_because or reason
+        child.kill_sent = self._clock.monotonic()
+        kill_group(child.process.pid, descendants_of(child.process.pid, f"{MARK}={child.mark}"))
+
+    def _bury(self, pool: _Pool, child: _Child) -> None:
+        """A child is dead: hear its last words, and settle what was in it."""
+        if child.is_gone or child.process.poll() is None:
+            return
+        self._hear_last_words(pool, child)
+        child.is_gone = True
+        if child.kind == "process":
+            self._catch_up(child, self._clock.monotonic())
+        pool.children.remove(child)
+        self._settle_dead(pool, child)
+        self._forget(child)
+        now = self._clock.monotonic()
+        if child.killed_because is None and not child.is_leaving:
+            pool.failures += 1 if not child.jobs else 0
+            pool.spawn_at = now + (min(RESPAWN_S * 2.0**pool.failures, RESPAWN_S_MAX) if pool.failures else 0.0)
+            reason = _how_it_ended(child.process.returncode)
+        else:
+            reason = child.killed_because or "it was replaced"
+        if not self._closing:
+            emit(ChildEnded(node=self._clock.node, pid=child.process.pid, kind=child.kind, reason=reason))
+        if self.hello is None and not child.is_ready:
+            error = f"the child process {reason} before it was ready"
+            self.hello = Hello(child.process.pid, "", "", [], {}, error=error)
+            self.greeted.set()
+        self._keep_staffed(pool, now)
+        self._say_room()
+
+    def _hear_last_words(self, pool: _Pool, child: _Child) -> None:
+        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+            while data := child.line.recv(READ_BYTES):
+                self._hear(pool, child, list(child.reader.feed(data)))
+
+    def _forget(self, child: _Child) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(child.line)
+        loop.remove_writer(child.line)
+        child.line.close()
+        child.place.close()
+        if child.pidfd is not None:
+            loop.remove_reader(child.pidfd)
+            os.close(child.pidfd)
+        # What it has started must not outlive it, however it died.
+        kill_group(child.process.pid, descendants_of(child.process.pid, f"{MARK}={child.mark}"))
+
+    def _settle_dead(self, pool: _Pool, child: _Child) -> None:
+        ended = [(running.claimed, self._end_of(child, running)) for running in child.running.values()]
+        ended += [(claimed, Released("handed back: its outcome was lost")) for claimed in child.unheard.values()]
+        ended += [
+            (claimed, self._reasons.pop(claimed.job_id, Released("handed back: its child died")))
+            for claimed, _ in child.waiting
+        ]
+        child.running.clear()
+        child.waiting.clear()
+        child.unheard.clear()
+        for claimed, outcome in ended:
+            self._where.pop(claimed.job_id, None)
+            self._foreman.ended(claimed, outcome)
+
+    def _end_of(self, child: _Child, running: _Running) -> Outcome:
+        if running.stop_as is not None:
+            return running.stop_as
+        if child.killed_because is not None:
+            return Released(f"handed back: {child.killed_because}")
+        if len(child.running) > 1:
+            return Released(SUSPECT)
+        text = f"its process {_how_it_ended(child.process.returncode)}"
+        return Crashed(_error("Crashed", text))
+
+    async def close(self, within_s: float) -> None:
+        """End every child: those that are idle by themselves, the others by force."""
+        self._closing = True
+        children = [child for pool in self._pools.values() for child in pool.children]
+        for child in children:
+            if child.load or not child.is_ready:
+                self._kill(child, "the worker ends")
+            else:
+                self._retire(child)
+        until = self._clock.monotonic() + within_s
+        wake = asyncio.Event()
+        while self.count() and self._clock.monotonic() < until:
+            self.watch()
+            await self._clock.rest(0.02, wake)
+        for pool in self._pools.values():
+            for child in list(pool.children):
+                self._kill(child, "the worker ends")
+        while self.count() and self._clock.monotonic() < until + HARD_S:
+            self.watch()
+            await self._clock.rest(0.02, wake)
+
+
+def child_command(app_path: str | None) -> tuple[str, ...]:
+    """Say how a child is started, and with which app; socket, kind and width are added to it."""
+    return (sys.executable, "-m", "headway.cli.child", app_path or "")
+
+
+def _outcome_of(child: _Child, message: ToSupervisor) -> Outcome | None:
+    """Return what a message says about the end of an attempt; None when it is about something else."""
+    match message:
+        case Failed(_, _, error, retryable, retry_in):
+            return Raised(error, retryable, retry_in)
+        case Cancelled(_, _, reason):
+            return lifecycle.Cancelled(reason)
+        case Stopped(job_id, _):
+            running = child.running.get(job_id)
+            return (running.stop_as if running else None) or Released("the task stopped by itself")
+        case Unfit(_, _, reason, cause):
+            return Parked(reason, cause)
+    return None
+
+
+def _error(kind: str, message: str) -> str:
+    return msgspec.json.encode({"type": kind, "message": message}).decode()
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

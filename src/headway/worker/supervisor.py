@@ -1,0 +1,573 @@
+"""The supervisor: takes jobs, keeps their leases, writes what becomes of them. No user code runs in its process.
+
+Five loops share the attempts that this worker holds:
+
+    claimer    takes jobs while the crew has room, one queue after the other, in batches as large as the room
+    keeper     extends all leases in one statement, and hears which jobs shall stop
+    settler    writes outcomes: whatever has ended while the last batch was written is the next batch
+    reporter   writes progress, metadata and logs, at most twice a second per job, the latest value only
+    watchman   never touches the store: ends trust in leases by the monotonic clock, and looks after the crew
+
+A lease is trusted until (the moment the request that got it was *sent*) + lease − margin. Past that the code that runs
+under it is killed without waiting to hear "no": somebody else may have the job. An outcome that is known is written
+whenever the store answers again; the store refuses it if the attempt is over.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from headway.clock import Clock
+from headway.errors import LeaseLost, StoreError, StoreFull, StoreUnavailable
+from headway.events import AttemptsLost, Draining, JobsSettled, emit
+from headway.instants import SECOND, Duration
+from headway.lifecycle import Cancelled, Outcome, Parked, Released, Settlement, Status, settle
+from headway.model import LOG_BYTES_MAX, Claimed, JsonObject, NewJob, Node, Report, storable
+from headway.ports import Work
+from headway.worker.frames import Ask, TaskInfo
+
+CLAIM_MAX: Final = 1_000
+SETTLE_MAX: Final = 1_000
+REPORT_EVERY_S: Final = 0.5
+REPORTS_MAX: Final = 1_000
+WATCH_EVERY_S: Final = 0.2
+UNPARK_EVERY_S: Final = 5.0
+PROBE_EVERY_S: Final = 0.25
+PROBE_SHARE: Final = 20.0
+HAND_BACK_S_MAX: Final = 1.0
+REASON_LENGTH_MAX: Final = 500
+
+
+class CrewPort(Protocol):
+    """What the supervisor needs of whoever runs the jobs."""
+
+    @property
+    def tasks(self) -> Mapping[str, TaskInfo]:
+        """The tasks that can be run here."""
+        ...
+
+    @property
+    def kinds(self) -> dict[str, frozenset[str]]:
+        """The tasks by the kind of place where they run."""
+        ...
+
+    def room(self, kind: str) -> int:
+        """How many more jobs of this kind can be taken."""
+        ...
+
+    def slots(self) -> int:
+        """How many jobs can run at the same time."""
+        ...
+
+    def count(self) -> int:
+        """How many children there are."""
+        ...
+
+    def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
+        """Run jobs; each ends exactly once, unless it is abandoned."""
+        ...
+
+    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+        """Have a job stop; it ends with this outcome once it has."""
+        ...
+
+    def abandon(self, job_id: str, attempt: int) -> None:
+        """Stop a job that is no longer ours, at once and without a word about its end."""
+        ...
+
+    def release_waiting(self, reason: str) -> None:
+        """Hand back what has not begun."""
+        ...
+
+    def release_all(self, reason: str) -> None:
+        """Hand back everything now."""
+        ...
+
+    def watch(self) -> None:
+        """Look after what only time can show."""
+        ...
+
+
+@dataclass(slots=True)
+class _Held:
+    """An attempt of ours, and how long we may believe that it is."""
+
+    claimed: Claimed
+    trust_until: float
+    logged: int
+    report: Report | None = None
+    reported_at: float = 0.0
+
+
+class Supervisor:
+    """One worker's side of the store. Its ticks are run by `Loop`s, which are woken when there is something to do."""
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        clock: Clock,
+        lease: Duration,
+        poll: Duration,
+        queues: Sequence[str] = (),
+    ) -> None:
+        self._work = work
+        self._clock = clock
+        self._lease = lease
+        self._lease_s = lease / SECOND
+        self._poll_s = poll / SECOND
+        self._queues = tuple(queues)
+        self.crew: CrewPort | None = None
+        self.claimer_wake: Callable[[], None] = _nobody
+        self.settler_wake: Callable[[], None] = _nobody
+        self.reporter_wake: Callable[[], None] = _nobody
+        self.keeper_wake: Callable[[], None] = _nobody
+        self._held: dict[str, _Held] = {}
+        self._ended: deque[tuple[_Held, Outcome]] = deque()
+        self._settling: list[tuple[_Held, Outcome]] = []
+        self._reporting: dict[str, _Held] = {}
+        self._ready: deque[str] = deque(queues)  # The next queue to take from is in front.
+        self._mixes: dict[str, frozenset[str]] = {}  # Of which kinds the last jobs of a queue were.
+        self._probe_at: dict[str, float] = {}
+        self._heard: set[str] = set()  # Queues that got a job while we looked into them.
+        self._queues_seen_at = -1e9
+        self._foreign: frozenset[str] = frozenset()  # Tasks that others know and we do not.
+        self._unpark_at = 0.0
+        self._extend_at = 0.0
+        self._draining: str | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.completed = 0
+
+    # --- what others may know
+
+    @property
+    def margin_s(self) -> float:
+        """How long before a lease ends we stop to trust it."""
+        return min(2.0, self._lease_s / 5)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no more jobs are taken."""
+        return self._draining is not None
+
+    def running(self) -> int:
+        """How many attempts this worker holds."""
+        return len(self._held)
+
+    def state(self) -> JsonObject:
+        """Describe this worker for those who look at nodes."""
+        crew = self.crew
+        return {
+            "tasks": sorted(crew.tasks) if crew else [],
+            "queues": list(self._queues) or ["*"],
+            "slots": crew.slots() if crew else 0,
+            "running": self.running(),
+            "draining": self.is_draining,
+            "children": crew.count() if crew else 0,
+        }
+
+    def hear(self, topic: str) -> None:
+        """Take note of a commit by somebody else."""
+        if topic.startswith("ready "):
+            queue = topic.removeprefix("ready ")
+            if not self._queues or queue in self._queues:
+                self._heard.add(queue)
+                if queue not in self._ready:
+                    self._ready.append(queue)
+                self.claimer_wake()
+        elif topic == "stop":
+            self.keeper_wake()
+        elif topic == "anything":
+            self._queues_seen_at = -1e9
+            self.claimer_wake()
+            if self._held:
+                self.keeper_wake()
+
+    def meet(self, peers: Collection[Node]) -> None:
+        """Learn which tasks other workers know: jobs of theirs are left for them."""
+        crew = self.crew
+        if crew is None or not crew.tasks:
+            return
+        known: set[str] = set()
+        for peer in peers:
+            worker = peer.state.get("worker")
+            if peer.id != self._clock.node and isinstance(worker, dict):
+                known.update(worker.get("tasks", ()))
+        self._foreign = frozenset(known - crew.tasks.keys())
+
+    # --- claimer
+
+    async def claim(self) -> float:
+        """Fill the room that the crew has."""
+        crew = self.crew
+        if crew is None or self.is_draining or not crew.tasks:
+            return self._poll_s
+        await self._unpark(crew)
+        await self._look_for_queues()
+        room = {kind: min(crew.room(kind), CLAIM_MAX) for kind in crew.kinds}
+        may_be_more = False
+        for _ in range(len(self._ready)):
+            if not any(room.values()) or self.is_draining:
+                break
+            may_be_more |= await self._claim_from(crew, self._ready[0], room)
+        return 0.0 if may_be_more and any(room.values()) else self._poll_s
+
+    async def _unpark(self, crew: CrewPort) -> None:
+        """Look again at jobs that nobody knew. All parked ones when we are new here: perhaps our code is."""
+        now = self._clock.monotonic()
+        if now >= self._unpark_at:
+            await self._work.unpark(crew.tasks, "unknown task" if self._unpark_at else "")
+            self._unpark_at = now + UNPARK_EVERY_S
+
+    async def _look_for_queues(self) -> None:
+        if self._queues:
+            self._ready = self._ready or deque(self._queues)
+            return
+        now = self._clock.monotonic()
+        if now - self._queues_seen_at >= self._poll_s:
+            self._queues_seen_at = now
+            for queue in await self._work.ready_queues():
+                if queue not in self._ready:
+                    self._ready.append(queue)
+
+    async def _claim_from(self, crew: CrewPort, queue: str, room: dict[str, int]) -> bool:
+        """Take from one queue its share of the room; say whether there may be more in it."""
+        self._heard.discard(queue)
+        jobs, may_be_more = await self._claim_mixed(crew, queue, room)
+        if queue in self._ready:
+            self._ready.remove(queue)
+            if may_be_more or self._queues or queue in self._heard:  # After the others, it is its turn again.
+                self._ready.append(queue)
+        return may_be_more and bool(jobs)
+
+    async def _claim_mixed(self, crew: CrewPort, queue: str, room: dict[str, int]) -> tuple[int, bool]:
+        """Claim jobs of whatever kind is next, going by the kinds that came last; return how many, and whether more.
+
+        While one of these kinds has no room the others are looked for alone. That has to read past all that is not
+        wanted, so it is done now and then, the more rarely the longer it takes.
+        """
+        mix = self._mixes.get(queue) or frozenset(room)
+        full = {kind for kind in room if room[kind] <= 0}
+        skip = set(self._foreign)
+        started = self._clock.monotonic()
+        if mix & full:
+            if started < self._probe_at.get(queue, 0.0):
+                return 0, True
+            skip.update(*(crew.kinds[kind] for kind in full))
+        limit = -(-min(room[kind] for kind in (mix - full or room.keys() - full)) // max(1, len(self._ready)))
+        jobs = await self._work.claim(queue, node=self._clock.node, lease=self._lease, limit=limit, skip=skip)
+        if mix & full:
+            took_s = self._clock.monotonic() - started
+            self._probe_at[queue] = started + max(PROBE_EVERY_S, PROBE_SHARE * took_s)
+        kinds = [crew.tasks[job.task].isolation for job in jobs if job.task in crew.tasks]
+        for kind in kinds:
+            room[kind] -= 1
+        if kinds and not mix & full:
+            self._mixes[queue] = frozenset(kinds)
+        if jobs:
+            await self._take(crew, jobs, started)
+        return len(jobs), len(jobs) == limit or bool(mix & full)
+
+    async def _take(self, crew: CrewPort, jobs: Sequence[Claimed], sent: float) -> None:
+        trust_until = sent + self._lease_s - self.margin_s
+        self._idle.clear()
+        fit: list[Claimed] = []
+        again: list[str] = []
+        for claimed in jobs:
+            self._held[claimed.job_id] = _Held(claimed, trust_until, claimed.log_bytes)
+            if claimed.attempt > 1:
+                again.append(claimed.job_id)
+            if claimed.task in crew.tasks and claimed.unreadable is None:
+                fit.append(claimed)
+            else:
+                self.ended(claimed, self._unfit(claimed))
+        kept = await self._kept(again) if again else None
+        if self._draining is not None:
+            for claimed in fit:
+                self.ended(claimed, Released(self._draining))
+        elif fit:
+            still = [claimed for claimed in fit if claimed.job_id in self._held] if again else fit
+            crew.start(still, kept)
+
+    async def _kept(self, job_ids: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Read the steps that earlier attempts finished, however long it takes: without them they would be repeated."""
+        wake = asyncio.Event()
+        while True:
+            try:
+                return await self._work.steps(job_ids)
+            except (StoreUnavailable, StoreFull):
+                await self._clock.rest(self._poll_s, wake)
+
+    def _unfit(self, claimed: Claimed) -> Outcome:
+        if claimed.unreadable is not None:
+            return Parked(storable(claimed.unreadable, REASON_LENGTH_MAX), "unreadable")
+        if claimed.task in self._foreign:
+            return Released("handed back: another worker knows the task")
+        return Parked(f"no worker here knows the task {claimed.task!r}")
+
+    # --- what the crew tells
+
+    def has_room(self) -> None:
+        """The crew can take more."""
+        self.claimer_wake()
+
+    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+        """An attempt has ended: have it written."""
+        held = self._held.get(claimed.job_id)
+        if held is None or held.claimed.attempt != claimed.attempt:
+            return  # It was lost; nothing of it is kept.
+        self._ended.append((held, outcome))
+        if len(self._ended) == 1:
+            self.settler_wake()
+
+    def reported(self, reports: Sequence[Report]) -> None:
+        """Take what attempts say about themselves; the latest counts, lines are all kept."""
+        now = self._clock.monotonic()
+        for report in reports:
+            held = self._held.get(report.job_id)
+            if held is None or held.claimed.attempt != report.attempt or held.trust_until <= now:
+                continue
+            held.report = _merge(held.report, self._bounded(held, report))
+            self._reporting[report.job_id] = held
+        if self._reporting:
+            self.reporter_wake()
+
+    def _bounded(self, held: _Held, report: Report) -> Report:
+        """Keep the log of a job within its bound, and say where it was cut off."""
+        if not report.lines:
+            return report
+        kept: list[tuple[int | None, str, str]] = []
+        for line in report.lines:
+            if held.logged > LOG_BYTES_MAX:
+                break
+            held.logged += len(line[2]) + 1
+            kept.append(line if held.logged <= LOG_BYTES_MAX else (None, "log", "… the log is full: 1 MiB is kept"))
+        return msgspec.structs.replace(report, lines=tuple(kept))
+
+    async def answer(self, ask: Ask) -> str:
+        """Do for a running attempt what needs the store, which is waited for as long as the lease is trusted."""
+        wake = asyncio.Event()
+        while True:
+            held = self._held.get(ask.job_id)
+            is_ours = held is not None and held.claimed.attempt == ask.attempt
+            if held is None or not is_ours or held.trust_until <= self._clock.monotonic():
+                raise LeaseLost(f"attempt {ask.attempt} of {ask.job_id} is over")
+            try:
+                return await self._answer(ask)
+            except (StoreUnavailable, StoreFull):
+                await self._clock.rest(self._poll_s / 4, wake)
+
+    async def _answer(self, ask: Ask) -> str:
+        if ask.question == "step":
+            name, result = msgspec.json.decode(ask.body, type=tuple[str, str])
+            await self._work.keep_step(ask.job_id, ask.attempt, name, result)
+            return ""
+        jobs = msgspec.json.decode(ask.body, type=list[NewJob])
+        made = [msgspec.structs.replace(job, parent=ask.job_id) for job in jobs]
+        rows = await self._work.enqueue_from(ask.job_id, ask.attempt, made)
+        return msgspec.json.encode([row.id for row in rows]).decode()
+
+    # --- settler
+
+    async def settle(self) -> float:
+        """Write every outcome that is known, the last reports of these attempts first."""
+        batch = self._settling or self._next_batch()
+        if not batch:
+            return self._poll_s
+        self._settling = batch  # Until it is written, also when the store does not answer now.
+        await self._flush([held for held, _ in batch if held.report is not None])
+        settlements = [settle(held.claimed, outcome, self._clock.chance.random()) for held, outcome in batch]
+        stale = await self._write(settlements)
+        self._settling = []
+        for held, _ in batch:
+            if self._held.get(held.claimed.job_id) is held:
+                del self._held[held.claimed.job_id]
+        self._tell(settlements, stale)
+        if not self._held:
+            self._idle.set()
+        return 0.0 if self._ended else self._poll_s
+
+    def _next_batch(self) -> list[tuple[_Held, Outcome]]:
+        ended = self._ended
+        return [ended.popleft() for _ in range(min(len(ended), SETTLE_MAX))]
+
+    async def _write(self, settlements: Sequence[Settlement]) -> frozenset[str]:
+        try:
+            return await self._work.settle(settlements)
+        except (StoreUnavailable, StoreFull):
+            raise
+        except StoreError as error:
+            if len(settlements) == 1:
+                return await self._work.settle([_unwritable(settlements[0], error)])
+        stale: set[str] = set()
+        for settlement in settlements:  # One of them cannot be written; the others must not suffer for it.
+            stale |= await self._write([settlement])
+        return frozenset(stale)
+
+    def _tell(self, settlements: Sequence[Settlement], stale: frozenset[str]) -> None:
+        others = tuple([s for s in settlements if s.status is not Status.COMPLETED and s.job_id not in stale])
+        completed = len(settlements) - len(others) - len(stale)
+        self.completed += completed
+        emit(JobsSettled(node=self._clock.node, completed=completed, others=others))
+        if stale:
+            emit(AttemptsLost(node=self._clock.node, job_ids=tuple(sorted(stale)), reason="their end was refused"))
+
+    # --- reporter
+
+    async def report(self) -> float:
+        """Write what is new about running attempts, of each at most twice a second."""
+        now = self._clock.monotonic()
+        due = [held for held in self._reporting.values() if now - held.reported_at >= REPORT_EVERY_S - 0.01]
+        await self._flush(due[:REPORTS_MAX])
+        if len(due) > REPORTS_MAX:
+            return 0.0
+        if not self._reporting:
+            return self._poll_s
+        oldest = min(held.reported_at for held in self._reporting.values())
+        return max(0.01, min(REPORT_EVERY_S, oldest + REPORT_EVERY_S - self._clock.monotonic()))
+
+    async def _flush(self, held_ones: Sequence[_Held]) -> None:
+        reports = [held.report for held in held_ones if held.report is not None]
+        if not reports:
+            return
+        now = self._clock.monotonic()
+        for held in held_ones:
+            held.report, held.reported_at = None, now
+            self._reporting.pop(held.claimed.job_id, None)
+        try:
+            await self._work.report(reports)
+        except (StoreUnavailable, StoreFull):
+            self._put_back(held_ones, reports)
+            raise
+        except StoreError:
+            await self._report_singly(reports)
+
+    def _put_back(self, held_ones: Sequence[_Held], reports: Sequence[Report]) -> None:
+        by_job = {report.job_id: report for report in reports}
+        for held in held_ones:
+            earlier = by_job.get(held.claimed.job_id)
+            if earlier is not None and self._held.get(held.claimed.job_id) is held:
+                held.report = earlier if held.report is None else _merge(earlier, held.report)
+                self._reporting[held.claimed.job_id] = held
+
+    async def _report_singly(self, reports: Sequence[Report]) -> None:
+        for report in reports:
+            try:
+                await self._work.report([report])
+            except (StoreUnavailable, StoreFull):
+                raise
+            except StoreError as error:  # This one cannot be written; say so in its place.
+                note = storable(f"a report could not be stored: {error}", REASON_LENGTH_MAX)
+                lines = ((None, "log", note),)
+                await self._work.report([Report(job_id=report.job_id, attempt=report.attempt, lines=lines)])
+
+    # --- keeper
+
+    async def keep(self) -> float:
+        """Extend all leases when it is time; stop what shall stop."""
+        now = self._clock.monotonic()
+        if self._held and now >= self._extend_at:
+            await self._extend(now)
+            self._extend_at = now + self._lease_s / 3
+        if self._held:
+            asked = await self._work.asked_to_stop(self._clock.node)
+            for (job_id, attempt), reason in asked.items():
+                self._stop(job_id, attempt, reason)
+        return min(self._poll_s, max(0.05, self._extend_at - self._clock.monotonic()), self._lease_s / 3)
+
+    async def _extend(self, sent: float) -> None:
+        attempts = {job_id: held.claimed.attempt for job_id, held in self._held.items()}
+        still_ours = await self._work.extend(attempts.items(), lease=self._lease)
+        for job_id, attempt in attempts.items():
+            held = self._held.get(job_id)
+            if held is None or held.claimed.attempt != attempt:
+                continue
+            if job_id in still_ours:
+                held.trust_until = sent + self._lease_s - self.margin_s
+            elif not self._is_ending(job_id):
+                self._lose([held], "the store has given them to others")
+
+    def _is_ending(self, job_id: str) -> bool:
+        return any(held.claimed.job_id == job_id for held, _ in (*self._ended, *self._settling))
+
+    def _stop(self, job_id: str, attempt: int, reason: str) -> None:
+        if self.crew is not None and job_id in self._held:
+            self.crew.stop(job_id, attempt, Cancelled(reason))
+
+    def _lose(self, lost: Sequence[_Held], reason: str) -> None:
+        """Give up attempts that we can no longer defend: kill their code, keep nothing of what they said."""
+        for held in lost:
+            job_id = held.claimed.job_id
+            if self.crew is not None:
+                self.crew.abandon(job_id, held.claimed.attempt)
+            self._held.pop(job_id, None)
+            self._reporting.pop(job_id, None)
+        emit(AttemptsLost(node=self._clock.node, job_ids=tuple(h.claimed.job_id for h in lost), reason=reason))
+        if not self._held:
+            self._idle.set()
+
+    # --- watchman
+
+    async def watch(self) -> float:
+        """Stop trusting leases whose time is up, and have the crew look after itself."""
+        now = self._clock.monotonic()
+        doubtful = [held for held in self._held.values() if held.trust_until <= now]
+        if doubtful:
+            finished = {held.claimed.job_id for held, _ in (*self._ended, *self._settling)}
+            lost = [held for held in doubtful if held.claimed.job_id not in finished]
+            if lost:
+                self._lose(lost, "their leases could not be extended in time")
+        if self.crew is not None:
+            self.crew.watch()
+        return WATCH_EVERY_S if self._held else self._poll_s
+
+    # --- the end
+
+    def drain(self, reason: str) -> None:
+        """Take no more jobs; what has not begun is handed back now."""
+        if self._draining is None:
+            self._draining = reason
+            emit(Draining(node=self._clock.node, running=self.running(), reason=reason))
+            if self.crew is not None:
+                self.crew.release_waiting(f"handed back: {reason}")
+
+    def hand_back(self) -> None:
+        """Hand back everything that still runs, now."""
+        if self.crew is not None:
+            self.crew.release_all(f"handed back: {self._draining or 'the worker ends'}")
+
+    async def idle(self) -> None:
+        """Wait until nothing is held any more."""
+        await self._idle.wait()
+
+
+def _nobody() -> None:
+    """Wake nobody: before the loops are there."""
+
+
+def _merge(earlier: Report | None, later: Report) -> Report:
+    if earlier is None:
+        return later
+    return Report(
+        job_id=later.job_id,
+        attempt=later.attempt,
+        progress=earlier.progress if later.progress is None else later.progress,
+        detail=earlier.detail if later.detail is None else later.detail,
+        metadata=earlier.metadata if later.metadata is None else later.metadata,
+        lines=earlier.lines + later.lines,
+    )
+
+
+def _unwritable(settlement: Settlement, error: StoreError) -> Settlement:
+    """Replace what cannot be stored by the reason why."""
+    words = {"type": "StoreError", "message": storable(f"the outcome could not be stored: {error}", REASON_LENGTH_MAX)}
+    text = msgspec.json.encode(words).decode()
+    status = Status.FAILED if settlement.status is Status.COMPLETED else settlement.status
+    return msgspec.structs.replace(
+        settlement, status=status, outcome="failed", result=None, error=text, reason="its outcome could not be stored"
+    )
