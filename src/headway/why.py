@@ -223,8 +223,11 @@ def explain(job: Job, around: Around) -> Why:
     """Say why a job is where it is."""
     sentence, evidence = _of_status(job, around)
     if not job.status.is_final and job.status is not Status.RUNNING and job.expires_at is not None:
-        sentence += f"; expires {away(job.expires_at, around.now)} unless it has started"
         evidence["expires_at"] = isoformat(job.expires_at)
+        if job.expires_at > around.now:
+            sentence += f"; expires {away(job.expires_at, around.now)} unless it has started"
+        else:
+            sentence = f"its time to start was over {away(job.expires_at, around.now)}; it is about to be cancelled"
     return Why(str(job.status), sentence, {"job": job.id, "task": job.task, **evidence})
 
 
@@ -354,8 +357,6 @@ def _pending(job: Job, around: Around) -> tuple[str, Evidence]:
     }
     if job.reason:
         evidence["last"] = job.reason
-    if job.expires_at is not None and job.expires_at <= around.now:
-        return "its time to start is over, so nobody takes it any more; it is about to be cancelled", evidence
     if around.pause is not None:
         return _paused(job, around.pause, around.now, evidence), evidence
     if not workers:

@@ -45,8 +45,14 @@ def _unfit(claimed: Claimed, reason: str, cause: str) -> Unfit:
     return Unfit(claimed.job_id, claimed.attempt, storable(reason, REASON_LENGTH_MAX), cause)
 
 
-def run_sync(task: Task[..., Any], args: dict[str, Any], context: Callable[[], Context], claimed: Claimed) -> Ended:
-    """Run a `def` task to its end."""
+def run_sync(
+    task: Task[..., Any],
+    args: dict[str, Any],
+    context: Callable[[], Context],
+    claimed: Claimed,
+    was_asked: Callable[[str], bool],
+) -> Ended:
+    """Run a `def` task to its end; `was_asked` says whether a job has been asked to stop."""
     try:
         if task.wants_context:
             result = task.function(context(), **args)
@@ -54,20 +60,24 @@ def run_sync(task: Task[..., Any], args: dict[str, Any], context: Callable[[], C
             result = task.function(**args)
         return _done(claimed, result)
     except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
-        return outcome_of(claimed, error, task.conduct.retry)
+        return outcome_of(claimed, error, task.conduct.retry, was_asked)
 
 
 async def run_async(
-    task: Task[..., Any], args: dict[str, Any], context: Callable[[], Context], claimed: Claimed
+    task: Task[..., Any],
+    args: dict[str, Any],
+    context: Callable[[], Context],
+    claimed: Claimed,
+    was_asked: Callable[[str], bool],
 ) -> Ended:
-    """Run an `async def` task to its end."""
+    """Run an `async def` task to its end; `was_asked` says whether a job has been asked to stop."""
     try:
         coroutine: Coroutine[Any, Any, Any] = (
             task.function(context(), **args) if task.wants_context else task.function(**args)
         )
         return _done(claimed, await coroutine)
     except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
-        return outcome_of(claimed, error, task.conduct.retry)
+        return outcome_of(claimed, error, task.conduct.retry, was_asked)
 
 
 def _done(claimed: Claimed, result: object) -> Ended:
@@ -79,14 +89,18 @@ def _done(claimed: Claimed, result: object) -> Ended:
         return Failed(claimed.job_id, claimed.attempt, error_json(error), retryable=False)
 
 
-def outcome_of(claimed: Claimed, error: BaseException, retry: Retry | None) -> Ended:
-    """Say what an exception means for the job."""
+def outcome_of(
+    claimed: Claimed, error: BaseException, retry: Retry | None, was_asked: Callable[[str], bool]
+) -> Ended:
+    """Say what an exception means for the job. A task that stops unasked has failed: else it would run for ever."""
     job_id, attempt = claimed.job_id, claimed.attempt
     if isinstance(error, Cancel):
         return Cancelled(job_id, attempt, storable(str(error), REASON_LENGTH_MAX))
     if isinstance(error, Retry):
         return Failed(job_id, attempt, error_json(error), retry_in=error.after)
-    if isinstance(error, TaskStopped | LeaseLost | asyncio.CancelledError):
+    if isinstance(error, LeaseLost):
+        return Stopped(job_id, attempt)
+    if isinstance(error, TaskStopped | asyncio.CancelledError) and was_asked(job_id):
         return Stopped(job_id, attempt)
     return Failed(job_id, attempt, error_json(error), retryable=retry is None or retry.retries(error))
 

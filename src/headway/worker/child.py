@@ -78,6 +78,7 @@ class Child:
         self._deadlines: dict[str, int] = {}
         self._kept: dict[str, Mapping[str, str]] = {}
         self._questions: dict[int, Callable[[Answer], None]] = {}
+        self._asked_to_stop: set[str] = set()
         self._asked = 0
         self._wake = os.pipe()
 
@@ -182,6 +183,7 @@ class Child:
                 self._kept.update(kept)
                 self.take(jobs, first)
             case Stop(job_id, attempt):
+                self._asked_to_stop.add(job_id)
                 context = self._contexts.get(job_id)
                 if context is not None and context.attempt == attempt:
                     context.stop()
@@ -241,6 +243,10 @@ class Child:
 
         return make
 
+    def was_asked(self, job_id: str) -> bool:
+        """Say whether a job has been asked to stop."""
+        return job_id in self._asked_to_stop
+
     def ended(self, claimed: Claimed, ended: Ended) -> None:
         """Have the outcome of an attempt sent, after the last of what it said about itself."""
         context = self._contexts.pop(claimed.job_id, None) if self._contexts else None
@@ -249,6 +255,8 @@ class Child:
             report = context.take_report()
             if report is not None:
                 self.keep(Reports([report]))
+        if self._asked_to_stop:
+            self._asked_to_stop.discard(claimed.job_id)
         if self._deadlines:
             self._deadlines.pop(claimed.job_id, None)
         if self._kept:
@@ -287,7 +295,7 @@ class _QueueChild(Child):
         return self._call(task, args, claimed)
 
     def _call(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
-        return run_sync(task, args, self.context_of(claimed), claimed)
+        return run_sync(task, args, self.context_of(claimed), claimed, self.was_asked)
 
 
 class ThreadChild(_QueueChild):
@@ -315,6 +323,7 @@ class ProcessChild(_QueueChild):
     def __init__(self, line: socket.socket, place: Place, registry: Registry, hand: Hand | None, width: int) -> None:
         super().__init__(line, place, registry, hand, width)
         self._in_task = False
+        self._interrupted = False
         self._is_short: dict[str, bool] = {}  # Whether the last job of a task took next to no time.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: tuple[str, int, asyncio.Task[Ended]] | None = None
@@ -361,19 +370,24 @@ class ProcessChild(_QueueChild):
     def _interrupt(self, *_: object) -> None:
         if not self._in_task:
             _end_with_everything()
+        self._interrupted = True
         raise TaskStopped
+
+    def was_asked(self, job_id: str) -> bool:
+        """A signal is a request too. It may have been meant for the job before; then this one is handed back."""
+        return self._interrupted or super().was_asked(job_id)
 
     def _call(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
         limit = task.conduct.memory
         if limit is not None:
             _limit_memory(limit)
-        self._in_task = True
+        self._interrupted, self._in_task = False, True
         try:
             if task.is_async:
                 return asyncio.run(self._call_async(task, args, claimed))
-            return run_sync(task, args, self.context_of(claimed), claimed)
+            return run_sync(task, args, self.context_of(claimed), claimed, self.was_asked)
         except TaskStopped as stopped:  # Between the end of the task and here.
-            return outcome_of(claimed, stopped, None)
+            return outcome_of(claimed, stopped, None, self.was_asked)
         finally:
             self._in_task = False
             if limit is not None:
@@ -381,7 +395,7 @@ class ProcessChild(_QueueChild):
 
     async def _call_async(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
         self._loop = asyncio.get_running_loop()
-        attempt = asyncio.create_task(run_async(task, args, self.context_of(claimed), claimed))
+        attempt = asyncio.create_task(run_async(task, args, self.context_of(claimed), claimed, self.was_asked))
         self._running = (claimed.job_id, claimed.attempt, attempt)
         try:
             return await attempt
@@ -448,7 +462,7 @@ class LoopChild(Child):
             if isinstance(found, Unfit):
                 ended: Ended = found
             else:
-                ended = await run_async(*found, self.context_of(claimed), claimed)
+                ended = await run_async(*found, self.context_of(claimed), claimed, self.was_asked)
         except asyncio.CancelledError:  # Before its first step.
             ended = Stopped(claimed.job_id, claimed.attempt)
         self._running.pop(claimed.job_id, None)

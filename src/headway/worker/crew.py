@@ -67,6 +67,7 @@ PREFETCH_MAX: Final = 500
 STUCK_S: Final = 0.5  # So long a job may make others wait in its child before they are taken back.
 SOFT_S: Final = 1.0  # From asking to SIGTERM
 HARD_S: Final = 2.0  # and from there to SIGKILL.
+DEAF_S_MAX: Final = 1.0
 START_S_MAX: Final = 60.0
 RESPAWN_S: Final = 0.5
 RESPAWN_S_MAX: Final = 15.0
@@ -135,6 +136,7 @@ class _Child:
     is_solo: bool = False
     is_ready: bool = False
     is_leaving: bool = False
+    deaf_since: float | None = None
     killed_because: str | None = None
     kill_sent: float = 0.0
     running: dict[str, _Running] = field(default_factory=dict)
@@ -326,6 +328,8 @@ class Crew:
         """Stop a job that is no longer ours, at once and without a word about its end."""
         child = self._where.get(job_id)
         if child is None:
+            for pool in self._pools.values():
+                pool.suspects = deque(claimed for claimed in pool.suspects if claimed.job_id != job_id)
             return
         running = child.running.get(job_id)
         if running is None:
@@ -380,6 +384,8 @@ class Crew:
             return
         if not child.is_ready and child.killed_because is None and now - child.born > START_S_MAX:
             self._kill(child, f"it did not start within {START_S_MAX:g} s")
+        if child.deaf_since is not None and now - child.deaf_since > DEAF_S_MAX:
+            self._end_group(child)  # Nobody can speak with it. Whatever closed its line has crashed it.
         if child.killed_because is not None and now - child.kill_sent > HARD_S:
             self._kill(child, child.killed_because)
         if child.kind == "process":
@@ -494,8 +500,7 @@ class Crew:
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(child.line)
-            if child.killed_because is None and not child.is_leaving and child.process.poll() is None:
-                self._kill(child, "it closed its line")  # A child that cannot be spoken to is of no use.
+            child.deaf_since = self._clock.monotonic()  # It is about to end, most likely.
             return
         messages = list(child.reader.feed(data))
         self._hear(pool, child, messages)
@@ -573,6 +578,8 @@ class Crew:
         child.waiting = deque(item for item in child.waiting if item[0].job_id not in given)
         # A job that we took for running may not have begun yet: it is behind one whose end we have not read.
         back += [child.running.pop(job_id).claimed for job_id in given if job_id in child.running]
+        for job_id in child.revoked - given:
+            self._reasons.pop(job_id, None)  # It has begun; whoever wants it to stop will say so again.
         child.revoked.clear()
         for claimed in back:
             del self._where[claimed.job_id]
@@ -654,6 +661,9 @@ class Crew:
         """Kill a child with all that it has started, also what has left its process group."""
         child.killed_because = child.killed_because or reason
         child.kill_sent = self._clock.monotonic()
+        self._end_group(child)
+
+    def _end_group(self, child: _Child) -> None:
         kill_group(child.process.pid, descendants_of(child.process.pid, f"{MARK}={child.mark}"))
 
     def _bury(self, pool: _Pool, child: _Child) -> None:
@@ -697,8 +707,7 @@ class Crew:
         if child.pidfd is not None:
             loop.remove_reader(child.pidfd)
             os.close(child.pidfd)
-        # What it has started must not outlive it, however it died.
-        kill_group(child.process.pid, descendants_of(child.process.pid, f"{MARK}={child.mark}"))
+        self._end_group(child)  # What it has started must not outlive it, however it died.
 
     def _settle_dead(self, pool: _Pool, child: _Child) -> None:
         ended = [(running.claimed, self._end_of(child, running)) for running in child.running.values()]
@@ -719,6 +728,8 @@ class Crew:
             return running.stop_as
         if child.killed_because is not None:
             return Released(f"handed back: {child.killed_because}")
+        if child.kind == "process" and running.number > child.place.get():
+            return Released("handed back: its child died before it began")
         if len(child.running) > 1:
             return Released(SUSPECT)
         text = f"its process {_how_it_ended(child.process.returncode)}"
