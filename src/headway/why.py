@@ -7,11 +7,11 @@ it can be read: data of users never makes anybody fall over.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final, assert_never
+from typing import Annotated, Any, Final, assert_never
 
 import msgspec
 
-from headway.instants import SECOND, Duration, Instant, away, format_duration, isoformat, quote, span
+from headway.instants import DURATION_MAX, SECOND, Duration, Instant, away, format_duration, isoformat, quote, span
 from headway.lifecycle import Status
 from headway.model import Job, Node
 
@@ -25,22 +25,27 @@ SCHEDULER: Final = "scheduler"
 Evidence = dict[str, Any]
 
 
+# As large as a number may be that is still shown as one.
+_Number = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=DURATION_MAX // SECOND)]
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """One of the steps that a job has named: `done`, `running` or `waiting`, and how long it took."""
 
     name: str
     state: str
-    seconds: float | None = None
+    seconds: _Seconds | None = None
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a running job last said about itself."""
 
     step: str | None = None
-    done: float | None = None
-    total: float | None = None
-    rate: float | None = None
-    eta: float | None = None
+    done: _Number | None = None
+    total: _Number | None = None
+    rate: _Number | None = None
+    eta: _Seconds | None = None
     steps: tuple[Step, ...] = ()
 
     @property

@@ -18,7 +18,7 @@ from headway.cli.shapes import job_shape
 from headway.cli.show import STYLES, console, to_json
 from headway.cli.text import clean, span, utc
 from headway.errors import StoreUnavailable
-from headway.instants import MILLISECOND, SECOND, Duration, Instant
+from headway.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant
 from headway.lifecycle import Status
 from headway.model import Job
 from headway.why import Detail, Step, error_line, eta_seconds, read_detail
@@ -384,9 +384,9 @@ def _counts(detail: Detail, *, eta: bool = True) -> str:
     parts = [f"{detail.done:,.0f}" + (f"/{detail.total:,.0f}" if detail.total is not None else "")]
     if detail.rate:
         parts.append(rate_text(detail.rate))
-        left_s = round((detail.total - detail.done) / detail.rate) if detail.total else 0
-        if eta and left_s > 0:
-            parts.append(f"{span(left_s * SECOND)} left")
+        left_s = (detail.total - detail.done) / detail.rate if detail.total else 0.0
+        if eta and 0.5 < left_s < DURATION_MAX / SECOND:
+            parts.append(f"{span(round(left_s) * SECOND)} left")
     return " · ".join(parts)
 
 

@@ -19,12 +19,15 @@ from typing import Any, Final
 from headway.clock import wall_now
 from headway.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from headway.instants import Instant
+from headway.store.inotify import FileWatch
 from headway.store.statements import SQLITE, catalogue
 from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, step_through
 
 STATEMENT_S_MAX: Final = 30.0
 BUSY_S_MAX: Final = 10.0
 WATCH_INTERVAL_S: Final = 0.05
+WATCH_SOON_S: Final = 0.001
+WATCH_FALLBACK_S: Final = 0.5
 VERSION_MIN: Final = (3, 38, 0)
 
 
@@ -183,13 +186,19 @@ class SqliteDriver:
 
 
 class SqliteWatch:
-    """Sees the commits of other connections by the data version, which costs microseconds to read."""
+    """Sees the commits of other connections by the data version, which costs microseconds to read.
+
+    Where the kernel tells of writes to the log of the database, it is read only then: a moment after the write, since
+    the commit becomes visible when the write has reached the disk. Elsewhere it is read twenty times a second.
+    """
 
     def __init__(self, path: str, hear: Callable[[str], None]) -> None:
         self.mode = "poll" if path == ":memory:" else "watch"
         self._hear = hear
         self._raw: sqlite3.Connection | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._writes: FileWatch | None = None
+        self._rest_s = WATCH_INTERVAL_S
         if self.mode == "watch":
             try:
                 self._raw = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S_MAX)
@@ -197,7 +206,11 @@ class SqliteWatch:
                 self._raw.execute("pragma busy_timeout = 0")  # From here on, looking again later is better.
             except sqlite3.Error as error:
                 raise translate(error) from error
-            self._again()
+            with contextlib.suppress(OSError):
+                self._writes = FileWatch(f"{path}-wal")
+                self._rest_s = WATCH_FALLBACK_S
+                asyncio.get_running_loop().add_reader(self._writes.number, self._written)
+            self._again(self._rest_s)
 
     async def check(self) -> None:
         """Nothing can get lost: the file itself is watched."""
@@ -206,19 +219,38 @@ class SqliteWatch:
         """Stop watching."""
         if self._timer:
             self._timer.cancel()
+        if self._writes:
+            asyncio.get_running_loop().remove_reader(self._writes.number)
+            self._writes.close()
         if self._raw:
             self._raw.close()
 
-    def _again(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(WATCH_INTERVAL_S, self._look)
+    def _written(self) -> None:
+        """Somebody writes: look soon, and then ever more rarely until the commit shows."""
+        assert self._writes
+        asyncio.get_running_loop().remove_reader(self._writes.number)  # Until we have looked: a commit is many writes.
+        self._writes.take()
+        self._again(WATCH_SOON_S)
 
-    def _look(self) -> None:
+    def _again(self, rest_s: float) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(rest_s, self._look, rest_s)
+
+    def _look(self, rested_s: float) -> None:
+        has_changed = False
         with contextlib.suppress(sqlite3.Error):  # A busy or missing file is seen by the loops themselves.
             version = self._version()
-            if version != self._seen:
-                self._seen = version
-                self._hear("anything")
-        self._again()
+            has_changed = version != self._seen
+            self._seen = version
+        if self._writes and rested_s < WATCH_INTERVAL_S and not has_changed:
+            self._again(2 * rested_s)
+            return
+        if self._writes:
+            asyncio.get_running_loop().add_reader(self._writes.number, self._written)
+        self._again(self._rest_s)
+        if has_changed:
+            self._hear("anything")
 
     def _version(self) -> int:
         assert self._raw

@@ -1,0 +1,93 @@
+"""An event loop on virtual time: when nothing is ready it jumps to the next timer.
+
+Without a timer there is nothing left that could ever happen: that is a deadlock, and it fails. So does a program that
+runs and runs without letting time pass.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+TURNS_AT_ONE_TIME_MAX: Final = 100_000
+GOODBYE_S_MAX: Final = 60.0
+
+
+class Deadlock(Exception):
+    """Nothing is ready, and no timer is set."""
+
+
+class Livelock(Exception):
+    """The program is busy and lets no time pass."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs callbacks in the order in which they were scheduled; reads no clock and no file."""
+
+    _scheduled: list[asyncio.TimerHandle]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._turns = 0
+        self._clock_resolution = 1e-9
+        self._selector = self
+        self._until: float | None = None
+
+    def time(self) -> float:
+        """Return the virtual seconds since the beginning."""
+        return self._now
+
+    def run_through(self, when: float) -> None:
+        """Run all that happens up to a time, which it is then, whether or not anything happened."""
+        self._until = when
+        try:
+            self.run_forever()
+        finally:
+            self._until = None
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Wait for what comes next, as a selector would: by jumping there."""
+        if timeout is not None and timeout <= 0:
+            self._turns += 1
+            if self._turns > TURNS_AT_ONE_TIME_MAX:
+                raise Livelock(f"{self._turns} turns at {self._now} s")
+            return []
+        self._turns = 0
+        following = None if timeout is None else max(self._now, self._scheduled[0].when())
+        if self._until is not None and (following is None or following > self._until):
+            self._now = max(self._now, self._until)
+            self.stop()
+        elif following is None:
+            raise Deadlock("nothing is ready and no timer is set")
+        else:
+            self._now = following
+        return []
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Call it here and now: a thread knows no virtual time."""
+        answer = self.create_future()
+        try:
+            answer.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - it travels to whoever awaits
+            answer.set_exception(error)
+        return answer
+
+    def close(self) -> None:
+        """End everything that still runs, then close."""
+        if not self.is_closed():
+            self._cancel_all()
+        super().close()
+
+    def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks(self)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.run_until_complete(asyncio.wait(tasks, timeout=GOODBYE_S_MAX))
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There is no I/O."""
+
+    def _write_to_self(self) -> None:
+        """Refuse: a thread that calls would break determinism."""
+        raise AssertionError("a thread in virtual time")

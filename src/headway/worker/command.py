@@ -1,0 +1,337 @@
+"""Command tasks: a program with its arguments, run without a shell, as the function of a task.
+
+    command(["pg_dump", "--file", "/backups/{day}.sql"])
+
+A `{name}` is an argument of the job. It becomes a part of the one element that it stands in, whatever characters it
+has; a value that would turn an element into an option is refused. The program, its folder and its environment are the
+author's: of the worker's environment a command sees only what `INHERITED` names.
+
+The command is a process group of its own. It is asked with SIGTERM to stop, then killed, and what it leaves behind when
+it ends is killed too. Should this process die without a word, a small process that waits for that kills the group.
+"""
+
+import contextlib
+import inspect
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from headway.clock import monotonic_now
+from headway.errors import InvalidTask
+from headway.instants import quote
+from headway.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
+from headway.worker.context import Context, TaskStopped
+
+INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "USER")  # And every LC_….
+MARK: Final = "HEADWAY_CHILD"  # By it the supervisor finds what a child has started.
+ELEMENTS_MAX: Final = 1_000
+LOOK_S: Final = 0.1
+TERM_S: Final = 1.8  # Less than what the supervisor waits before it kills us.
+DRAIN_S: Final = 0.5
+READ_BYTES: Final = 64 * 1024
+LINE_BYTES_MAX: Final = 4 * LOG_LINE_LENGTH_MAX
+TAIL_LINES: Final = 10
+TAIL_LINE_LENGTH_MAX: Final = 300
+
+_PLACE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}|[{}]")
+_PROGRESS: Final = re.compile(r"::progress\s+(\d{1,3}(?:\.\d+)?)%?(?:\s+(.*))?")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GUARD: Final = "import os, sys; os.read(0, 1); os.killpg(int(sys.argv[1]), 9)"
+
+
+class CommandFailed(Exception):
+    """A command could not be started, or ended with an exit code other than 0."""
+
+
+class CommandRefused(CommandFailed):
+    """The arguments of the job cannot be given to the command; no retry would change that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Element:
+    """One element of the argument vector: texts, and between them the names of arguments."""
+
+    texts: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, element: object) -> "_Element":
+        if not isinstance(element, str) or "\0" in element:
+            raise InvalidTask(f"every element of a command must be text, not {quote(element)}")
+        texts, names, end = [""], [], 0
+        for match in _PLACE.finditer(element):
+            texts[-1] += element[end : match.start()]
+            end = match.end()
+            if match[1]:
+                names.append(match[1])
+                texts.append("")
+            elif match[0] in ("{{", "}}"):
+                texts[-1] += match[0][0]
+            else:
+                raise InvalidTask(
+                    f"{quote(element)} has a brace that holds no name: write {{name}} for an argument of the job,"
+                    " {{ or }} for the brace itself"
+                )
+        texts[-1] += element[end:]
+        return cls(tuple(texts), tuple(names))
+
+    def fill(self, values: Mapping[str, str], *, may_begin_with_dash: bool) -> str:
+        filled = self.texts[0] + "".join(
+            values[name] + text for name, text in zip(self.names, self.texts[1:], strict=True)
+        )
+        if filled.startswith("-") and not self.texts[0] and not may_begin_with_dash:
+            raise CommandRefused(
+                f'{self.names[0]} must not begin with "-": the command would take {quote(filled)} for an option.'
+                ' Put "--" before it in the command if it is none'
+            )
+        return filled
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """An argument vector with places for the arguments of a job."""
+
+    elements: tuple[_Element, ...]
+
+    @classmethod
+    def read(cls, argv: Sequence[str]) -> "_Template":
+        if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not 0 < len(argv) <= ELEMENTS_MAX:
+            raise InvalidTask(
+                f'a command must be a list of a program and its arguments, such as ["ls", "-l"], not {quote(argv)};'
+                " no shell is involved"
+            )
+        elements = tuple(map(_Element.read, argv))
+        if elements[0].names or not elements[0].texts[0].strip():
+            raise InvalidTask(f"the program of a command must be fixed, not {quote(argv[0])}")
+        return cls(elements)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for element in self.elements for name in element.names))
+
+    def fill(self, args: Mapping[str, object]) -> list[str]:
+        values = {name: _text_of(name, args[name]) for name in self.names}
+        filled: list[str] = []
+        for element in self.elements:
+            filled.append(element.fill(values, may_begin_with_dash="--" in filled))
+        return filled
+
+
+def _text_of(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if not isinstance(value, str) or "\0" in value:
+        raise CommandRefused(f"{name} must be text or a number to be an argument of a command, not {quote(value)}")
+    return value
+
+
+def command(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+) -> Callable[..., dict[str, Any]]:
+    """Make the function of a task that runs a program; its arguments are the names in braces."""
+    template, added, folder = _Template.read(argv), _checked_env(env), None if cwd is None else str(cwd)
+
+    def run(headway_context: Context, /, **args: Any) -> dict[str, Any]:
+        filled = template.fill(args)
+        headway_context.check()
+        return _Running(headway_context, filled, _environment(headway_context, added), folder).finish()
+
+    run.__doc__ = f"Run {' '.join(argv)[:200]}"
+    run.__signature__ = _signature(template.names)  # type: ignore[attr-defined]
+    return run
+
+
+def _checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(value, str) or "\0" in value:
+            raise InvalidTask(f"env must have names and texts, not {quote(name)} = {type(value).__name__}")
+    return dict(env or {})
+
+
+def _signature(names: Sequence[str]) -> inspect.Signature:
+    context = inspect.Parameter("headway_context", inspect.Parameter.POSITIONAL_ONLY, annotation=Context)
+    try:
+        own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+        return inspect.Signature([context, *own])
+    except ValueError as error:
+        raise InvalidTask(f"a name in the braces of a command cannot be used: {error}") from None
+
+
+def _environment(context: Context, added: Mapping[str, str]) -> dict[str, str]:
+    inherited = {
+        name: value for name, value in os.environ.items() if name in (*INHERITED, MARK) or name.startswith("LC_")
+    }
+    return {
+        **inherited,
+        **added,
+        "HEADWAY_JOB_ID": context.job_id,
+        "HEADWAY_ATTEMPT": str(context.attempt),
+        "HEADWAY_TOKEN": str(context.token),
+    }
+
+
+class _Running:
+    """A command that runs: its output becomes the log and the progress of the job."""
+
+    def __init__(self, context: Context, argv: list[str], env: dict[str, str], cwd: str | None) -> None:
+        self._context = context
+        self._program = argv[0]
+        self._logged = 0
+        self._selector = selectors.DefaultSelector()
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=env,
+                cwd=cwd,
+                process_group=0,
+            )
+        except OSError as error:
+            where = f" in {cwd}" if cwd is not None else ""
+            raise CommandFailed(f"{self._program} cannot be started{where}: {error.strerror or error}") from None
+        self._guard = _guard(self._process.pid)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._streams = {"stdout": _Stream(self._process.stdout), "stderr": _Stream(self._process.stderr)}
+        for name, stream in self._streams.items():
+            self._selector.register(stream.file, selectors.EVENT_READ, name)
+
+    def finish(self) -> dict[str, Any]:
+        """Follow the command to its end."""
+        try:
+            while self._process.poll() is None:
+                self._context.check()
+                self._read(LOOK_S)
+        except TaskStopped:  # By `check`, or by a signal wherever we were.
+            self._stop_gently()
+            raise
+        finally:
+            self._end()
+        return self._outcome(self._process.returncode)
+
+    def _stop_gently(self) -> None:
+        """Give the command a while to stop by itself."""
+        _signal_group(self._process.pid, signal.SIGTERM)
+        until = monotonic_now() + TERM_S
+        while self._process.poll() is None and monotonic_now() < until:
+            with contextlib.suppress(TaskStopped):  # We know.
+                self._read(LOOK_S)
+
+    def _end(self) -> None:
+        """End all that is left of the command, and read what it has written."""
+        _signal_group(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        until = monotonic_now() + DRAIN_S  # Whoever has left the group may hold the pipes for ever.
+        while self._selector.get_map() and monotonic_now() < until:
+            if not self._read(0):
+                break
+        for name, stream in self._streams.items():
+            self._take(name, stream.rest())
+            stream.file.close()
+        self._selector.close()
+        _dismiss(self._guard)
+
+    def _read(self, wait_s: float) -> bool:
+        """Read what there is, or wait for it a moment; False when there was nothing."""
+        if not self._selector.get_map():  # It has closed both, and goes on.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
+            return False
+        ready = self._selector.select(wait_s)
+        for key, _ in ready:
+            stream = self._streams[key.data]
+            data = os.read(key.fd, READ_BYTES)
+            if not data:
+                self._selector.unregister(key.fileobj)
+            for line in stream.feed(data):
+                self._take(key.data, line)
+        return bool(ready)
+
+    def _take(self, name: str, line: bytes | None) -> None:
+        if line is None:
+            return
+        if name == "stdout" and line.startswith(b"::progress"):
+            match = _PROGRESS.fullmatch(_readable(line))
+            if match:
+                self._context.progress(min(float(match[1]), 100.0), match[2])
+                return
+        self._streams[name].tail.append(line)
+        if self._logged <= LOG_BYTES_MAX:  # More is not kept anyway, and would only keep everybody busy.
+            text = _readable(line)
+            self._logged += len(text) + 1
+            self._context.log(text, name)
+
+    def _outcome(self, code: int) -> dict[str, Any]:
+        if code == 0:
+            return {"exit_code": 0}
+        how = f"ended with exit code {code}" if code > 0 else f"was killed by {_signal_name(-code)}"
+        tail = self._streams["stderr"].tail or self._streams["stdout"].tail
+        lines = [_readable(line)[:TAIL_LINE_LENGTH_MAX] for line in tail]
+        raise CommandFailed("\n".join([f"{self._program} {how}" + (":" if lines else ""), *lines]))
+
+
+class _Stream:
+    """Cuts what a command writes into lines. Of a very long line the beginning is kept."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[:LINE_BYTES_MAX]
+        return [line[:LINE_BYTES_MAX] for line in lines]
+
+    def rest(self) -> bytes | None:
+        return self._rest or None
+
+
+def _readable(line: bytes) -> str:
+    """Return what a terminal would show of a line: what stands after the last carriage return."""
+    return line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _guard(group: int) -> subprocess.Popen[bytes] | None:
+    """Start what kills the group when we are gone: the pipe between us closes, however we end."""
+    with contextlib.suppress(OSError):
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD, str(group)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+    return None
+
+
+def _dismiss(guard: subprocess.Popen[bytes] | None) -> None:
+    if guard is not None:
+        guard.kill()
+        guard.wait()
+        assert guard.stdin is not None
+        guard.stdin.close()
