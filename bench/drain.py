@@ -3,13 +3,13 @@
 Jobs are enqueued first, then the workers start. The time counts from the start of the first body, so that starting
 interpreters is left out, until an outside look at the store finds every completion committed; a peer whose store keeps
 no completions ends with the start of its last body. Every contestant runs with one and with two worker processes (for
-Headway: worker commands, each a supervisor with its children), and the better number counts. In each round all of
-them have their turn, so that the ratios are of one stretch of time. The bare side is the batch limit.
+Headway: worker commands, each a supervisor with its children), and the better number counts. Machines have their moods:
+Headway is measured before and after each peer, and its mean is what the peer is compared with. The bare side is the
+batch limit.
 """
 
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
@@ -24,7 +24,14 @@ LENGTH_S: Final = 5
 JOBS_MAX: Final = 100_000
 ROUNDS_MAX: Final = 3
 
-Rates = dict[tuple[str, int], list[float]]
+
+@dataclass(slots=True)
+class _Against:
+    """A rival, and the rates of the rounds: its own with so many workers, and Headway's just before and after."""
+
+    rival: Contestant
+    ours: list[float] = field(default_factory=list)
+    theirs: dict[int, list[float]] = field(default_factory=lambda: {workers: [] for workers in WORKERS})
 
 
 async def measure(run: Run) -> list[Figure]:
@@ -38,22 +45,45 @@ async def measure(run: Run) -> list[Figure]:
 
 async def _measure_on(place: Place, run: Run, grounds: Grounds) -> list[Figure]:
     own = headway(place.name)
-    others = rivals(run, place)
     bare: list[float] = []
-    rates: Rates = defaultdict(list)
+    rates: dict[int, list[float]] = {workers: [] for workers in WORKERS}
+    contests = [_Against(rival) for rival in rivals(run, place)]
     for _ in range(min(run.repetitions, ROUNDS_MAX)):
         bare.append(await batch_limit(place, run.size(JOBS_MAX, 1_000)))
-        for contestant in (own, *others):
-            for workers in WORKERS:
-                try:
-                    drained = await drain(contestant, grounds, _jobs(contestant, run), workers)
-                except Failed as error:
-                    if contestant is own:
-                        raise
-                    print(f"{contestant.name} with {workers}: {error}", file=sys.stderr)
-                    continue
-                rates[contestant.name, workers].append(drained.rate)
-    return [*_own_figures(place, own, rates, bare), *_rival_figures(place, own, others, rates)]
+        for workers in WORKERS:
+            rates[workers].append(await _rate(own, grounds, run, workers))
+        best = max(WORKERS, key=lambda workers: rates[workers][-1])
+        before = rates[best][-1]
+        for contest in contests:
+            before = await _compete(contest, own, grounds, run, best, before)
+    figures = [
+        compared("drain", place.name, f"no-op jobs, {_workers(workers)}", rates[workers], bare, "/s")
+        for workers in WORKERS
+    ]
+    return figures + [_figure(place, contest) for contest in contests if contest.ours]
+
+
+async def _compete(
+    contest: _Against, own: Contestant, grounds: Grounds, run: Run, workers: int, before: float
+) -> float:
+    """Measure a rival, then Headway again; return Headway's rate. A rival that fails is said to, and left out."""
+    try:
+        found = {count: await _rate(contest.rival, grounds, run, count) for count in WORKERS}
+    except Failed as error:
+        print(f"{contest.rival.name}: {error}", file=sys.stderr)
+        return before
+    after = await _rate(own, grounds, run, workers)
+    contest.ours.append((before + after) / 2)
+    for count, rate in found.items():
+        contest.theirs[count].append(rate)
+    return after
+
+
+async def _rate(contestant: Contestant, grounds: Grounds, run: Run, workers: int) -> float:
+    jobs = min(JOBS_MAX, run.size(contestant.pace * LENGTH_S, 200))
+    drained = await drain(contestant, grounds, jobs, workers)
+    print(f"{contestant.name}, {_workers(workers)}: {drained.rate:,.0f}/s", file=sys.stderr)
+    return drained.rate
 
 
 async def drain(contestant: Contestant, grounds: Grounds, jobs: int, workers: int) -> Drained:
@@ -65,28 +95,12 @@ async def drain(contestant: Contestant, grounds: Grounds, jobs: int, workers: in
         return await its.drained(jobs)
 
 
-def _jobs(contestant: Contestant, run: Run) -> int:
-    return min(JOBS_MAX, run.size(contestant.pace * LENGTH_S, 200))
-
-
-def _own_figures(place: Place, own: Contestant, rates: Rates, bare: Sequence[float]) -> list[Figure]:
-    return [
-        compared("drain", place.name, f"no-op jobs, {_workers(workers)}", rates[own.name, workers], bare, "/s")
-        for workers in WORKERS
-    ]
-
-
-def _rival_figures(place: Place, own: Contestant, others: Sequence[Contestant], rates: Rates) -> list[Figure]:
-    """Compare the best of Headway with the best of each peer; only whole rounds count."""
-    figures = []
-    mine = rates[own.name, _best(own, rates)]
-    for rival in others:
-        theirs = rates[rival.name, _best(rival, rates)]
-        what = f"against {rival.name}, {_workers(_best(rival, rates))}"
-        if len(theirs) < len(mine):
-            continue
-        figures.append(compared("drain", place.name, what, mine, theirs, "/s", _target(place, rival)))
-    return figures
+def _figure(place: Place, contest: _Against) -> Figure:
+    """Compare with the number of workers that suits the rival best."""
+    best = max(WORKERS, key=lambda workers: median(contest.theirs[workers]))
+    what = f"against {contest.rival.name}, {_workers(best)}"
+    target = _target(place, contest.rival)
+    return compared("drain", place.name, what, contest.ours, contest.theirs[best], "/s", target)
 
 
 def _target(place: Place, rival: Contestant) -> Target:
@@ -95,10 +109,6 @@ def _target(place: Place, rival: Contestant) -> Target:
     if place.name == "sqlite" and rival.name == "huey-sqlite":
         return Target(">=", 5, of_ratio=True)
     return Target(">=", 1.5, of_ratio=True)
-
-
-def _best(contestant: Contestant, rates: Rates) -> int:
-    return max(WORKERS, key=lambda workers: median(rates[contestant.name, workers] or [0.0]))
 
 
 def _workers(count: int) -> str:

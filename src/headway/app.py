@@ -13,12 +13,14 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, overload
 
 from headway.clock import Clock
+from headway.definitions import Definitions
 from headway.errors import HeadwayError, InvalidConfig, InvalidSchedule, InvalidTask, TaskNotFound
 from headway.instants import DurationLike
 from headway.lifecycle import Status
@@ -40,9 +42,11 @@ from headway.store.foreign import run_inside, run_inside_async
 from headway.store.queue import enqueue
 from headway.store.sqlite import path_of
 from headway.task import Conduct, JobHandle, Options, Retry, Task
+from headway.worker.command import CommandRefused, command
 from headway.worker.context import Context
 from headway.worker.crew import CrewPlan, child_command
 from headway.worker.frames import Hello, TaskInfo
+from headway.worker.http import HttpRefused, http_request
 from headway.worker.supervisor import Supervisor
 
 P = ParamSpec("P")
@@ -92,6 +96,16 @@ class _Portal:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
+class _Registers(Protocol):
+    """Registers the function that it decorates, with or without a context in front."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
 class Headway:
     """The app: tasks, schedules and the store they live in."""
 
@@ -106,16 +120,24 @@ class Headway:
         self.settings = settings or Settings.load({"store": store, "coordination": coordination})
         self.name = check_name(name or _calling_module(), "app name")
         self.tasks: dict[str, Task[Any, Any]] = {}
-        self.declared: dict[str, ScheduleSpec] = {}
+        self._declared: dict[str, ScheduleSpec] = {}
+        self._file = Definitions.load() if settings is None else Definitions()
         self._clock = Clock(node=f"app:{self.name}")
         self._stores: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
             weakref.WeakKeyDictionary()
         )
         self._portal: _Portal | None = None
+        self._moved_to: Store | None = None
         self._here = _Here()
         self._lock = threading.Lock()
+        self._file.add_tasks(self)
 
     # --- definitions
+
+    @property
+    def declared(self) -> dict[str, ScheduleSpec]:
+        """The schedules that are declared, in code and in headway.toml."""
+        return {**self._declared, **self._file.specs(self._spec)}
 
     @overload
     def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
@@ -138,7 +160,7 @@ class Headway:
         expires: DurationLike | None = None,
         isolation: str | None = None,
         memory: str | int | None = None,
-    ) -> Callable[[Callable[Concatenate[Context, P], R] | Callable[P, R]], Task[P, R]]: ...
+    ) -> _Registers: ...
 
     def task(
         self,
@@ -171,9 +193,62 @@ class Headway:
 
         return register if function is None else register(function)
 
+    def command(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        retry: Retry | None = None,
+        timeout: DurationLike | None = None,
+        expires: DurationLike | None = None,
+    ) -> Task[..., dict[str, Any]]:
+        """Register a program with its arguments as a task; no shell is involved.
+
+        `{name}` in an element is an argument of the job. What the program writes is the log of the job, and a line
+        `::progress 40 Copying tables` its progress. An exit code other than 0 is a failure.
+        """
+        policy = _giving_up_on(CommandRefused, retry)
+        register = self.task(
+            name=name, queue=queue, priority=priority, tenant=tenant, retry=policy, timeout=timeout, expires=expires
+        )
+        return register(command(argv, env=env, cwd=cwd))
+
+    def http(
+        self,
+        name: str,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        retry: Retry | None = None,
+        timeout: DurationLike | None = "30s",
+        expires: DurationLike | None = None,
+    ) -> Task[..., dict[str, Any]]:
+        """Register a request as a task; the arguments of the job are its JSON body, or its query."""
+        register = self.task(
+            name=name,
+            queue=queue,
+            priority=priority,
+            tenant=tenant,
+            retry=_giving_up_on(HttpRefused, retry),
+            timeout=timeout,
+            expires=expires,
+            isolation="thread",
+        )
+        return register(http_request(url, method=method, headers=headers))
+
     def _register(self, callee: Callable[..., Any], name: str, options: Options, conduct: Conduct) -> Task[..., Any]:
         if check_name(name, "task") in self.tasks:
-            raise InvalidTask(f"two tasks are named {name!r}; give one of them another name=")
+            where = f", one of them in {self._file.file}" if name in self._file.tasks else ""
+            raise InvalidTask(f"two tasks are named {name!r}{where}; give one of them another name")
         self.tasks[name] = task = Task(self, callee, name, options, conduct)
         return task
 
@@ -188,9 +263,10 @@ class Headway:
     ) -> ScheduleSpec:
         """Declare when a task runs; `sync` (or a starting scheduler with this app) brings it into the store."""
         check_name(name, "schedule name")
-        if name in self.declared:
-            raise InvalidSchedule(f"two schedules are named {name!r}")
-        self.declared[name] = spec = self._spec(task, trigger, args, policies)
+        if name in self._declared or name in self._file.schedules:
+            where = f", one of them in {self._file.file}" if name in self._file.schedules else ""
+            raise InvalidSchedule(f"two schedules are named {name!r}{where}")
+        self._declared[name] = spec = self._spec(task, trigger, args, policies)
         return spec
 
     def cron(
@@ -229,6 +305,8 @@ class Headway:
 
     async def store(self) -> Store:
         """Return the store of the running event loop, opened on first use."""
+        if self._moved_to is not None:
+            return self._moved_to
         if self._here.calls:
             return await self._store_here()
         loop = asyncio.get_running_loop()
@@ -247,6 +325,16 @@ class Headway:
             self._here.store = await Store.open(self.settings.store, self._clock, synchronous=synchronous, inline=True)
             self._here.process = os.getpid()
         return self._here.store
+
+    @contextmanager
+    def moved_to(self, store: Store, clock: Clock) -> Iterator[None]:
+        """Be on another store and clock for the time of a block. The store must be one that answers at once."""
+        before = self._moved_to, self._clock
+        self._moved_to, self._clock = store, clock
+        try:
+            yield
+        finally:
+            self._moved_to, self._clock = before
 
     async def close(self) -> None:
         """Close the store of the running event loop."""
@@ -267,7 +355,8 @@ class Headway:
         On a SQLite file it runs right here, since every hop to another thread costs about as much as a commit; nothing
         in it waits for anything else. Otherwise it runs on a loop in the background.
         """
-        if self._dialect == "sqlite" and path_of(self.settings.store) != ":memory:":
+        is_file = self._dialect == "sqlite" and path_of(self.settings.store) != ":memory:"
+        if self._moved_to is not None or is_file:
             return self._here.finish(coroutine)
         with self._lock:
             if self._portal is None or self._portal.process != os.getpid():  # A fork has no threads.
@@ -393,11 +482,11 @@ class Headway:
     def wait_for_sync(self, handle: JobHandle, limit_s: float | None) -> Any:
         """Wait for the end of a job, looking again and again, ever more slowly."""
         until = None if limit_s is None else self._clock.monotonic() + limit_s
-        rest_s, wake = WAIT_REST_S_MIN, threading.Event()
+        rest_s = WAIT_REST_S_MIN
         while not handle.refresh_sync().status.is_final:
             if until is not None and self._clock.monotonic() >= until:
                 raise TimeoutError(f"{handle.id} has not ended within {limit_s:g} s; it is {handle.status}")
-            wake.wait(rest_s)
+            self._clock.nap(rest_s)
             rest_s = min(rest_s * 1.5, WAIT_REST_S_MAX)
         return handle.outcome()
 
@@ -476,6 +565,18 @@ class Headway:
     @property
     def _dialect(self) -> str:
         return "sqlite" if self.settings.store.startswith("sqlite") else "postgresql"
+
+
+def _giving_up_on(kind: type[Exception], retry: Retry | None) -> Retry:
+    """Return a policy that also gives up on this kind of error."""
+    policy = retry or Retry(max_attempts=1)
+    return Retry(
+        max_attempts=policy.max_attempts,
+        backoff=str(policy.backoff),
+        retry_on=policy.retry_on,
+        give_up_on=(*policy.give_up_on, kind),
+        retry_timeouts=policy.retry_timeouts,
+    )
 
 
 def _calling_module() -> str:
@@ -562,6 +663,12 @@ def load_app(path: str) -> Headway:
         kind = "is not there" if found is None else f"is {type(found).__name__}, not Headway"
         raise InvalidConfig(f"the app {path!r} cannot be used: {attribute!r} {kind}")
     return found
+
+
+def file_app() -> Headway | None:
+    """Make an app of what headway.toml defines; None when it defines nothing."""
+    defined = Definitions.load()
+    return Headway(name=defined.name) if defined else None
 
 
 async def sync_schedules(store: Store, owner: str, declared: Mapping[str, ScheduleSpec]) -> dict[str, str]:

@@ -94,6 +94,10 @@ class Clock:
         self._last_id = (last_millis, number, text)
         return f"{prefix}_{text}{_base32(number, 8)}"
 
+    def nap(self, seconds: float) -> None:
+        """Wait, for callers who cannot await."""
+        time.sleep(seconds)
+
     async def rest(self, seconds: float, wake: asyncio.Event) -> None:
         """Wait until the time is up or the event is set."""
         try:

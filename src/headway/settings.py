@@ -18,6 +18,7 @@ from headway.instants import DAY, SECOND, Duration, parse_duration
 STORE_DEFAULT: Final = "sqlite:///headway.db"
 FILE_DEFAULT: Final = "headway.toml"
 SHARDS_MAX: Final = 256
+DEFINITIONS: Final = ("name", "tasks", "schedules")  # In the file beside the settings; see `headway.definitions`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +86,18 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, object]:
     return {names[variable]: value for variable, value in environ.items() if variable in names and value}
 
 
-def _from_file(path: Path) -> dict[str, object]:
+def read_file(path: Path) -> dict[str, object]:
+    """Read a file as it is, settings and definitions; one that is not there is empty."""
     if not path.is_file():
         return {}
     try:
-        values = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except (ValueError, RecursionError, OSError) as error:  # No TOML, no UTF-8, a number or a nesting beyond reason.
         raise InvalidConfig(f"{path} cannot be read: {error}") from None
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    values = {name: value for name, value in read_file(path).items() if name not in DEFINITIONS}
     unknown = values.keys() - _READERS.keys()
     if unknown:
         raise InvalidConfig(f"{path} has an unknown setting {min(unknown)!r}; known are {', '.join(_READERS)}")

@@ -201,10 +201,12 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     predecessor: Job | None = None
     rivals: tuple[Job, ...] = ()
     reruns: tuple[str, ...] = ()
+    names: dict[str, str] = {}
 
     def name_of(self, node_id: str | None) -> str:
-        """Return what people call a node; its id when it is not alive."""
-        return next((node.name for node in self.nodes if node.id == node_id), node_id or "nobody")
+        """Return what people call a node, alive or not; its id when that is not known any more."""
+        alive = (node.name for node in self.nodes if node.id == node_id)
+        return next(alive, self.names.get(node_id or "", node_id or "nobody"))
 
     def lives(self, node_id: str | None) -> bool:
         """Say whether a node was heard of lately."""
@@ -397,8 +399,8 @@ def _capacity(workers: list[Worker], ready: Duration, ahead: int, evidence: Evid
     evidence |= {"slots": slots, "free": free, "ahead": ahead}
     line = f"{_count(ahead, 'job')} ahead of it" if ahead else "it is next"
     if slots and not free:
-        whose = "1 worker" if len(workers) == 1 else f"{len(workers)} workers"
-        return f"all {_count(slots, 'slot')} of {whose} are busy; {line}"
+        busy = "the only slot is" if slots == 1 else f"all {slots:,} slots of {_count(len(workers), 'worker')} are"
+        return f"{busy} busy; {line}"
     if ready < MOMENT:
         return f"ready for {span(ready)}; a worker takes it at any moment"
     room = f", with {free:,} of {_count(slots, 'slot')} free" if slots else ""

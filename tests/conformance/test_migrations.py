@@ -69,14 +69,14 @@ async def _version_1(driver: Driver) -> dict[Status, str]:
     await driver.script(steps_for(driver)[0].statements, "test")
     ids = {status: f"job_{number}_{status}" for number, status in enumerate(Status)}
     for number, (status, job_id) in enumerate(ids.items()):
-        finished = 400 if status.is_final else "null"
+        finished = 350 if status.is_final else "null"
         await _write(
             driver,
             "insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures,"
             " max_attempts, exclusive, version, lease_until, node, schedule, blocked_by, args, created_at, updated_at,"
             " ready_at, started_at, finished_at, progress, reason)"
             f" values ('{job_id}', 'default', 't', 'q{number}', 0, '{status}', 100, 2, 0, 9, 0, 5,"
-            f" {450 if status is Status.RUNNING else 'null'}, 'n', 's', 'job_gone', '{{}}', 100, 400, 200, 300,"
+            f" {450 if status is Status.RUNNING else 'null'}, 'n', 's', 'job_gone', '{{}}', 100, 350, 200, 300,"
             f" {finished}, 0, '')",
         )
         outcomes = [(1, "released")]
@@ -91,7 +91,7 @@ async def _attempt(driver: Driver, job_id: str, attempt: int, outcome: str) -> N
     await _write(
         driver,
         "insert into headway_attempts (job_id, attempt, node, ready_at, started_at, ended_at, outcome, reason)"
-        f" values ('{job_id}', {attempt}, 'n', 200, {100 + 100 * attempt}, {200 + 100 * attempt}, '{outcome}', '')",
+        f" values ('{job_id}', {attempt}, 'n', 200, {100 + 100 * attempt}, {150 + 100 * attempt}, '{outcome}', '')",
     )
 
 

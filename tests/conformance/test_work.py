@@ -167,7 +167,9 @@ async def test_a_report_of_a_stale_attempt_leaves_nothing(backend: Backend) -> N
     await end(store, old, Released())
     new = await claim_one(store)
     await end(store, done, Succeeded())
-    before = await backend.job(done.id)
+    before, held = await backend.job(done.id), await backend.job(new.id)
+    assert await store.queue.report([Report(job_id=old.id, attempt=old.attempt, progress=9)]) == {old.id}
+    assert changed(held, await backend.job(new.id)) == {}
     for with_lines in (True, False):
         reports = [
             Report(job_id=job.id, attempt=job.attempt, progress=50 + job.attempt, lines=lines if with_lines else ())
@@ -269,6 +271,8 @@ WRITES: dict[str, Write] = {
     ),
 }
 
+HOWS = ["report", *(pytest.param(how, marks=pytest.mark.slow) for how in ("keep_step", "enqueue_from"))]
+
 
 async def _is_stale(write: Awaitable[Any]) -> bool:
     """Say whether the store refused what an attempt wanted to write."""
@@ -278,7 +282,7 @@ async def _is_stale(write: Awaitable[Any]) -> bool:
         return True
 
 
-@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("how", HOWS)
 async def test_who_is_being_expired_writes_nothing(shared: Backend, how: str) -> None:
     write, _, trace = WRITES[how]
     [job] = await _claim(shared.store, 1)
@@ -295,7 +299,7 @@ async def test_who_is_being_expired_writes_nothing(shared: Backend, how: str) ->
     assert (await shared.job(job.id))["progress"] == 0
 
 
-@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("how", HOWS)
 async def test_who_writes_is_not_ended_in_between(shared: Backend, how: str) -> None:
     _, transaction, trace = WRITES[how]
     [job] = await _claim(shared.store, 1)
@@ -408,7 +412,8 @@ async def test_logs_and_steps_are_pruned_with_their_job(backend: Backend) -> Non
         assert columns(await backend.sql(f"select job_id from {table}"), "job_id") == [(live.id,)]
 
 
-LONG = {"sqlite": "replace(hex(zeroblob(5000000)), '00', 'xx')", "postgresql": "repeat('x', 10000000)"}
+HUGE = {"sqlite": "replace(hex(zeroblob(5000000)), '00', 'xx')", "postgresql": "repeat('x', 10000000)"}
+LONG = {"sqlite": "replace(hex(zeroblob(100000)), '00', 'xx')", "postgresql": "repeat('x', 200000)"}
 DEEP = {"sqlite": "replace(hex(zeroblob(5000)), '00', '[[')", "postgresql": "repeat('[', 10000)"}
 # What somebody wrote into a row by hand: the column, the value as SQL, and whether the job can still be run.
 UNREADABLE: list[tuple[str, str | dict[str, str], bool]] = [
@@ -420,7 +425,7 @@ UNREADABLE: list[tuple[str, str | dict[str, str], bool]] = [
     ("options", f"'{{\"backoff\":[1,{DURATION_MAX + 1}]}}'", False),  # Its sum with a time would not fit.
     ("options", "'{\"timeout\":-1}'", False),
     ("options", "'{\"later\":1}'", True),  # Of a newer version.
-    ("args", LONG, False),
+    ("args", HUGE, False),
     ("args", "'garbage'", True),  # What to make of it is for the worker to say.
     ("tags", "'garbage'", True),
     ("tags", LONG, True),

@@ -1,64 +1,11 @@
 """The command line as a user calls it, in this process, on a SQLite file in an empty folder."""
 
 import json
-import sqlite3
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headway.cli.root import run
 from headway.instants import parse_instant
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        assert self.code in (0, 1), self.err
-        return json.loads(self.out)
-
-    @property
-    def error(self) -> dict[str, str]:
-        assert self.out == ""
-        body: dict[str, str] = json.loads(self.err)["error"]
-        return body
-
-
-class Cli:
-    """Calls commands and captures what they write."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-        self._capsys = capsys
-        self.folder = folder
-
-    def __call__(self, *args: str) -> Result:
-        code = run(args)
-        captured = self._capsys.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    def sql(self, statement: str, *parameters: object) -> list[Any]:
-        """Look into the store, or break it, behind Headway's back."""
-        with sqlite3.connect(self.folder / "headway.db") as connection:
-            return connection.execute(statement, parameters).fetchall()
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
-    monkeypatch.chdir(tmp_path)
-    for name in ("HEADWAY_STORE", "HEADWAY_APP", "HEADWAY_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield Cli(capsys, tmp_path)
-    for name in ("shop", "broken", "empty"):
-        sys.modules.pop(name, None)
+from tests.support.command_line import Cli, Result
 
 
 def put(cli: Cli, name: str = "daily", *options: str) -> Result:
@@ -70,9 +17,9 @@ def put(cli: Cli, name: str = "daily", *options: str) -> Result:
 
 
 def test_migrate_says_before_and_after(cli: Cli) -> None:
-    assert cli("migrate", "--json").json == {"store": "sqlite:///headway.db", "before": 0, "after": 1}
-    assert cli("migrate", "--json").json == {"store": "sqlite:///headway.db", "before": 1, "after": 1}
-    assert cli("migrate").out == "schema 1: nothing to do (sqlite:///headway.db)\n"
+    assert cli("migrate", "--json").json == {"store": "sqlite:///headway.db", "before": 0, "after": 2}
+    assert cli("migrate", "--json").json == {"store": "sqlite:///headway.db", "before": 2, "after": 2}
+    assert cli("migrate").out == "schema 2: nothing to do (sqlite:///headway.db)\n"
 
 
 def test_looking_into_a_store_that_is_not_there_makes_none(cli: Cli) -> None:
@@ -481,13 +428,13 @@ def test_enqueue_prints_the_job(cli: Cli) -> None:
     assert set(job) >= JOB_FIELDS
     assert (job["type"], job["status"], job["queue"]) == ("video.transcode", "PENDING", "media")
     assert (job["args"], job["metadata"], job["result"]) == ({"input": "a.mp4", "height": 720}, {}, None)
-    assert job["why"] == "waits for a worker"
+    assert job["why"] == "no worker is alive"
     later = cli("enqueue", "x", "--delay", "30m", "--json").json
     assert later["status"] == "SCHEDULED"
     assert later["why"].startswith("due in ")
     at = cli("enqueue", "x", "--at", "2040-01-01T00:00:00+02:00", "--json").json
     assert at["run_at"] == "2039-12-31T22:00:00Z"
-    assert cli("enqueue", "x").out.endswith(" PENDING: waits for a worker\n")
+    assert cli("enqueue", "x").out.endswith(" PENDING: no worker is alive\n")
 
 
 def test_a_key_gives_one_job(cli: Cli) -> None:
@@ -689,10 +636,10 @@ def test_status_has_the_shape_of_the_contract(cli: Cli) -> None:
     assert (status["queues"][0]["name"], status["queues"][0]["pending"]) == ("default", 1)
     assert (status["schedules"]["total"], status["schedules"]["late"]) == (1, 0)
     assert status["oldest_undecided_seconds"] == 0
-    assert status["degraded"] == ["no scheduler is alive"]
+    assert status["degraded"] == ["no scheduler is alive", "no worker is alive, and 1 job waits"]
     text = cli("status").out
     assert "1 on · 0 paused · 0 late" in text
-    assert text.endswith("! no scheduler is alive\n")
+    assert text.endswith("! no scheduler is alive\n! no worker is alive, and 1 job waits\n")
 
 
 def test_status_says_what_is_late_and_what_stands_still(cli: Cli) -> None:
@@ -741,7 +688,7 @@ def test_doctor_names_what_is_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     }
     text = cli("doctor").out
     assert "! HEADWAY_STROE is set, but no setting has this name" in text
-    assert "✓ schema version 1" in text
+    assert "✓ schema version 2" in text
     with_app = cli("doctor", "--app", "shop:app", "--store", "sqlite:///headway.db", "--json").json["checks"]
     assert {check["check"]: check["mark"] for check in with_app}["sync"] == "warn"
     cli.sql("update headway_schedules set decided_through = decided_through + 1000000 * 86400 * 3")

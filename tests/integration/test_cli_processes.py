@@ -317,7 +317,7 @@ def test_postgresql_must_be_migrated_first_and_then_everything_works(tmp_path: P
     assert told(postgres_url, "schedules", "trigger", "daily")["status"] == "PENDING"
     status = told(postgres_url, "status")
     assert (status["store"]["kind"], status["schedules"]["total"]) == ("postgresql", 1)
-    assert status["degraded"] == ["no scheduler is alive"]
+    assert status["degraded"] == ["no scheduler is alive", "no worker is alive, and 1 job waits"]
     report = headway(tmp_path, "doctor", "--json", HEADWAY_STORE=postgres_url)
     marks = {check["check"]: check["mark"] for check in json.loads(report.stdout)["checks"]}
     assert (report.returncode, report.stderr) == (0, "")

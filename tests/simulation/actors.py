@@ -3,22 +3,22 @@
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final, Protocol
 
 from headway.errors import Conflict, InvalidSchedule, NotFound, StoreUnavailable
 from headway.instants import SECOND, Duration, Instant
-from headway.lifecycle import Attempt, Backoff, Cancelled, Outcome, Raised, Released, Settlement, Succeeded, TimedOut
-from headway.lifecycle import settle as settle_attempt
-from headway.model import Job, NewJob
+from headway.model import Claimed, NewJob
 from headway.node import EngineNode, World
+from headway.settings import Settings
 from headway.store import Store
-from tests.simulation.faults import NO_MISHAPS, FaultyDriver, Gate, GatedClock, Sea
-from tests.simulation.scenario import QUEUES, Mishaps, Scenario, draw_spec
+from headway.testing.crew import Gate
+from headway.worker.supervisor import Supervisor
+from tests.simulation.crew import SimulatedCrew
+from tests.simulation.faults import NO_MISHAPS, FaultyDriver, GatedClock, Sea
+from tests.simulation.scenario import QUEUES, TASKS, Mishaps, Scenario, draw_spec
 
 REPEATS_MAX: Final = 3
-SLOTS: Final = 4
 
 
 class Place(Sea, Protocol):
@@ -43,6 +43,18 @@ class Place(Sea, Protocol):
         """End the simulation: something is wrong."""
         ...
 
+    def ask_node(self, node_id: str, what: str) -> None:
+        """Ask something of a node, in the store."""
+        ...
+
+    def begins(self, claimed: Claimed) -> None:
+        """An attempt is given to a crew."""
+        ...
+
+    def repeats_step(self, claimed: Claimed, name: str) -> None:
+        """An attempt does a step that it knows no result of."""
+        ...
+
 
 class Process:
     """One incarnation of a process: its clock, its way to the store, and what can happen to it."""
@@ -51,6 +63,7 @@ class Process:
         self.id = id_
         self.gate = Gate()
         self.skew: Duration = 0
+        self.thawed_at = -1e9
         self._place = place
         chance = place.chance(id_)
         self.driver = FaultyDriver(place, id_, self.gate, chance, hurt)
@@ -77,18 +90,21 @@ class Process:
         """Go on, with whatever it believed before."""
         if self.gate.is_frozen:
             self._place.log(self.id, "thaws")
+            self.thawed_at = asyncio.get_running_loop().time()
             self.gate.thaw()
 
 
 class NodeActor:
     """One scheduler process after another in the same place."""
 
+    kind = "node"
+
     def __init__(self, place: Place, index: int) -> None:
         self._place = place
         self._index = index
         self._incarnation = 0
         self._is_stopping = False
-        self._chance = place.chance(f"node {index}")
+        self._chance = place.chance(f"{self.kind} {index}")
         self.process: Process | None = None
         self.node: EngineNode | None = None
         self.task: asyncio.Task[None] | None = None
@@ -110,15 +126,19 @@ class NodeActor:
         self._incarnation += 1
         self._is_stopping = False
         # Their order must not follow from their age, or the fair shares would hide mistakes.
-        process = Process(self._place, f"node_{self._chance.getrandbits(20):05x}_{self._index}", self._hurt)
+        process = Process(self._place, f"{self.kind}_{self._chance.getrandbits(20):05x}_{self._index}", self._hurt)
         process.skew = self._chance.choice((0, 0, 3600, -3600)) * SECOND
         process.driver.mishaps = self._place.mishaps
         store = process.store
         world = World(ledger=store.ledger, queue=store.queue, leases=store.leases, nodes=store.nodes, watch=store.watch)
-        self.process, self.node = process, EngineNode(world, self._place.scenario.settings, process.clock)
+        settings = replace(self._place.scenario.settings, node=f"{self.kind}-{self._index}")
+        self.process, self.node = process, self._make(process, world, settings)
         self.task = asyncio.get_running_loop().create_task(self.node.run(), name=process.id)
         self.task.add_done_callback(self._ended)
         self._place.log(process.id, "starts")
+
+    def _make(self, process: Process, world: World, settings: Settings) -> EngineNode:
+        return EngineNode(world, settings, process.clock)
 
     def crash(self, *, again_after_s: float | None = None) -> None:
         """Die without a word; perhaps come back as somebody else."""
@@ -135,6 +155,13 @@ class NodeActor:
     def _restart(self) -> None:
         if self._place.mishaps is not NO_MISHAPS:  # In peace nobody comes, so that nobody has to hand anything over.
             self.start()
+
+    def ask_to_drain(self) -> None:
+        """Have the node end once its jobs have, as an operator would."""
+        if self.process is not None and self.stays:
+            self._place.log(self.process.id, "is asked to drain")
+            self._place.saw("asked to drain")
+            self._place.ask_node(self.process.id, "drain")
 
     def stop(self) -> None:
         """End in good order."""
@@ -168,119 +195,65 @@ class NodeActor:
             self._place.fail(error)
 
 
-@dataclass(slots=True)
-class _Run:
-    job: Job
-    ends_at: float
-    outcome: Outcome | None
+class WorkerActor(NodeActor):
+    """One worker process after another, all of the same name: a real supervisor with a made-up crew."""
 
-
-class WorkerActor:
-    """Claims, extends, settles, and sometimes dies with what it holds."""
+    kind = "worker"
 
     def __init__(self, place: Place, index: int) -> None:
-        self._place = place
-        self._index = index
-        self._chance = place.chance(f"worker {index}")
-        self._wake = asyncio.Event()
-        self._running: dict[str, _Run] = {}
-        self._lives = 0
-        self._process = self._born()
-        self.is_calm = False
+        super().__init__(place, index)
+        self.crew: SimulatedCrew | None = None
 
-    async def run(self) -> None:
-        """Work for ever."""
-        await self._process.driver.watch(self._hear)
-        while True:
-            self._wake.clear()
-            with suppress(StoreUnavailable):
-                await self._work()
-            await self._process.clock.rest(self._chance.uniform(0.5, 3.0), self._wake)
+    def knows(self) -> tuple[str, ...]:
+        """Return the tasks of this worker; one is known to the first worker alone."""
+        return tuple(name for name in TASKS if name != "rare" or self._index == 0)
+
+    def _make(self, process: Process, world: World, settings: Settings) -> EngineNode:
+        queue, clock = process.store.queue, process.clock
+        supervisor = Supervisor(queue, clock=clock, lease=settings.worker_lease, poll=settings.poll)
+        self.crew = SimulatedCrew(
+            self._place, supervisor, self.knows(), heard=process.gate.passed, new_id=lambda: clock.new_id("job")
+        )
+        self.crew.is_calm = self._place.mishaps is NO_MISHAPS
+        supervisor.crew = self.crew
+        schedules = self._chance.random() < 0.3 and not self.crew.is_calm
+        return EngineNode(world, settings, clock, schedules=schedules, supervisor=supervisor)
+
+    def crash(self, *, again_after_s: float | None = None) -> None:
+        """Die, and all children with it."""
+        if self.stays and self.crew is not None:
+            self.crew.die()
+        super().crash(again_after_s=again_after_s)
 
     def calm(self) -> None:
         """Let nothing more happen to it."""
-        self.is_calm = True
-        self._process.driver.mishaps = NO_MISHAPS
-        self._process.gate.thaw()
+        super().calm()
+        if self.crew is not None:
+            self.crew.is_calm = True
 
-    def _hear(self, topic: str) -> None:
-        if topic.startswith("ready"):
-            self._wake.set()
+    def hurry(self) -> None:
+        """End at once, and hand back what runs."""
+        if self.node is not None and self.process is not None and self.is_alive:
+            self._place.log(self.process.id, "hurries")
+            self._is_stopping = True
+            self.node.hurry()
 
-    def _born(self) -> Process:
-        self._lives += 1
-        process = Process(self._place, f"worker_{self._index}_{self._lives}", self._hurt)
-        process.driver.mishaps = self._place.mishaps
-        return process
-
-    def _hurt(self, mishap: str) -> None:
-        if mishap == "freeze":
-            self._process.freeze(self._chance.uniform(0.5, 2.0) * self._lease / SECOND)
-        else:
-            self._running.clear()  # Dead, and restarted: what it ran is left to the janitor.
+    def freeze_past_its_leases(self) -> None:
+        """Stand still for longer than a job's lease."""
+        if self.process is not None and self.is_alive:
+            self.process.freeze(self._chance.uniform(1.1, 2.5) * self._place.scenario.job_lease_s)
 
     @property
-    def _lease(self) -> Duration:
-        return self._place.scenario.settings.worker_lease
+    def is_awake(self) -> bool:
+        """Say whether the supervisor lives and was not frozen a moment ago."""
+        process = self.process
+        if process is None or not self.is_alive or process.gate.is_dead or process.gate.is_frozen:
+            return False
+        return asyncio.get_running_loop().time() - process.thawed_at > 1.0
 
-    async def _work(self) -> None:
-        queue, now = self._process.store.queue, asyncio.get_running_loop().time()
-        if self._running:
-            attempts = [(run.job.id, run.job.attempt) for run in self._running.values()]
-            extended = await queue.extend(attempts, lease=self._lease)
-            self._heed(extended)
-            done = [run for run in self._running.values() if run.outcome is not None and run.ends_at <= now]
-            if done:
-                stale = await queue.settle([self._settlement(run) for run in done])
-                for run in done:
-                    self._running.pop(run.job.id, None)
-                if stale:
-                    self._place.saw("stale attempt refused")
-        free = SLOTS - len(self._running)
-        if free:
-            claimed = await queue.claim(
-                self._chance.choice(QUEUES), node=self._process.id, lease=self._lease, limit=free
-            )
-            for job in claimed:
-                self._running[job.id] = _Run(job, now + self._length(), self._fate())
-
-    def _heed(self, extended: dict[str, bool]) -> None:
-        for job_id, run in tuple(self._running.items()):
-            if job_id not in extended:
-                # A good worker stops here. One that was settled without hearing so must be refused by the store.
-                if self._chance.random() < 0.5 or self.is_calm:
-                    del self._running[job_id]
-            elif extended[job_id]:
-                run.outcome, run.ends_at = Cancelled(), 0.0
-
-    def _length(self) -> float:
-        return self._chance.choice((0.0, 0.0, 0.5, 1.0, 2.0, 6.0, 15.0 if not self.is_calm else 1.0))
-
-    def _fate(self) -> Outcome | None:
-        draw = self._chance.random()
-        if draw < 0.7 or self.is_calm:
-            return Succeeded("1")
-        fates: tuple[Outcome, ...] = (
-            Raised('{"type":"Simulated"}'),
-            Raised('{"type":"Simulated"}', retryable=False),
-            Raised('{"type":"Simulated"}', retry_in=SECOND),
-            TimedOut('{"type":"Simulated"}'),
-            Released(),
-        )
-        return self._chance.choice(fates)
-
-    def _settlement(self, run: _Run) -> Settlement:
-        job = run.job
-        attempt = Attempt(
-            job_id=job.id,
-            attempt=job.attempt,
-            failures=job.failures,
-            max_attempts=job.max_attempts,
-            schedule=job.schedule,
-            backoff=job.backoff or Backoff(),
-        )
-        assert run.outcome is not None
-        return settle_attempt(attempt, run.outcome, self._chance.random())
+    def runs(self, job_id: str) -> int:
+        """Return the attempt whose code runs here; 0 when none does."""
+        return self.crew.runs(job_id) if self.crew is not None and self.is_alive else 0
 
 
 class OperatorActor:
@@ -334,8 +307,9 @@ class OperatorActor:
             (3, self._resume),
             (4, self._trigger),
             (2, self._backfill),
-            (2, self._enqueue),
+            (4, self._enqueue),
             (3, self._cancel),
+            (2, self._retry),
         )
         act = self._chance.choices([act for _, act in acts], [weight for weight, _ in acts])[0]
         return act(name)  # type: ignore[return-value]
@@ -375,9 +349,12 @@ class OperatorActor:
         ids, chance = self._process.clock, self._chance
         key = None if chance.random() < 0.2 else f"key-{self._keys}"
         queue, delay = chance.choice(QUEUES), chance.choice((0, 0, 3)) * SECOND
+        task, expires = chance.choice(tuple(TASKS)), 5 * SECOND if chance.random() < 0.3 else None
 
         async def act() -> None:
-            job = NewJob(id=ids.new_id("job"), task="work", key=key, queue=queue, delay=delay)
+            job = NewJob(
+                id=ids.new_id("job"), task=task, key=key, queue=queue, delay=delay, expires=expires, max_attempts=2
+            )
             await self._process.store.queue.enqueue([job])
 
         return act
@@ -391,5 +368,17 @@ class OperatorActor:
                 job = self._chance.choice(live)
                 self._place.log("operator", "cancels", job.id, job.status)
                 await queue.cancel(job.id, author="operator")
+
+        return act
+
+    def _retry(self, name: str) -> object:
+        async def act() -> None:
+            queue = self._process.store.queue
+            dead = await queue.dead(limit=8)
+            if dead:
+                job = self._chance.choice(dead)
+                self._place.log("operator", "retries", job.id, job.status)
+                await queue.retry(job.id, author="operator")
+                self._place.saw("retried by hand")
 
         return act

@@ -19,9 +19,11 @@ from tests.simulation.recorder import (
     EventRow,
     JobRow,
     LeaseRow,
+    LogRow,
     OccurrenceRow,
     RevisionRow,
     ScheduleRow,
+    StepRow,
 )
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED"})
@@ -31,8 +33,10 @@ MOVES: Final[Mapping[str, frozenset[str]]] = {
     "RETRYING": frozenset({"PENDING", "CANCELLED"}),
     "BLOCKED": frozenset({"PENDING", "CANCELLED"}),
     "PENDING": frozenset({"RUNNING", "CANCELLED"}),
-    "RUNNING": frozenset({"PENDING", "RETRYING", *FINAL}),
+    "RUNNING": frozenset({"PENDING", "RETRYING", "BLOCKED", *FINAL}),
 }
+COUNTED: Final = frozenset({"failed", "crashed", "timed_out", "expired"})  # Ends that cost an attempt.
+LOSSES_MAX: Final = 3
 HOUSEKEEPING: Final = "housekeeping"
 
 
@@ -58,6 +62,7 @@ class Checker:
         self.leases: dict[str, LeaseRow] = {}
         self.revisions: dict[tuple[str, int], tuple[Instant, ScheduleSpec | None]] = {}
         self.decided: dict[str, Instant] = {}
+        self.steps: set[tuple[str, str]] = set()
         self._shards = shards
         self._retention = retention
         self._holds = holds
@@ -195,6 +200,8 @@ class Checker:
     def changed(self, old: ScheduleRow | None, new: ScheduleRow) -> None:
         """A schedule only moves forward."""
         if old is not None:
+            if new == old:
+                return  # The count of failures in a row is no part of what is decided on.
             require(new.version > old.version, "a write raises the version", old, new)
             require(new.decided_through >= old.decided_through, "S1: decided_through fell", old, new)
             if (old.revision, old.pauses) != (new.revision, new.pauses) or old.removed_at != new.removed_at:
@@ -215,7 +222,9 @@ class Checker:
 
     def moved(self, now: Instant, old: JobRow, new: JobRow) -> None:
         """A job goes on by one of the four verbs."""
-        require(old.status not in FINAL, "S4: a final job changed", old, new)
+        require(old.status not in FINAL or old == new, "S4: a final job changed", old, new)
+        if old == new:
+            return  # Somebody has reviewed it.
         if old.status != new.status:
             require(new.status in MOVES[old.status], "lifecycle: no such transition", old, new)
             require(new.status not in ("PENDING", "RUNNING") or new.run_at <= now, "started early", now, old, new)
@@ -224,9 +233,63 @@ class Checker:
         require((new.status in FINAL) == (new.finished_at is not None), "S4: finished_at", new)
         require((new.status == "RUNNING") == (new.lease_until is not None), "a lease runs with its attempt", new)
         require(not claimed or (new.lease_until or 0) > now, "claimed without a lease", new)
+        require(new.parked is None or new.status == "BLOCKED", "only a blocked job is parked", new)
         self._keep(new)
         if new.finished_at is not None and new.schedule is not None:
             self._ended(new.schedule, new.finished_at)
+
+    def reported(self, actor: str, old: JobRow, new: JobRow) -> None:
+        """Whatever changes of a running job while it runs is the doing of the worker that has it."""
+        require(old.node == new.node, "S3: another worker without a claim", old, new)
+        if old.lease_until != new.lease_until:
+            require(actor == new.node, "S3: extended by", actor, new)
+            require((new.lease_until or 0) >= (old.lease_until or 0), "a lease was shortened", old, new)
+        before, after = (old.progress, old.detail, old.log_bytes), (new.progress, new.detail, new.log_bytes)
+        if before != after:
+            require(actor == new.node, "S3: progress told by", actor, new)
+            self.seen["progress told"] += 1
+        if old.detail != new.detail:
+            require(new.detail == f'{{"step":"{new.attempt}"}}', "S3: progress of a stale attempt", new)
+
+    def settled(self, actor: str, now: Instant, old: JobRow, new: JobRow, outcome: str) -> None:
+        """The end of an attempt is written by who holds it, or because its lease has run out, and counts as it should."""
+        if outcome == "expired":
+            require((old.lease_until or 0) < now, "L3: a live job was rescued", now, old, new)
+            self.seen["job lease expired"] += 1
+        else:
+            require(actor == old.node, "S3: settled by", actor, outcome, old, new)
+        if outcome == "completed":
+            require(new.result == str(old.attempt), "S3: the result of a stale attempt", old, new)
+        counted = outcome in COUNTED
+        require(new.failures == old.failures + counted, "L7: what counts as a failure", outcome, old, new)
+        most = max(old.max_attempts, LOSSES_MAX) if outcome == "expired" else old.max_attempts
+        if new.status == "RETRYING":
+            require(counted and new.failures < most, "L6: retried too often", outcome, old, new)
+        elif counted:
+            require(new.status in ("FAILED", "TIMED_OUT"), "lifecycle: a failure", outcome, old, new)
+
+    def said(self, actor: str, row: LogRow | StepRow) -> None:
+        """A line or a step is of the attempt that runs, written by the worker that has it."""
+        job = self.jobs.get(row.job_id)
+        runs = job is not None and (job.status, job.attempt, job.node) == ("RUNNING", row.attempt, actor)
+        require(runs, "S3: said by a stale attempt", actor, row, job)
+        text = row.line if isinstance(row, LogRow) else row.result
+        require(text == str(row.attempt), "S3: the words of another attempt", row)
+        if isinstance(row, StepRow):
+            require((row.job_id, row.name) not in self.steps, "a step was kept twice", row)
+            self.steps.add((row.job_id, row.name))
+            self.seen["step kept"] += 1
+        else:
+            self.seen["line logged"] += 1
+
+    def child(self, actor: str, job: JobRow) -> None:
+        """A job that a job enqueued is made while that one runs, in its name."""
+        parent = self.jobs.get(job.parent or "")
+        runs = parent is not None and (parent.status, parent.node) == ("RUNNING", actor)
+        require(runs, "S3: enqueued by a stale attempt", actor, job, parent)
+        assert parent is not None
+        require(job.args == f'{{"by":{parent.attempt}}}', "S3: enqueued by another attempt", job, parent)
+        self.seen["child enqueued"] += 1
 
     def _keep(self, job: JobRow) -> None:
         self.jobs[job.id] = job
@@ -234,7 +297,7 @@ class Checker:
             live = self._live[job.schedule]
             live.add(job.id) if job.status in LIVE else live.discard(job.id)
             self._line[job.schedule].pop(job.id, None)
-            if job.status == "BLOCKED" and job.blocked_by is not None:
+            if job.status == "BLOCKED" and job.blocked_by is not None and job.parked is None:
                 self._line[job.schedule][job.id] = job.blocked_by
             unfinished = self._unfinished[job.schedule]
             unfinished.add(job.id) if job.finished_at is None else unfinished.discard(job.id)
@@ -263,6 +326,10 @@ class Checker:
         if len(live) > 1:
             late = [job for job in live if job.exclusive and job.id in arrivals]
             require(not late, "S7: became live beside another job", name, late, live)
+
+    def held_by(self, node: str) -> list[JobRow]:
+        """Return the jobs that run on a node."""
+        return [job for job in self.jobs.values() if job.status == "RUNNING" and job.node == node]
 
     def live(self, schedule: str | None) -> set[str]:
         """Return the jobs of a schedule that are live and not waiting in line."""
@@ -294,8 +361,8 @@ class _Commit:
         self._before: dict[str, ScheduleRow] = {}
         self._decisions: list[OccurrenceRow] = []
         self._created: dict[str, JobRow] = {}
-        self._settled: set[tuple[str, int]] = set()
-        self._traced: set[tuple[str, int]] = set()
+        self._settled: dict[tuple[str, int], tuple[JobRow, JobRow]] = {}
+        self._traced: dict[tuple[str, int], str] = {}
         self._touched: set[str] = set()
         self._arrivals: defaultdict[str, set[str]] = defaultdict(set)
         self._looks_at_trust = False
@@ -318,7 +385,7 @@ class _Commit:
                 self._looks_at_trust = True
             case None, AttemptRow() as new:
                 self._checker.written(new)
-                self._traced.add((new.job_id, new.attempt))
+                self._traced[new.job_id, new.attempt] = new.outcome
                 self._checker.seen[f"attempt {new.outcome}"] += 1
             case None, RevisionRow() as new:
                 self._revision(new)
@@ -327,11 +394,13 @@ class _Commit:
                 self._checker.seen[f"event {new.event}"] += 1
             case CounterRow() as old, CounterRow() as new:
                 require(new.value >= old.value, "counters only rise", old, new)
+            case None, ((LogRow() | StepRow()) as new):
+                self._checker.said(self._actor, new)
             case JobRow() as old, None:
                 self._checker.pruned(self._now, old)
             case OccurrenceRow() as old, None:
                 require(old.decided_at < self._now - self._checker._retention, "S12: pruned early", old)
-            case AttemptRow() as old, None:
+            case ((AttemptRow() | LogRow() | StepRow()) as old), None:
                 require(old.job_id not in self._checker.jobs, "S12: the trace of a job went before the job", old)
             case ((EventRow() | LeaseRow()), None):
                 pass
@@ -348,9 +417,9 @@ class _Commit:
                 assert job is not None
                 require((job.schedule, job.occurrence_at) == decision[:2], "S1: another job", decision, job)
         for job in self._created.values():
-            by_hand = job.schedule is None or job.occurrence_at is None or (job.key or "").startswith("backfill:")
-            require(by_hand, "S1: a job of an instant without its decision", job)
-        require(self._settled <= self._traced, "S12: an attempt ended without a trace", self._settled - self._traced)
+            again = job.rerun_of is not None or (job.key or "").startswith("backfill:")
+            require(again or job.schedule is None or job.occurrence_at is None, "S1: a job of an instant without its decision", job)
+        self._end_attempts()
         for name in self._touched:
             checker.cursor(self._now, name)
         for name, arrivals in self._arrivals.items():
@@ -360,14 +429,27 @@ class _Commit:
         if self._revised and self._decisions:
             checker.seen["edit with pending instants"] += 1
 
+    def _end_attempts(self) -> None:
+        """Every end has a trace: that of a success is the job itself."""
+        for attempt, (old, new) in self._settled.items():
+            outcome = "completed" if new.status == "COMPLETED" else self._traced.pop(attempt, None)
+            require(outcome is not None, "S12: an attempt ended without a trace", old, new)
+            assert outcome is not None
+            self._checker.settled(self._actor, self._now, old, new, outcome)
+        require(not self._traced, "S12: the trace of an attempt that did not end", self._traced)
+
     def _job(self, old: JobRow | None, new: JobRow) -> None:
         if old is None:
+            if new.parent is not None and new.rerun_of is None:
+                self._checker.child(self._actor, new)
             self._checker.created(self._now, new)
             self._created[new.id] = new
         else:
             self._checker.moved(self._now, old, new)
-            if old.status == "RUNNING" and new.status != "RUNNING":
-                self._settled.add((new.id, new.attempt))
+            if old.status == "RUNNING" and new.status == "RUNNING":
+                self._checker.reported(self._actor, old, new)
+            elif old.status == "RUNNING":
+                self._settled[new.id, new.attempt] = (old, new)
         if new.schedule is not None and (old is None or old.status != new.status):
             arrivals = self._arrivals[new.schedule]
             if new.status in LIVE and (old is None or old.status not in LIVE):
@@ -429,7 +511,7 @@ class Liveness:
         for job in checker.jobs.values():
             overdue = job.run_at < now - late
             require(not (overdue and job.status in ("SCHEDULED", "RETRYING")), "L2: not promoted", now, job)
-            if overdue and job.status == "BLOCKED" and not self._in_the_way(job):
+            if overdue and job.status == "BLOCKED" and job.parked is None and not self._in_the_way(job):
                 before = checker.jobs.get(job.blocked_by or "")
                 ended = before is None or (before.finished_at is not None and before.finished_at < now - late)
                 require(not ended, "L2: still blocked by an ended job", now, job, before)

@@ -64,6 +64,8 @@ class JobRow(NamedTuple):
 
     id: str
     tenant: str
+    task: str
+    queue: str
     status: str
     run_at: int
     attempt: int
@@ -77,6 +79,33 @@ class JobRow(NamedTuple):
     blocked_by: str | None
     finished_at: int | None
     result: str | None
+    node: str | None
+    progress: int
+    detail: str | None
+    log_bytes: int
+    cancel_requested_at: int | None
+    parked: str | None
+    parent: str | None
+    rerun_of: str | None
+    args: str
+
+
+class LogRow(NamedTuple):
+    """A line that an attempt logged."""
+
+    seq: int
+    job_id: str
+    attempt: int
+    line: str
+
+
+class StepRow(NamedTuple):
+    """The result of a step that an attempt finished."""
+
+    job_id: str
+    name: str
+    attempt: int
+    result: str
 
 
 class AttemptRow(NamedTuple):
@@ -113,7 +142,7 @@ class CounterRow(NamedTuple):
     value: int
 
 
-Row = ScheduleRow | RevisionRow | OccurrenceRow | JobRow | AttemptRow | LeaseRow | EventRow | CounterRow
+Row = ScheduleRow | RevisionRow | OccurrenceRow | JobRow | AttemptRow | LeaseRow | EventRow | CounterRow | LogRow | StepRow
 
 _TABLES: Final[dict[str, type[Row]]] = {
     "schedules": ScheduleRow,
@@ -124,6 +153,8 @@ _TABLES: Final[dict[str, type[Row]]] = {
     "leases": LeaseRow,
     "events": EventRow,
     "counters": CounterRow,
+    "log": LogRow,
+    "steps": StepRow,
 }
 
 

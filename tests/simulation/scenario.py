@@ -11,6 +11,8 @@ from headway.scheduling.triggers import After, At, Cron, Every, Trigger
 from headway.settings import Settings
 
 QUEUES: Final = ("default", "slow")
+CHILDREN: Final = "children"  # The queue of jobs that jobs enqueue.
+TASKS: Final = {"work": "loop", "heavy": "process", "rare": "loop"}  # And where they run.
 
 # Moments a few minutes before something happens to local clocks, and an ordinary day.
 _STARTS: Final = tuple(
@@ -73,6 +75,7 @@ class Scenario:
             leader_lease=chance.choice((4, 6, 10)) * SECOND,
             worker_lease=chance.choice((4, 8)) * SECOND,
             poll=chance.choice((1, 2, 3)) * SECOND,
+            grace=chance.choice((0, 1, 4)) * SECOND,
             retention=chance.choice((60, 90)) * SECOND if chance.random() < 0.15 else Settings().retention,
         )
         harm = chance.choice((0.3, 1.0, 2.0))
@@ -80,7 +83,7 @@ class Scenario:
             seed=seed,
             start=chance.choice(_STARTS) + chance.randrange(20 * SECOND),
             nodes=chance.choice((2, 2, 3, 3, 4)),
-            workers=chance.choice((1, 2)),
+            workers=chance.choice((1, 2, 2, 3)),
             schedules=chance.randint(3, 6),
             settings=settings,
             wake_ups=chance.choice(("notify", "notify", "watch", "poll")),
@@ -95,6 +98,16 @@ class Scenario:
         return self.settings.leader_lease / SECOND
 
     @property
+    def job_lease_s(self) -> float:
+        """The length of a job's lease in seconds."""
+        return self.settings.worker_lease / SECOND
+
+    @property
+    def poll_s(self) -> float:
+        """How often everybody looks, in seconds."""
+        return self.settings.poll / SECOND
+
+    @property
     def shards(self) -> int:
         """The number of shards that have a lease of their own."""
         return self.settings.scheduler_shards if self.settings.coordination_mode == "leader" else 0
@@ -104,7 +117,7 @@ def draw_spec(chance: random.Random, now: Instant) -> ScheduleSpec:
     """Draw a schedule that has something to decide within minutes."""
     start = now + chance.randint(1, 60) * SECOND if chance.random() < 0.1 else None
     return ScheduleSpec(
-        task="work",
+        task=chance.choices(tuple(TASKS), (6, 3, 1))[0],
         trigger=_trigger(chance, now),
         queue=chance.choice(QUEUES),
         priority=chance.randint(0, 2),

@@ -11,10 +11,12 @@ from typing import Final
 
 from headway.clock import Clock
 from headway.events import (
+    AttemptsLost,
     ClockStepped,
     DecisionRefused,
+    Draining,
     Event,
-    LeasesExpired,
+    JobsSettled,
     ScheduleHeld,
     SchedulesDecided,
     TermLost,
@@ -23,22 +25,25 @@ from headway.events import (
     subscribed,
 )
 from headway.instants import SECOND, Instant, isoformat
-from headway.model import ScheduleSpec
+from headway.model import Claimed, ScheduleSpec
 from headway.scheduling.audit import audit
 from headway.scheduling.triggers import After
 from headway.store import Store
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
 from headway.store.statements import SQLITE, Statement, migrations
-from headway.store.transaction import Begin, T
+from headway.store.transaction import Begin, T, call, one
 from tests.simulation.actors import NodeActor, OperatorActor, WorkerActor
-from tests.simulation.checkers import HOUSEKEEPING, Checker, Liveness, Violation, next_instant
+from tests.simulation.checkers import FINAL, HOUSEKEEPING, Checker, Liveness, Violation, next_instant
 from tests.simulation.faults import NO_MISHAPS
 from tests.simulation.recorder import Change, JobRow, LeaseRow, Recorder, ScheduleRow
-from tests.simulation.scenario import Mishaps, Scenario
+from tests.simulation.scenario import TASKS, Mishaps, Scenario
 from tests.simulation.virtual_loop import VirtualLoop, run_virtual
 
 LOG_LINES_MAX: Final = 4_000
 TAKEOVER_S: Final = 5.0  # Promise L4: the lease and this long.
+RESCUE_S: Final = 10.0  # Promise L3: the job's lease and this long.
+LOSS_WAIT_S: Final = 5.0
+STOP_S: Final = 2.0  # Promise L7: the grace and this long.
 CALLS_PER_S_MAX: Final = 50.0  # Busy nodes come to half of that.
 CALLS_WINDOW_S: Final = 5.0
 
@@ -187,9 +192,42 @@ class Simulation:
                 self.checker.look(actor, self.store_now(), changes)
             except Violation as violation:
                 self.fail(violation)
+            self._look_at_code(changes)
             self._notify(actor, changes)
             self._wake_the_robbed(changes)
         return result
+
+    def ask_node(self, node_id: str, what: str) -> None:
+        """Ask something of a node, in the store."""
+        self.commit("operator", lambda: one(call("ask_node", id=node_id, asked=what)))
+
+    # What crews tell.
+
+    def begins(self, claimed: Claimed) -> None:
+        """No code begins under a lease that has run out."""
+        job = self.checker.jobs.get(claimed.job_id)
+        holds = job is not None and (job.status, job.attempt) == ("RUNNING", claimed.attempt)
+        if not holds or job is None or (job.lease_until or 0) <= self.store_now():
+            self.fail(Violation(f"S3: the code of a stale attempt begins: {claimed} {job}"))
+
+    def repeats_step(self, claimed: Claimed, name: str) -> None:
+        """A step that an earlier attempt has finished is not done again."""
+        if (claimed.job_id, name) in self.checker.steps and self._runs(claimed):
+            self.fail(Violation(f"a finished step is repeated: {name} {claimed}"))
+
+    def _runs(self, claimed: Claimed) -> bool:
+        job = self.checker.jobs.get(claimed.job_id)
+        return job is not None and (job.status, job.attempt) == ("RUNNING", claimed.attempt)
+
+    def _look_at_code(self, changes: list[Change]) -> None:
+        """When an attempt begins, no worker that is awake still runs the code of the one before."""
+        for change in changes:
+            match change.old, change.new:
+                case JobRow(status="PENDING"), JobRow(status="RUNNING") as job:
+                    for worker in self._workers:
+                        runs = worker.runs(job.id)
+                        if runs and runs < job.attempt and worker.is_awake:
+                            self.fail(Violation(f"S3: the code of attempt {runs} still runs: {job}"))
 
     async def listen(self, actor: str, hear: Callable[[str], None]) -> _WakeUps:
         """Hear of others' commits."""
@@ -203,7 +241,7 @@ class Simulation:
         for change in changes:
             match change.old, change.new:
                 case LeaseRow() as old, LeaseRow() as new if old.holder != new.holder and self._chance.random() < 0.5:
-                    for node in self._nodes:
+                    for node in (*self._nodes, *self._workers):
                         if node.process is not None and node.process.id == old.holder:
                             self._loop.call_later(self._chance.uniform(0, 0.02), node.process.thaw)
 
@@ -226,17 +264,14 @@ class Simulation:
         self._nodes = [NodeActor(self, index) for index in range(self.scenario.nodes)]
         self._workers = [WorkerActor(self, index) for index in range(self.scenario.workers)]
         loop = self._loop
-        working = [loop.create_task(worker.run()) for worker in self._workers]
-        working.append(loop.create_task(self._watch_calls()))
-        for task in working:
-            task.add_done_callback(self._ended)
+        watching = loop.create_task(self._watch_calls())
+        watching.add_done_callback(self._ended)
         operating = loop.create_task(operator.run())
         operating.add_done_callback(self._ended)
         await self._trouble()
         operating.cancel()
         await self._peace()
-        for task in working:
-            task.cancel()
+        watching.cancel()
         Audit(self._connection, self.checker).check(self.scenario.settings.retention >= 3600 * SECOND)
         report = await audit(Store.on(InlineSqliteDriver(self._connection), Clock(wall=self.store_now)).ledger)
         if not report.ok:
@@ -248,7 +283,7 @@ class Simulation:
             self.fail(error)
 
     async def _trouble(self) -> None:
-        for node in self._nodes:
+        for node in (*self._nodes, *self._workers):
             await asyncio.sleep(self._chance.uniform(0, 3))
             node.start()
         events = sorted(self._timeline(), key=lambda event: event[0])
@@ -268,6 +303,13 @@ class Simulation:
             at, node = chance.uniform(0, until), chance.choice(self._nodes)
             yield at, node.stop
             yield min(until, at + chance.uniform(0.2, 3) * lease_s), node.start
+        for _ in range(chance.randint(1, 4)):
+            at, worker = chance.uniform(0, until), chance.choice(self._workers)
+            yield at, chance.choice((worker.stop, worker.hurry, worker.ask_to_drain))
+            yield min(until, at + chance.uniform(0.2, 3) * self.scenario.job_lease_s), worker.start
+        for _ in range(chance.randint(0, 3)):
+            at, worker = chance.uniform(0, until), chance.choice(self._workers)
+            yield at, worker.freeze_past_its_leases
         for _ in range(chance.randint(0, 3)):
             yield chance.uniform(0, until), self._step_a_clock
         for _ in range(chance.randint(0, 2)):
@@ -296,10 +338,8 @@ class Simulation:
         self.log("simulation", "peace")
         self.mishaps = NO_MISHAPS
         self._set_down(False)
-        for node in self._nodes:
+        for node in (*self._nodes, *self._workers):
             node.calm()
-        for worker in self._workers:
-            worker.calm()
         staying = [node for node in self._nodes if node.stays]
         leaders = [node for node in staying if node.holds()]
         if len(staying) > 1 and leaders and self._chance.random() < 0.5:
@@ -307,31 +347,104 @@ class Simulation:
         elif not staying:
             self._nodes.append(NodeActor(self, len(self._nodes)))
             self._nodes[-1].start()
+        await self._man_the_workers()
+        rescue = self._loop.create_task(self._see_a_rescue(self._kill_a_worker()))
         await self._recover()
+        await rescue
         await self._stop_all()
+
+    async def _man_the_workers(self) -> None:
+        """Have the first worker, who knows every task, and whoever else stays."""
+        while self._workers[0].is_alive and not self._workers[0].stays:
+            await asyncio.sleep(0.5)
+        self._workers[0].start()
+
+    def _kill_a_worker(self) -> tuple[list[JobRow], bool]:
+        """Let a worker die; return what it had, and whether it kept house."""
+        others = [worker for worker in self._workers[1:] if worker.stays]
+        if not others:
+            return [], False
+        victim = self._chance.choice(others)
+        assert victim.process is not None
+        held, keeps_house = self.checker.held_by(victim.process.id), HOUSEKEEPING in victim.holds()
+        victim.crash()
+        return held, keeps_house
+
+    async def _see_a_rescue(self, left: tuple[list[JobRow], bool]) -> None:
+        """All that a dead worker had is run again in time."""
+        held, was_housekeeper = left
+        # The promise is for a poll of a second: expiring, promoting and claiming each wait for one where nobody calls.
+        budget_s = max(RESCUE_S, LOSS_WAIT_S + 3 * self.scenario.poll_s + 1.0)
+        if was_housekeeper:
+            budget_s += self.scenario.lease_s + TAKEOVER_S
+        await asyncio.sleep(self.scenario.job_lease_s + budget_s)
+        for job in held:
+            now = self.checker.jobs.get(job.id)
+            if now is None or now.status in FINAL or now.parked or now.attempt > job.attempt:
+                self.saw("rescued from a dead worker")
+            elif now.status != "PENDING" or self._has_room(now):
+                raise Violation(f"L3: not restarted in time: {job} is {now}")
+
+    def _has_room(self, job: JobRow) -> bool:
+        kind = TASKS[job.task]
+        return any(
+            worker.crew is not None and worker.stays and job.task in worker.crew.tasks and worker.crew.room(kind)
+            for worker in self._workers
+        )
 
     async def _recover(self) -> None:
         settings = self.scenario.settings
-        poll_s = settings.poll / SECOND
+        poll_s = self.scenario.poll_s
         roles = [HOUSEKEEPING, *(f"scheduler/{shard}" for shard in range(self.scenario.shards))]
         liveness = Liveness(self.checker, roles=roles, poll_s=poll_s)
         await asyncio.sleep(self.scenario.lease_s + TAKEOVER_S)
         liveness.leaders(self._holds())
         await asyncio.sleep(poll_s + 1.0)
+        orphans: Counter[tuple[str, int]] = Counter()
+        ignored: Counter[str] = Counter()
         for _ in range(12):
             now = self.store_now()
             liveness.leaders(self._holds())
             liveness.decided(now, round((poll_s + 1.0) * SECOND))
             liveness.moving(now, round((poll_s + 2.0) * SECOND + settings.worker_lease))
+            orphans = self._orphans(orphans)
+            ignored = self._ignored(ignored)
             await asyncio.sleep(1.0)
 
+    def _orphans(self, before: Counter[tuple[str, int]]) -> Counter[tuple[str, int]]:
+        """A worker that lives has every job that the store says it has, or is about to write its end."""
+        found: Counter[tuple[str, int]] = Counter()
+        for worker in self._workers:
+            if worker.stays and worker.process is not None and worker.crew is not None:
+                for job in self.checker.held_by(worker.process.id):
+                    if not worker.crew.has(job.id):
+                        found[job.id, job.attempt] = before[job.id, job.attempt] + 1
+                        if found[job.id, job.attempt] * 1.0 > self.scenario.job_lease_s + self.scenario.poll_s:
+                            raise Violation(f"L3: nobody runs it, and its lease goes on: {job}")
+        return found
+
+    def _ignored(self, before: Counter[str]) -> Counter[str]:
+        """A ready job is not left lying while there is room for it."""
+        ready = [job for job in self.checker.jobs.values() if job.status == "PENDING" and self._has_room(job)]
+        found = Counter({job.id: before[job.id] + 1 for job in ready})
+        for job in ready:
+            if found[job.id] > self.scenario.poll_s + 2.0:
+                raise Violation(f"L2: ready, with room for it, and not started: {job}")
+        return found
+
     async def _stop_all(self) -> None:
-        for node in self._nodes:
-            node.stop()
-        tasks = [node.task for node in self._nodes if node.task is not None]
-        _, late = await asyncio.wait(tasks, timeout=5.0)
-        if late:
-            raise Violation(f"a clean stop takes longer than 5 s: {late}")
+        grace_s = self.scenario.settings.grace / SECOND
+        for actors, within_s in ((self._workers, grace_s + STOP_S), (self._nodes, 5.0)):
+            ids = [actor.process.id for actor in actors if actor.process is not None and actor.stays]
+            for actor in actors:
+                actor.stop()
+            tasks = [actor.task for actor in actors if actor.task is not None]
+            _, late = await asyncio.wait(tasks, timeout=within_s) if tasks else (set(), set())
+            if late:
+                raise Violation(f"L7: a clean stop takes longer than {within_s} s: {late}")
+            left = [job for id_ in ids for job in self.checker.held_by(id_)]
+            if left:
+                raise Violation(f"L7: a clean stop left jobs behind: {left}")
         now = self.store_now()
         held = [
             lease for lease in self.checker.leases.values() if lease.until > now and "occurrence/" not in lease.name
@@ -351,7 +464,8 @@ class Simulation:
     # Watching and telling.
 
     def _holds(self) -> dict[str, dict[str, int]]:
-        return {node.process.id: node.holds() for node in self._nodes if node.process is not None}
+        actors = (*self._nodes, *self._workers)
+        return {actor.process.id: actor.holds() for actor in actors if actor.process is not None}
 
     def hear(self, event: Event) -> None:
         """Count what the engine says of itself."""
@@ -360,8 +474,14 @@ class Simulation:
                 self.saw("stale token refused")
             case DecisionRefused():
                 self.saw("decided by somebody else")
-            case LeasesExpired():
-                self.saw("job lease expired")
+            case AttemptsLost() if event.reason == "their end was refused":
+                self.saw("stale attempt refused")
+            case AttemptsLost():
+                self.saw(f"attempt lost: {event.reason}")
+            case Draining():
+                self.saw("drained with jobs" if event.running else "drained")
+            case JobsSettled():
+                self.saw("batch settled")
             case TermLost():
                 self.saw(f"term lost: {event.reason}")
             case TickFailed():
@@ -372,8 +492,8 @@ class Simulation:
                 self.saw("clock stepped")
             case _:
                 pass
-        if self._verbose and isinstance(event, TermWon | TermLost | DecisionRefused | TickFailed | SchedulesDecided):
-            self.log(event.node, _brief(event))
+        if self._verbose and isinstance(event, _TOLD):
+            self.log(str(getattr(event, "node", "")), _brief(event))
 
     def _log_changes(self, actor: str, changes: list[Change]) -> None:
         for change in changes:
@@ -393,7 +513,9 @@ class Simulation:
         for change in changes:
             match change.old, change.new:
                 case old, JobRow() as job if old is None or old.status != job.status:  # type: ignore[union-attr]
-                    topics["ready " + job.tenant if job.status == "PENDING" else "waiting"] = None
+                    topics["ready " + job.queue if job.status == "PENDING" else "waiting"] = None
+                case JobRow() as old, JobRow() as job if old.cancel_requested_at != job.cancel_requested_at:
+                    topics["stop"] = None
                 case None, ScheduleRow():
                     topics["schedules"] = None
                 case ScheduleRow() as old, ScheduleRow() as new if (
@@ -421,6 +543,9 @@ class Simulation:
         hear = self._listeners.get(listener)
         if hear is not None:
             hear(topic)
+
+
+_TOLD: Final = (TermWon, TermLost, DecisionRefused, TickFailed, SchedulesDecided, AttemptsLost, Draining)
 
 
 def _brief(event: Event) -> str:

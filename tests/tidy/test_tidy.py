@@ -35,9 +35,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": CORE | {"client"},
     "node": CORE | LOOPS,  # A process: it puts the loops together, on whatever implements their ports.
     "task": CORE | {"task", "headway.worker.context"},
-    "app": CORE | LOOPS | {"node", "task", "store", "app", "client"},
+    "definitions": CORE | VOCABULARY | {"task"},
+    "app": CORE | LOOPS | {"node", "task", "definitions", "store", "app", "client"},
     "testing": CORE | LOOPS | {"store", "node", "task", "app", "testing", "headway"},
-    "cli": CORE | LOOPS | {"store", "node", "task", "app", "cli", "client", "testing", "why", "headway"},
+    "cli": CORE | LOOPS | {"store", "node", "task", "definitions", "app", "cli", "client", "testing", "why", "headway"},
     "__main__": {"cli"},
     "headway": CORE | LOOPS | {"app", "task", "client", "headway"},
 }

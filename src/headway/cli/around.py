@@ -3,7 +3,7 @@
 from typing import Final
 
 from headway.errors import JobNotFound
-from headway.instants import SECOND, Instant
+from headway.instants import DAY, SECOND, Instant
 from headway.lifecycle import Status
 from headway.model import Job, Node
 from headway.store import Store
@@ -16,6 +16,11 @@ RIVALS_SHOWN: Final = 20
 async def alive(store: Store) -> list[Node]:
     """Return the nodes that live."""
     return await store.nodes.alive(ALIVE_WITHIN)
+
+
+async def node_names(store: Store) -> dict[str, str]:
+    """Return what people call the nodes that live, or have died without a word within the last day."""
+    return {node.id: node.name for node in await store.nodes.alive(DAY)}
 
 
 async def why(store: Store, job: Job, now: Instant) -> Why:
@@ -35,6 +40,8 @@ async def look_around(store: Store, job: Job, now: Instant) -> Around:
         case Status.BLOCKED if job.blocked_by is not None:
             before = await _job(store, job.blocked_by)
             return Around(now=now, nodes=nodes, predecessor=before, rivals=await _rivals(store, job, before))
+        case Status.RUNNING:
+            return Around(now=now, nodes=nodes, names=await node_names(store))
         case _:
             return Around(now=now, nodes=nodes)
 

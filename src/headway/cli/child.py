@@ -8,7 +8,8 @@ import socket
 import sys
 from dataclasses import replace
 
-from headway.app import CHILD_STORE, Headway, hello_of, load_app
+from headway.app import CHILD_STORE, file_app, hello_of, load_app
+from headway.errors import InvalidConfig
 from headway.worker.attempt import Registry
 from headway.worker.child import serve
 from headway.worker.context import Hand
@@ -20,7 +21,9 @@ def main(app_path: str, socket_number: str, place_number: str, kind: str, width:
     store = os.environ.pop(CHILD_STORE, None)
 
     def load() -> tuple[Registry, Hand, Hello]:
-        app = load_app(app_path) if app_path else Headway(name="headway")
+        app = load_app(app_path) if app_path else file_app()
+        if app is None:
+            raise InvalidConfig("headway.toml defines no tasks any more")
         if store is not None:
             app.settings = replace(app.settings, store=store)
         return app.tasks, app, hello_of(app)

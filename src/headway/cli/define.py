@@ -32,15 +32,14 @@ from headway.cli.shapes import (
     zone_of,
 )
 from headway.cli.text import clean
+from headway.definitions import take_trigger
 from headway.errors import DefinitionError, InvalidSchedule, NotFound, ScheduleNotFound, ScheduleOwned, TaskNotFound
 from headway.instants import Instant
 from headway.model import Schedule, ScheduleSpec, check_name
-from headway.scheduling.triggers import After, Cron, Trigger, describe, trigger_from_dict
+from headway.scheduling.triggers import After, Cron, describe
 
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 SHOWN: Final = 3
-TRIGGER_WORDS: Final = ("cron", "every", "after", "at")
-_CRON_WORDS: Final = ("tz", "dst", "seconds")
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Take over a schedule that belongs to an app or a file.")]
 DryRunOption = Annotated[
@@ -51,24 +50,6 @@ DryRunOption = Annotated[
 def cron(expr: str, tz: str | None, dst: str | None, seconds: str | None) -> Cron:
     """Make a cron trigger of what was given."""
     return Cron(expr, tz or "UTC", cast("Any", dst or "shift"), seconds)
-
-
-def read_trigger(given: Mapping[str, Any]) -> Trigger:
-    """Make a trigger of exactly one of cron, every, after and at, with what belongs to it."""
-    words = [word for word in TRIGGER_WORDS if given.get(word) is not None]
-    if len(words) != 1:
-        raise InvalidSchedule(f"say when in one way: cron, every, after or at{_both(words)}")
-    word, value = words[0], given[words[0]]
-    more = {name: given[name] for name in _CRON_WORDS if given.get(name) is not None}
-    allowed = {"cron": _CRON_WORDS, "at": ("tz",)}.get(word, ())
-    if wrong := [name for name in more if name not in allowed]:
-        raise InvalidSchedule(f"{wrong[0]} does not belong to {word}")
-    field = {"cron": "expr", "every": "interval", "after": "delay", "at": "instant"}[word]
-    return trigger_from_dict({"kind": word, field: value, **more})
-
-
-def _both(words: list[str]) -> str:
-    return f", not {' and '.join(words)}" if words else ""
 
 
 async def put(
@@ -176,16 +157,7 @@ async def put(
 def build_spec(session: Session, given: Mapping[str, Any]) -> ScheduleSpec:
     """Make a definition of options by name; what the app says of the task counts where nothing is given."""
     options = dict(given)
-    if "trigger" in options:
-        if doubled := [word for word in (*TRIGGER_WORDS, *_CRON_WORDS) if word in options]:
-            raise InvalidSchedule(f"say when in one way: trigger or {doubled[0]}")
-        if not isinstance(options["trigger"], Mapping):
-            raise InvalidSchedule('trigger must be an object such as {"kind": "cron", "expr": "0 6 * * *"}')
-        trigger = trigger_from_dict(options.pop("trigger"))
-    else:
-        trigger = read_trigger(options)
-        for word in (*TRIGGER_WORDS, *_CRON_WORDS):
-            options.pop(word, None)
+    trigger = take_trigger(options)
     task = check_name(options.pop("task", ""), "task")
     return ScheduleSpec.build(task=task, trigger=trigger, **(_defaults(session, task) | options))
 

@@ -1,8 +1,10 @@
-"""`headway demo`: the first minute of a newcomer. Sample schedules on a store in a temporary folder, decided live.
+"""`headway demo`: the first minute of a newcomer. A scheduler and a worker on a store in a temporary folder, live.
 
-Nothing has to be set up and nothing stays behind. On a terminal a table shows every schedule with its rule, its next
-instant and its last decision; in a pipe every decision is a line. At the end the audit says whether each instant got
-exactly one decision, as it can say for any store at any time.
+Nothing has to be set up and nothing stays behind. On a terminal a picture shows what runs, what has ended and what
+comes next; in a pipe everything that happens is a line. One of the sample jobs kills its own process, and recovers.
+At the end the audit says whether each instant got exactly one decision, as it can say for any store at any time.
+
+`headway demo crash` kills a whole worker instead, see `crash`.
 """
 
 import asyncio
@@ -11,235 +13,217 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from headway.app import new_node_id, scheduler_node
+from headway.cli import crash, samples
 from headway.cli.audit import FOUND, verdict
+from headway.cli.board import QUIET_TASKS, Picture, frame
 from headway.cli.log import EventLog
-from headway.cli.serve import stopped_by_signals
-from headway.cli.session import AUTHOR, Session, new_command
-from headway.cli.shapes import PREVIEW_COLUMNS, instants_after, preview_rows, zone_of
-from headway.cli.show import Column, Output, console, drawn
-from headway.cli.text import away, clean, utc
+from headway.cli.serve import run_worker
+from headway.cli.session import Session, hear_time, new_command
+from headway.cli.shapes import instants_after
+from headway.cli.show import Column, Output, console, stop_writing
+from headway.cli.text import clean, count, local, local_text, span, utc
+from headway.cli.watch import painted
 from headway.clock import Clock
+from headway.errors import DefinitionError
 from headway.events import Event, SchedulesDecided, subscribed
 from headway.instants import SECOND, Instant
-from headway.model import Decision, Schedule, ScheduleSpec
+from headway.lifecycle import Status
+from headway.model import Job, ScheduleSpec
 from headway.scheduling import audit as auditing
-from headway.scheduling.triggers import After, Cron, Every
-from headway.scheduling.triggers import describe as rule_of
+from headway.scheduling.zones import zone
 from headway.settings import Settings
 from headway.store import Store
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from headway.why import error_line
 
 FRAME_S: Final = 0.25
-
-BERLIN: Final = Cron("30 2 * * *", tz="Europe/Berlin")
-SAMPLES: Final[dict[str, tuple[ScheduleSpec, str]]] = {
-    "heartbeat": (
-        ScheduleSpec.build(task="beat", trigger=Every("2s"), overlap="allow"),
-        "every two seconds, whether the last job has ended or not",
-    ),
-    "minutely": (
-        ScheduleSpec.build(task="report", trigger=Cron("* * * * *"), overlap="allow"),
-        "cron, at each full minute",
-    ),
-    "nightly": (
-        ScheduleSpec.build(task="backup", trigger=BERLIN),
-        "at 02:30 in Berlin, a time that one night of the year does not have",
-    ),
-    "inbox": (
-        ScheduleSpec.build(task="poll_inbox", trigger=After("10m")),
-        "ten minutes after its last job has ended",
-    ),
-    "careful": (
-        ScheduleSpec.build(task="import", trigger=Every("3s"), overlap="skip"),
-        "skips while its last job is live, and no worker runs here",
-    ),
-    "resting": (
-        ScheduleSpec.build(task="beat", trigger=Every("4s")),
-        "paused: its instants are recorded, too",
-    ),
-}
+JOBS_READ: Final = 100
+PROCESSES: Final = 3
+SCENES: Final = ("crash",)
 NEXT_COMMANDS: Final = (
-    ("headway schedules put hello --task hello --every 5s", "define a schedule on a store of your own"),
-    ("headway scheduler", "decide it; start several and stop any of them"),
-    ("headway schedules history hello", "see what was decided, and why"),
-    ("headway audit", "check that nothing was missed or done twice"),
+    ("headway demo", "schedules and jobs, live"),
+    ("headway demo crash", "kill a whole worker in the middle of a job, and watch it recover"),
+    ("headway dev jobs:app", "run tasks of your own, from jobs.py; restarts when you save"),
+    ("headway enqueue hello --watch", "meanwhile, elsewhere: a job with a live bar"),
+    ("headway audit", "check that nothing was missed, or done twice"),
 )
 
 
 @dataclass(slots=True)
-class Board:
-    """What has been decided so far, by schedule."""
+class Show:
+    """What the demo has seen so far."""
 
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
-    last: dict[str, tuple[Decision, Instant]] = field(default_factory=dict)
+    out: Output
+    store: Store
+    clock: Clock
+    began: float
+    decided: dict[str, Counter[str]] = field(default_factory=dict)
+    told: dict[str, tuple[Status, int]] = field(default_factory=dict)
+    hero_id: str = ""
+    note: str = ""
 
     def hear(self, event: Event) -> None:
-        """Take note of decisions."""
-        if isinstance(event, SchedulesDecided):
-            for plan in event.plans:
-                for decision in plan.decisions:
-                    name = plan.schedule.name
-                    self.counts.setdefault(name, Counter())[str(decision.outcome)] += decision.count
-                    self.last[name] = (decision, plan.now)
+        """Take note of decisions; in a pipe, tell them."""
+        if not isinstance(event, SchedulesDecided):
+            return
+        for plan in event.plans:
+            for decision in plan.decisions:
+                name = plan.schedule.name
+                self.decided.setdefault(name, Counter())[str(decision.outcome)] += decision.count
+                if not self.out.on_terminal and not self.out.as_json:
+                    self.say(decision.instant, name, str(decision.outcome), decision.reason)
+
+    async def look(self) -> Picture:
+        """Read what one frame shows."""
+        await hear_time(self.store, self.clock)
+        schedules = {schedule.name: schedule for schedule in await self.store.schedules.page()}
+        jobs = {job.id: job for job in await self.store.queue.page(limit=JOBS_READ)}
+        if self.hero_id and self.hero_id not in jobs:  # It has scrolled off the page, and the frame still needs it.
+            jobs[self.hero_id] = await self.store.queue.get(self.hero_id)
+        return Picture(
+            now=self.clock.now(),
+            elapsed=round((self.clock.monotonic() - self.began) * SECOND),
+            jobs=list(jobs.values()),
+            schedules=[schedules[name] for name in samples.app.declared if name in schedules],
+            decided=self.decided,
+            note=self.note,
+            hero=jobs.get(self.hero_id),
+        )
+
+    def tell(self, picture: Picture) -> None:
+        """Write a line for every job that has begun or ended since the last look."""
+        for job in sorted(picture.jobs, key=lambda job: job.updated_at):
+            state = (job.status, job.attempt)
+            if job.task in QUIET_TASKS or self.told.get(job.id, (Status.PENDING, 0)) == state:
+                continue
+            self.told[job.id] = state
+            self.say(picture.now, job.task, *_news(job, picture.now))
+
+    def say(self, at: Instant, who: str, what: str, words: str) -> None:
+        """Write one line."""
+        stamp = utc(at // SECOND * SECOND, fine=True)
+        self.out.say(clean(f"{stamp}  {who:<13}  {what:<9}  {words}").rstrip())
+
+
+def _news(job: Job, now: Instant) -> tuple[str, str]:
+    if job.status is Status.RUNNING:
+        again = "; the batches that are done are not repeated" if job.task == "import_orders" else ""
+        return "started", f"attempt {job.attempt}" + (again if job.attempt > 1 else "")
+    if job.status is Status.COMPLETED:
+        recovered = f"recovered in attempt {job.attempt}  " if job.attempt > 1 else ""
+        took = span(max(0, (job.finished_at or now) - (job.started_at or now)))
+        return "completed", f"{recovered}in {took}  {job.result or ''}"
+    return str(job.status).lower(), error_line(job.error) or job.reason
 
 
 async def demo(
     session: Session,
+    scene: Annotated[
+        str | None, typer.Argument(metavar="[crash]", help="crash: kill a worker in the middle of a job.")
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option("--seconds", metavar="N", min=1, max=86_400, help="Stop after so long; else with Ctrl-C."),
     ] = None,
 ) -> int:
-    """See schedules being decided, in a minute, with nothing to set up.
+    """See schedules decided and jobs run, in a minute, with nothing to set up.
 
-    Runs a scheduler on a store in a temporary folder, which is removed at the end.
+    A scheduler and a worker on a store in a temporary folder, which is removed at the end. One job kills its own
+    process and recovers. `headway demo crash` kills a whole worker.
     """
-    with tempfile.TemporaryDirectory(prefix="headway-demo-") as folder:
+    if scene is not None and scene not in SCENES:
+        raise DefinitionError(f"there is no demo {scene[:40]!r}; there are `headway demo` and `headway demo crash`")
+    code = 0
+    with tempfile.TemporaryDirectory(prefix="headway-demo-", ignore_cleanup_errors=True) as folder:
         url = f"sqlite:///{Path(folder) / 'headway.db'}"
-        settings = replace(Settings.load({"store": url}, environ={}, file=Path(folder) / "none"), node="demo")
-        clock = Clock()
-        clock.node = new_node_id(clock)
-        store = await Store.open(url, clock)
         try:
-            report = await _play(session.out, store, settings, clock, seconds)
-        finally:
-            await store.close()
+            code = await (_play(session, url, seconds) if scene is None else crash.play(session, url, seconds))
+        except* BrokenPipeError:
+            stop_writing()
+    if not session.as_json:
+        _say_next(session.out, scene)
+    return code
+
+
+async def _play(session: Session, url: str, seconds: float | None) -> int:
+    out, clock = session.out, Clock(node="demo")
+    store = await Store.open(url, clock)
+    try:
+        await hear_time(store, clock)
+        show = Show(out, store, clock, clock.monotonic(), note=_night_without(clock.now()))
+        if not out.as_json and not out.on_terminal:
+            out.say("A scheduler and a worker on a SQLite file. import_orders will kill its own process in the middle.")
+        await _run(show, url, seconds)
+        report = await auditing.audit(store.ledger)
+        hero = await store.queue.get(show.hero_id)
+        completed = await store.queue.page(status=Status.COMPLETED, limit=JOBS_READ)
+    finally:
+        await store.close()
     if session.as_json:
-        session.out.json(report.to_dict())
+        out.json(report.to_dict())
     else:
-        _say_goodbye(session.out, verdict(report.to_dict()), report.ok)
+        _say_goodbye(out, report, hero, len(completed))
     return 0 if report.ok else FOUND
 
 
-async def _play(
-    out: Output, store: Store, settings: Settings, clock: Clock, seconds: float | None
-) -> auditing.AuditReport:
-    for name, (spec, _) in SAMPLES.items():
-        await store.schedules.put(name, spec, author=AUTHOR)
-    await store.schedules.pause("resting", author=AUTHOR, reason="it is a demo")
-    if not out.as_json:
-        _introduce(out, clock.now())
-    board, stopping = Board(), asyncio.Event()
-    quiet = EventLog(lambda _: None, look="plain")
+async def _run(show: Show, url: str, seconds: float | None) -> None:
+    settings = replace(Settings(), store=url, app="headway.cli.samples:app", node="demo", grace=0, processes=PROCESSES)
+    job = samples.app.new_job("import_orders", {}, samples.import_orders.defaults)
+    show.hero_id = (await show.store.queue.enqueue([job]))[0].id
+    stopping, quiet = asyncio.Event(), EventLog(lambda _: None, look="plain")
+    with subscribed(show.hear):
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(run_worker(settings, quiet, store=url, schedules=True, stopping=stopping))
+            working.add_done_callback(lambda _: stopping.set())
+            await _present(show, stopping, seconds)
+            stopping.set()
+
+
+async def _present(show: Show, stopping: asyncio.Event, seconds: float | None) -> None:
     with ExitStack() as stack:
-        stack.enter_context(stopped_by_signals(stopping, quiet))
-        stack.enter_context(subscribed(board.hear))
-        if not out.on_terminal and not out.as_json:
-            stack.enter_context(subscribed(_print_decisions(out)))
-        await _run(out, store, settings, clock, board, stopping, seconds)
-    return await auditing.audit(store.ledger)
+        is_live = show.out.on_terminal and not show.out.as_json
+        if is_live:
+            from rich.live import Live
+
+            screen = console()
+            live = stack.enter_context(Live(console=screen, auto_refresh=False, vertical_overflow="crop"))
+        while not stopping.is_set() and (seconds is None or show.clock.monotonic() - show.began < seconds):
+            picture = await show.look()
+            if is_live:
+                size = screen.size
+                live.update(painted(frame(picture, size.width, size.height - 1), screen.encoding), refresh=True)
+            elif not show.out.as_json:
+                show.tell(picture)
+            await show.clock.rest(FRAME_S, stopping)
 
 
-async def _run(
-    out: Output,
-    store: Store,
-    settings: Settings,
-    clock: Clock,
-    board: Board,
-    stopping: asyncio.Event,
-    seconds: float | None,
-) -> None:
-    node = scheduler_node(store, settings, clock)
-    async with asyncio.TaskGroup() as group:
-        working = group.create_task(node.run())
-        if out.on_terminal and not out.as_json:
-            await _show_live(store, clock, board, stopping, seconds)
-        elif seconds is not None:
-            await clock.rest(seconds, stopping)
-        else:
-            await stopping.wait()
-        node.stop()
-        await working
-
-
-async def _show_live(store: Store, clock: Clock, board: Board, stopping: asyncio.Event, seconds: float | None) -> None:
-    from rich.live import Live
-
-    end = None if seconds is None else clock.monotonic() + seconds
-    with Live(console=console(), auto_refresh=False) as live:
-        while not stopping.is_set() and (end is None or clock.monotonic() < end):
-            schedules = {schedule.name: schedule for schedule in await store.schedules.page()}
-            live.update(_frame(schedules, board, clock.now()), refresh=True)
-            await clock.rest(FRAME_S, stopping)
-
-
-def _frame(schedules: dict[str, Schedule], board: Board, now: Instant) -> "Table":
-    columns = (
-        Column("schedule", "name"),
-        Column("rule", wraps=True),
-        Column("next", "time"),
-        Column("last decision"),
-        Column("so far", "quiet"),
-    )
-    return drawn(columns, [_row(schedules[name], board, now) for name in SAMPLES])
-
-
-def _row(schedule: Schedule, board: Board, now: Instant) -> tuple[str, ...]:
-    last = board.last.get(schedule.name)
-    counts = board.counts.get(schedule.name, Counter())
-    return (
-        schedule.name,
-        rule_of(schedule.spec.trigger).removeprefix("cron "),
-        _next_text(schedule, now),
-        "—" if last is None else f"{last[0].outcome} {away(last[1], now)}",
-        " · ".join(f"{number:,} {outcome}" for outcome, number in counts.items()),
-    )
-
-
-def _next_text(schedule: Schedule, now: Instant) -> str:
-    if schedule.paused_at(now) is not None:
-        return "paused"
-    return "after its job" if schedule.next_at is None else away(schedule.next_at, now)
-
-
-def _print_decisions(out: Output) -> Any:
-    def hear(event: Event) -> None:
-        if isinstance(event, SchedulesDecided):
-            for plan in event.plans:
-                for decision in plan.decisions:
-                    reason = f"  {decision.reason}" if decision.reason else ""
-                    second = decision.instant // SECOND * SECOND
-                    line = f"{utc(second, fine=True)}  {plan.schedule.name:<10} {decision.outcome:<8}{reason}"
-                    out.say(clean(line))
-
-    return hear
-
-
-def _introduce(out: Output, now: Instant) -> None:
-    out.say("A scheduler decides six sample schedules on a SQLite file. Ctrl-C ends it.")
-    out.say()
-    for name, (_, text) in SAMPLES.items():
-        out.say(f"  {name:<10} {text}")
-    out.say()
-    out.say("The rule of nightly around the next change of the clock:")
-    out.table(PREVIEW_COLUMNS, _berlin_rows(now), indent=2)
-    out.say()
-
-
-def _berlin_rows(now: Instant) -> list[tuple[str, ...]]:
-    """Show the nights before and after the next instant that daylight saving moves or doubles."""
-    spec = ScheduleSpec(task="backup", trigger=BERLIN)
-    before: list[Instant] = []
+def _night_without(now: Instant) -> str:
+    """Say what becomes of the nightly report in the next night that has no 02:30, or has it twice."""
+    spec = ScheduleSpec(task="report", trigger=samples.BERLIN)
     for instant in instants_after(spec, now, 400):
-        before = [*before[-2:], instant]
-        if len(before) > 2 and BERLIN.note(before[-2]):
-            break
-    return preview_rows(BERLIN, before, now=now, clock=zone_of(BERLIN))
+        if note := samples.BERLIN.note(instant):
+            return f"{local_text(local(instant, zone(samples.BERLIN.tz)))}: {note}"
+    return ""
 
 
-def _say_goodbye(out: Output, sentence: str, is_ok: bool) -> None:
+def _say_goodbye(out: Output, report: auditing.AuditReport, hero: Job, completed: int) -> None:
     out.say()
-    out.say(f"audit  {sentence}", "good" if is_ok else "bad")
+    if hero.status is Status.COMPLETED and hero.attempt > 1:
+        out.say(f"jobs   {count(completed, 'job')} completed, import_orders after its process was killed", "good")
+    else:
+        out.say(f"jobs   {count(completed, 'job')} completed; import_orders had no time to crash and recover")
+    out.say(f"audit  {verdict(report.to_dict())}", "good" if report.ok else "bad")
+
+
+def _say_next(out: Output, scene: str | None) -> None:
     out.say()
     out.say("Next:")
-    out.table((Column("", "name"), Column("", wraps=True)), NEXT_COMMANDS, indent=2)
+    played = "headway demo" if scene is None else f"headway demo {scene}"
+    commands = [(command, words) for command, words in NEXT_COMMANDS if command != played]
+    out.table((Column("", "name"), Column("", wraps=True)), commands, indent=2)
 
 
 app = new_command(demo)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from headway.cli.around import alive
+from headway.cli.around import node_names
 from headway.cli.around import why as find_out
 from headway.cli.given import TimeoutOption, read_timeout
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group
@@ -19,7 +19,7 @@ from headway.cli.watch import watch as watch_job
 from headway.errors import DefinitionError
 from headway.instants import MILLISECOND, SECOND, Instant, parse_instant, to_datetime
 from headway.lifecycle import Status
-from headway.model import Job, Node
+from headway.model import Job
 from headway.store import Store
 from headway.why import Step, error_line, read_detail, read_json
 
@@ -54,7 +54,7 @@ async def list_(
     filters = {"status": _status(status), "task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
     async with session.open() as desk:
         found = await _jobs(desk.store, filters, before, limit + 1)
-        names = _names(await alive(desk.store)) if any(job.status is Status.RUNNING for job in found) else {}
+        names = await node_names(desk.store) if any(job.status is Status.RUNNING for job in found) else {}
         now = desk.now
     if session.as_json:
         session.out.json([job_shape(job, now, node_name=names.get(job.node or "")) for job in found[:limit]])
@@ -95,10 +95,6 @@ async def _jobs(store: Store, filters: dict[str, str | None], before: str | None
     return found
 
 
-def _names(nodes: Sequence[Node]) -> dict[str, str]:
-    return {node.id: node.name for node in nodes}
-
-
 def _row(job: Job, now: Instant, names: dict[str, str]) -> tuple[object, ...]:
     shape = job_shape(job, now, node_name=names.get(job.node or ""))
     return job.id, job.status, job.task, job.schedule, away(job.created_at, now), shape["why"]
@@ -112,7 +108,7 @@ async def show(session: Session, job_id: IdArgument) -> None:
         reason = await find_out(desk.store, job, desk.now)
         attempts = [attempt_shape(attempt) for attempt in await desk.store.queue.attempts(job.id)]
         reruns = await desk.store.queue.reruns(job.id)
-        names = _names(await alive(desk.store))
+        names = await node_names(desk.store)
         now = desk.now
     shape = {**job_shape(job, now, why=reason.why), "history": attempts, "reruns": reruns}
     if session.as_json:
@@ -337,7 +333,7 @@ async def events(session: Session, job_id: IdArgument) -> None:
     async with session.open() as desk:
         job = await _job(desk, job_id)
         found = await desk.store.queue.events(job.id)
-        names = _names(await alive(desk.store))
+        names = await node_names(desk.store)
     if session.as_json:
         session.out.json([{**event, "at": stamp(event["at"]), "data": read_json(event["data"])} for event in found])
         return

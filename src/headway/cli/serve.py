@@ -25,6 +25,7 @@ from headway.app import Headway, crew_plan, new_node_id, scheduler_node, sync_sc
 from headway.cli.log import EventLog
 from headway.cli.session import Session, new_command
 from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
+from headway.definitions import Definitions
 from headway.errors import InvalidConfig, StoreUnavailable
 from headway.events import subscribed
 from headway.model import ScheduleSpec
@@ -191,8 +192,8 @@ async def run_worker(
 
     `store` is the one that was asked for; without it the app has one.
     """
-    if settings.app is None:
-        raise InvalidConfig("a worker needs tasks: --app module:app or HEADWAY_APP")
+    if settings.app is None and not Definitions.load().tasks:
+        raise InvalidConfig("a worker needs tasks: --app module:app, HEADWAY_APP, or [tasks.…] in headway.toml")
     stopping, hurrying = stopping or asyncio.Event(), asyncio.Event()
     clock = Clock()
     clock.node = new_node_id(clock)

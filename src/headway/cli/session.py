@@ -75,15 +75,16 @@ class Session:
         return Output(as_json=self.as_json)
 
     def app(self) -> "Headway | None":
-        """Return the app, imported on first use, on the store that was asked for; None when there is none."""
-        path = self.app_path or self.loaded().app
-        if path is None:
-            return None
-        if self._app is None:
-            from headway.app import load_app
+        """Return the app, imported on first use, on the store that was asked for; None when there is none.
 
-            self._app = load_app(path)
-            if self.store_url is not None:
+        Tasks and schedules in headway.toml are an app, too, where no other is named.
+        """
+        if self._app is None:
+            from headway.app import file_app, load_app
+
+            path = self.app_path or self.loaded().app
+            self._app = file_app() if path is None else load_app(path)
+            if self._app is not None and self.store_url is not None:
                 self._app.settings = replace(self._app.settings, store=self.loaded().store)
         return self._app
 

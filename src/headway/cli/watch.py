@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from headway.cli.around import alive, why
+from headway.cli.around import node_names, why
 from headway.cli.session import Desk, Session
 from headway.cli.shapes import job_shape
 from headway.cli.show import STYLES, console, to_json
@@ -77,7 +77,7 @@ class _Looker:
         job = await store.queue.get(self._job_id)
         now = self._desk.now
         if job.status is Status.RUNNING and job.node is not None and job.node not in self._names:
-            self._names |= {node.id: node.name for node in await alive(store)}
+            self._names |= await node_names(store)
             self._names.setdefault(job.node, job.node)
         if self._seen != (job.status, job.attempt) or now - self._looked_at >= AROUND_EVERY:
             self._why, self._seen, self._looked_at = (await why(store, job, now)).why, (job.status, job.attempt), now

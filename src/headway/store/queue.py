@@ -578,6 +578,7 @@ def _retry(job_id: str, author: str, clock: Clock) -> Transaction[str]:
         occurrence_at=job.occurrence_at,
         exclusive=job.exclusive,
         blocked_by=blocked_by,
+        metadata=job.metadata,
         parent=job.parent,
         rerun_of=job.id,
     )

@@ -89,12 +89,26 @@ class _Run:
     context: Context | None = None
     stop_as: Outcome | None = None
     timer: asyncio.TimerHandle | None = None
+    is_gone: bool = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Say whether the task has a reason to stop."""
+        return self.stop_as is not None or self.is_gone
 
 
 class InlineCrew:
     """Runs the tasks of an app on the virtual loop; the supervisor takes it for its children."""
 
-    def __init__(self, registry: Registry, infos: Sequence[TaskInfo], hand: Hand, clock: Clock, gate: Gate) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        infos: Sequence[TaskInfo],
+        hand: Hand,
+        clock: Clock,
+        gate: Gate,
+        on_end: Callable[[asyncio.Task[None]], None],
+    ) -> None:
         self.tasks: Mapping[str, TaskInfo] = {info.name: info for info in infos}
         self.kinds: dict[str, frozenset[str]] = {
             kind: frozenset(info.name for info in infos if info.isolation == kind)
@@ -106,6 +120,7 @@ class InlineCrew:
         self._hand = hand
         self._clock = clock
         self._gate = gate
+        self._on_end = on_end  # Is told of every attempt's asyncio task: an error of ours must not go unheard.
         self._running: dict[str, _Run] = {}
         self._waiting: deque[_Run] = deque()
         self._noted: dict[str, Context] = {}
@@ -190,6 +205,7 @@ class InlineCrew:
             run = self._waiting.popleft()
             self._running[run.claimed.job_id] = run
             run.task = asyncio.get_running_loop().create_task(self._attempt(run))
+            run.task.add_done_callback(self._on_end)
             info = self.tasks[run.claimed.task]
             timeout = run.claimed.timeout or info.timeout
             if timeout is not None:
@@ -213,8 +229,9 @@ class InlineCrew:
     async def _call(self, run: _Run, task: Task[..., Any], args: dict[str, Any]) -> Ended:
         await self._gate.passed()
         if not task.is_async:
-            return run_sync(task, args, lambda: self._context(run), run.claimed)
-        return await _Gated(run_async(task, args, lambda: self._context(run), run.claimed), self._gate)
+            return run_sync(task, args, lambda: self._context(run), run.claimed, lambda _: run.is_asked)
+        attempt = run_async(task, args, lambda: self._context(run), run.claimed, lambda _: run.is_asked)
+        return await _Gated(attempt, self._gate)
 
     def _context(self, run: _Run) -> Context:
         timeout = run.claimed.timeout or self.tasks[run.claimed.task].timeout
@@ -254,6 +271,7 @@ class InlineCrew:
             self._end(run, run.stop_as)
 
     def _forget(self, run: _Run) -> None:
+        run.is_gone = True
         self._running.pop(run.claimed.job_id, None)
         self._noted.pop(run.claimed.job_id, None)
         if run.timer is not None:
@@ -277,7 +295,7 @@ class InlineCrew:
 
     def ask(self, context: Context, question: str, body: str) -> str:
         """Ask the supervisor, whose store answers at once."""
-        return _at_once(self.ask_async(context, question, body))
+        return at_once(self.ask_async(context, question, body))
 
     async def ask_async(self, context: Context, question: str, body: str) -> str:
         """Ask the supervisor and await its answer."""
@@ -299,7 +317,7 @@ class InlineCrew:
             self._foreman.reported(reports)
 
 
-def _at_once(coroutine: Coroutine[Any, Any, R]) -> R:
+def at_once(coroutine: Coroutine[Any, Any, R]) -> R:
     """Run a coroutine that never has to wait."""
     try:
         coroutine.send(None)

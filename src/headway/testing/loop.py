@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 TURNS_AT_ONE_TIME_MAX: Final = 100_000
+SAME_TIME_S: Final = 1e-7  # Sums of seconds are not exact; the store counts microseconds.
 GOODBYE_S_MAX: Final = 60.0
 
 
@@ -45,6 +46,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             self._until = None
 
+    def next_timer(self) -> float | None:
+        """Return when the next timer is due; None when there is none."""
+        live = [handle.when() for handle in self._scheduled if not handle.cancelled()]
+        return max(self._now, min(live)) if live else None
+
     def select(self, timeout: float | None) -> list[Any]:
         """Wait for what comes next, as a selector would: by jumping there."""
         if timeout is not None and timeout <= 0:
@@ -54,7 +60,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return []
         self._turns = 0
         following = None if timeout is None else max(self._now, self._scheduled[0].when())
-        if self._until is not None and (following is None or following > self._until):
+        if self._until is not None and (following is None or following > self._until + SAME_TIME_S):
             self._now = max(self._now, self._until)
             self.stop()
         elif following is None:

@@ -89,9 +89,7 @@ def _done(claimed: Claimed, result: object) -> Ended:
         return Failed(claimed.job_id, claimed.attempt, error_json(error), retryable=False)
 
 
-def outcome_of(
-    claimed: Claimed, error: BaseException, retry: Retry | None, was_asked: Callable[[str], bool]
-) -> Ended:
+def outcome_of(claimed: Claimed, error: BaseException, retry: Retry | None, was_asked: Callable[[str], bool]) -> Ended:
     """Say what an exception means for the job. A task that stops unasked has failed: else it would run for ever."""
     job_id, attempt = claimed.job_id, claimed.attempt
     if isinstance(error, Cancel):

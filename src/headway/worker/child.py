@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn, assert_never
@@ -72,6 +73,7 @@ class Child:
         self._width = width
         self._clock = Clock()
         self._sending = threading.Lock()
+        self._telling = threading.Lock()  # So that what a job says arrives in the order in which it said it.
         self._unsent = bytearray()
         self._noted: dict[str, Context] = {}
         self._contexts: dict[str, Context] = {}
@@ -80,6 +82,7 @@ class Child:
         self._questions: dict[int, Callable[[Answer], None]] = {}
         self._asked_to_stop: set[str] = set()
         self._asked = 0
+        self._is_resting = False
         self._wake = os.pipe()
 
     # --- the line to the supervisor
@@ -143,10 +146,16 @@ class Child:
     def _report(self) -> None:
         if not self._noted:
             return
-        noted, self._noted = self._noted, {}
-        reports = [report for context in noted.values() if (report := context.take_report()) is not None]
-        if reports:
-            self.send(Reports(reports))
+        with self._telling:
+            reports = []
+            for _ in range(len(self._noted)):  # Tasks in other threads note more meanwhile; that is for the next time.
+                with contextlib.suppress(KeyError):
+                    _, context = self._noted.popitem()
+                    if (report := context.take_report()) is not None:
+                        reports.append(report)
+            if reports:
+                self.keep(Reports(reports))
+        self.flush()
 
     def listen(self) -> None:
         """Start the thread that reads the socket."""
@@ -161,8 +170,9 @@ class Child:
         waiting.register(self._wake[0], select.POLLIN)
         try:
             while True:
-                timeout_ms = REPORT_EVERY_S * 1_000 if self._contexts or self._noted else None
-                ready = {number for number, _ in waiting.poll(timeout_ms)}
+                self._is_resting = True  # Said before we look: whoever comes later wakes us.
+                self._is_resting = not (self._contexts or self._noted)
+                ready = {number for number, _ in waiting.poll(None if self._is_resting else REPORT_EVERY_S * 1_000)}
                 if self._wake[0] in ready:
                     os.read(self._wake[0], 64)
                 if self._line.fileno() in ready:
@@ -174,6 +184,8 @@ class Child:
                 self._report()
         except OSError:
             pass
+        except Exception:  # noqa: BLE001 - whatever it is, nobody would hear us any more
+            traceback.print_exc()
         _end_with_everything()  # The supervisor is gone.
 
     def _hear(self, message: ToChild) -> None:
@@ -181,6 +193,8 @@ class Child:
             case Run(first, jobs, deadlines, kept):
                 self._deadlines.update(deadlines)
                 self._kept.update(kept)
+                if self._asked_to_stop:  # That was said to an earlier attempt, after its end.
+                    self._asked_to_stop.difference_update([claimed.job_id for claimed in jobs])
                 self.take(jobs, first)
             case Stop(job_id, attempt):
                 self._asked_to_stop.add(job_id)
@@ -237,7 +251,9 @@ class Child:
                 clock=self._clock,
             )
             self._contexts[claimed.job_id] = context
-            if len(self._contexts) == 1:  # The reading thread may wait without end: there was nothing to report.
+            if claimed.job_id in self._asked_to_stop:  # Asked before it could hear it.
+                context.stop()
+            if self._is_resting:  # The reading thread may wait without end: there was nothing to report.
                 os.write(self._wake[1], b".")
             return context
 
@@ -251,10 +267,11 @@ class Child:
         """Have the outcome of an attempt sent, after the last of what it said about itself."""
         context = self._contexts.pop(claimed.job_id, None) if self._contexts else None
         if context is not None:
-            self._noted.pop(claimed.job_id, None)
-            report = context.take_report()
-            if report is not None:
-                self.keep(Reports([report]))
+            with self._telling:
+                self._noted.pop(claimed.job_id, None)
+                report = context.take_report()
+                if report is not None:
+                    self.keep(Reports([report]))
         if self._asked_to_stop:
             self._asked_to_stop.discard(claimed.job_id)
         if self._deadlines:
@@ -324,6 +341,9 @@ class ProcessChild(_QueueChild):
         super().__init__(line, place, registry, hand, width)
         self._in_task = False
         self._interrupted = False
+        self._is_speaking = False
+        self._is_due = False  # An interruption that waits for the end of a frame.
+        self._main = threading.get_ident()
         self._is_short: dict[str, bool] = {}  # Whether the last job of a task took next to no time.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: tuple[str, int, asyncio.Task[Ended]] | None = None
@@ -367,11 +387,27 @@ class ProcessChild(_QueueChild):
             with contextlib.suppress(RuntimeError):  # It has just ended.
                 loop.call_soon_threadsafe(running[2].cancel)
 
+    def flush(self) -> None:
+        """Send what was kept back. A task that is interrupted while it reports must not leave half a frame behind."""
+        if threading.get_ident() != self._main:
+            super().flush()
+            return
+        self._is_speaking = True
+        try:
+            super().flush()
+        finally:
+            self._is_speaking = False
+        if self._is_due:
+            self._is_due = False
+            raise TaskStopped
+
     def _interrupt(self, *_: object) -> None:
         if not self._in_task:
             _end_with_everything()
         self._interrupted = True
-        raise TaskStopped
+        if not self._is_speaking:
+            raise TaskStopped
+        self._is_due = True
 
     def was_asked(self, job_id: str) -> bool:
         """A signal is a request too. It may have been meant for the job before; then this one is handed back."""

@@ -6,8 +6,9 @@ A `{name}` is an argument of the job. It becomes a part of the one element that 
 has; a value that would turn an element into an option is refused. The program, its folder and its environment are the
 author's: of the worker's environment a command sees only what `INHERITED` names.
 
-The command is a process group of its own. It is asked with SIGTERM to stop, then killed, and what it leaves behind when
-it ends is killed too. Should this process die without a word, a small process that waits for that kills the group.
+The command is in a process group of its own, led by a guard: a small process that kills the group when this one is
+gone, however it went. A command that is to stop gets SIGTERM, then SIGKILL; what it leaves behind when it ends is
+killed too.
 """
 
 import contextlib
@@ -44,7 +45,9 @@ TAIL_LINE_LENGTH_MAX: Final = 300
 _PLACE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}|[{}]")
 _PROGRESS: Final = re.compile(r"::progress\s+(\d{1,3}(?:\.\d+)?)%?(?:\s+(.*))?")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_GUARD: Final = "import os, sys; os.read(0, 1); os.killpg(int(sys.argv[1]), 9)"
+_GUARD: Final = (
+    "import os, signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; os.read(0, 1); os.killpg(0, 9)"
+)
 
 
 class CommandFailed(Exception):
@@ -102,8 +105,8 @@ class _Template:
     elements: tuple[_Element, ...]
 
     @classmethod
-    def read(cls, argv: Sequence[str]) -> "_Template":
-        if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not 0 < len(argv) <= ELEMENTS_MAX:
+    def read(cls, argv: object) -> "_Template":
+        if not isinstance(argv, list | tuple) or not 0 < len(argv) <= ELEMENTS_MAX:
             raise InvalidTask(
                 f'a command must be a list of a program and its arguments, such as ["ls", "-l"], not {quote(argv)};'
                 " no shell is involved"
@@ -151,7 +154,7 @@ def command(
     return run
 
 
-def _checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
+def _checked_env(env: Mapping[Any, Any] | None) -> dict[str, str]:
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(value, str) or "\0" in value:
             raise InvalidTask(f"env must have names and texts, not {quote(name)} = {type(value).__name__}")
@@ -188,6 +191,7 @@ class _Running:
         self._program = argv[0]
         self._logged = 0
         self._selector = selectors.DefaultSelector()
+        self._guard = _guard()  # First, so that at no time anything could be left behind.
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -196,12 +200,12 @@ class _Running:
                 stderr=subprocess.PIPE,
                 env=env,
                 cwd=cwd,
-                process_group=0,
+                process_group=self._guard.pid,
             )
         except OSError as error:
+            self._dismiss_group()
             where = f" in {cwd}" if cwd is not None else ""
             raise CommandFailed(f"{self._program} cannot be started{where}: {error.strerror or error}") from None
-        self._guard = _guard(self._process.pid)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._streams = {"stdout": _Stream(self._process.stdout), "stderr": _Stream(self._process.stderr)}
@@ -223,7 +227,7 @@ class _Running:
 
     def _stop_gently(self) -> None:
         """Give the command a while to stop by itself."""
-        _signal_group(self._process.pid, signal.SIGTERM)
+        self._signal_group(signal.SIGTERM)
         until = monotonic_now() + TERM_S
         while self._process.poll() is None and monotonic_now() < until:
             with contextlib.suppress(TaskStopped):  # We know.
@@ -231,7 +235,7 @@ class _Running:
 
     def _end(self) -> None:
         """End all that is left of the command, and read what it has written."""
-        _signal_group(self._process.pid, signal.SIGKILL)
+        self._dismiss_group()
         self._process.wait()
         until = monotonic_now() + DRAIN_S  # Whoever has left the group may hold the pipes for ever.
         while self._selector.get_map() and monotonic_now() < until:
@@ -241,7 +245,17 @@ class _Running:
             self._take(name, stream.rest())
             stream.file.close()
         self._selector.close()
-        _dismiss(self._guard)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._guard.pid, number)
+
+    def _dismiss_group(self) -> None:
+        """Kill the group, the guard included. Its number stays ours until the guard is waited for."""
+        self._signal_group(signal.SIGKILL)
+        self._guard.wait()
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
 
     def _read(self, wait_s: float) -> bool:
         """Read what there is, or wait for it a moment; False when there was nothing."""
@@ -270,7 +284,7 @@ class _Running:
         self._streams[name].tail.append(line)
         if self._logged <= LOG_BYTES_MAX:  # More is not kept anyway, and would only keep everybody busy.
             text = _readable(line)
-            self._logged += len(text) + 1
+            self._logged += min(len(text), LOG_LINE_LENGTH_MAX) + 1
             self._context.log(text, name)
 
     def _outcome(self, code: int) -> dict[str, Any]:
@@ -304,11 +318,6 @@ def _readable(line: bytes) -> str:
     return line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
 
 
-def _signal_group(leader: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
-
-
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -316,22 +325,12 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _guard(group: int) -> subprocess.Popen[bytes] | None:
-    """Start what kills the group when we are gone: the pipe between us closes, however we end."""
-    with contextlib.suppress(OSError):
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD, str(group)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-        )
-    return None
-
-
-def _dismiss(guard: subprocess.Popen[bytes] | None) -> None:
-    if guard is not None:
-        guard.kill()
-        guard.wait()
-        assert guard.stdin is not None
-        guard.stdin.close()
+def _guard() -> subprocess.Popen[bytes]:
+    """Start what kills its group when we are gone: the pipe between us closes, however we end."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )

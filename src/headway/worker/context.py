@@ -10,6 +10,9 @@ are refused with `LeaseLost` when the attempt is over, so a stale attempt leaves
 """
 
 import inspect
+import math
+import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,7 +100,7 @@ class Context:
         self._stopped = False
         self._metadata: Metadata | None = None
         self._gauge: _Gauge | None = None
-        self._lines: list[tuple[Instant | None, str, str]] = []
+        self._lines: deque[tuple[Instant | None, str, str]] = deque()
         self._sent_progress: int | None = None
         self._sent_detail: str | None = None
 
@@ -181,8 +184,11 @@ class Context:
         """Name the steps of the job in advance, with weights if they differ: `("Download", 10)`."""
         if not 0 < len(steps) <= STEPS_MAX:
             raise InvalidTask(f"a job has from 1 to {STEPS_MAX} steps, not {len(steps)}")
+        weighed = [step if isinstance(step, tuple) else (step, 1.0) for step in steps]
+        if not all(math.isfinite(weight) and weight >= 0 for _, weight in weighed):
+            raise InvalidTask("the weight of a step must be a number that is not negative")
         gauge = self._measure()
-        gauge.begin_steps([step if isinstance(step, tuple) else (step, 1.0) for step in steps])
+        gauge.begin_steps(weighed)
         self._line.note(self)
         yield Steps(self, gauge)
 
@@ -254,7 +260,8 @@ class Context:
     def take_report(self) -> Report | None:
         """Return what is new since this was last called; None when nothing is."""
         progress, detail = self._gauge.read() if self._gauge else (None, None)
-        lines, self._lines = tuple(self._lines), []
+        # One by one, since the task may add more meanwhile: another thread than the task's calls this.
+        lines = tuple([self._lines.popleft() for _ in range(len(self._lines))])
         metadata = self._metadata.take() if self._metadata is not None else None
         if progress == self._sent_progress:
             progress = None
@@ -344,7 +351,7 @@ class Steps:
 
 
 class _Gauge:
-    """Turns what a task says into percent, step, rate and time left."""
+    """Turns what a task says into percent, step, rate and time left. It is written and read by different threads."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -358,49 +365,61 @@ class _Gauge:
         self._ended: dict[int, float] = {}
         self._at: int | None = None
         self._at_began = self._began
+        self._lock = threading.Lock()
 
     def set(self, fraction: float, label: str | None) -> None:
-        """Take a share of the whole, or of the step."""
-        self._fraction = min(max(fraction, 0.0), 1.0)
-        self._done = self._total = None
-        if label is not None:
-            self._label = storable(label, STEP_LENGTH_MAX)
+        """Take a share of the whole, or of the step; what is not a number says nothing about it."""
+        with self._lock:
+            if not math.isnan(fraction):
+                self._fraction = min(max(fraction, 0.0), 1.0)
+            self._done = self._total = None
+            if label is not None:
+                self._label = storable(label, STEP_LENGTH_MAX)
 
     def begin_count(self, label: str | None, total: int | None) -> None:
         """Begin to count items."""
-        self._fraction, self._done, self._total, self._count_began = 0.0, 0, total, self._monotonic()
-        if label is not None:
-            self._label = storable(label, STEP_LENGTH_MAX)
+        with self._lock:
+            self._fraction, self._done, self._total, self._count_began = 0.0, 0, total, self._monotonic()
+            if label is not None:
+                self._label = storable(label, STEP_LENGTH_MAX)
 
     def count(self, done: int) -> None:
         """So many items are done."""
-        self._done = done
-        if self._total:
-            self._fraction = min(done / self._total, 1.0)
+        with self._lock:
+            self._done = done
+            if self._total:
+                self._fraction = min(max(done / self._total, 0.0), 1.0)
 
     def begin_steps(self, steps: Sequence[tuple[str, float]]) -> None:
         """Know all steps in advance."""
-        self._steps = [(storable(str(name), STEP_LENGTH_MAX), max(float(weight), 0.0)) for name, weight in steps]
-        self._ended, self._at, self._fraction = {}, None, 0.0
+        with self._lock:
+            self._steps = [(storable(str(name), STEP_LENGTH_MAX), float(weight)) for name, weight in steps]
+            self._ended, self._at, self._fraction = {}, None, 0.0
 
     def enter_step(self, name: str) -> None:
-        """Be at a step; one that was not announced comes last."""
-        names = [known for known, _ in self._steps]
-        if name not in names:
-            self._steps.append((storable(str(name), STEP_LENGTH_MAX), 1.0))
-        free = [at for at, known in enumerate(names) if known == name and at not in self._ended]
-        self._at = free[0] if free else len(self._steps) - 1
-        self._at_began = self._monotonic()
-        self._fraction, self._done, self._total, self._label = 0.0, None, None, None
+        """Be at a step; one that was not announced, or is done already, comes last."""
+        name = storable(str(name), STEP_LENGTH_MAX)
+        with self._lock:
+            free = [at for at, (known, _) in enumerate(self._steps) if known == name and at not in self._ended]
+            if not free and len(self._steps) < STEPS_MAX:
+                self._steps.append((name, 1.0))
+            self._at = free[0] if free else len(self._steps) - 1
+            self._at_began = self._monotonic()
+            self._fraction, self._done, self._total, self._label = 0.0, None, None, None
 
     def leave_step(self) -> None:
         """The step is done."""
-        if self._at is not None:
-            self._ended[self._at] = round(self._monotonic() - self._at_began, 3)
-        self._at, self._fraction, self._done, self._total, self._label = None, 0.0, None, None, None
+        with self._lock:
+            if self._at is not None:
+                self._ended[self._at] = round(self._monotonic() - self._at_began, 3)
+            self._at, self._fraction, self._done, self._total, self._label = None, 0.0, None, None, None
 
     def read(self) -> tuple[int, str]:
         """Return percent, and everything else as JSON."""
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> tuple[int, str]:
         whole = self._whole()
         detail: dict[str, Any] = {}
         step = self._label or (self._steps[self._at][0] if self._at is not None else None)
@@ -418,7 +437,8 @@ class _Gauge:
             detail["eta"] = eta
         if self._steps:
             detail["steps"] = [self._step_row(at) for at in range(len(self._steps))]
-        return min(int(whole * 100), UNFINISHED_MAX), msgspec.json.encode(detail).decode()
+        percent = int(whole * 100 + 1e-9)  # 0.29 * 100 is a little less than 29.
+        return min(percent, UNFINISHED_MAX), msgspec.json.encode(detail).decode()
 
     def _whole(self) -> float:
         if not self._steps:

@@ -4,8 +4,8 @@ The crew knows nothing of the store. It is given claimed jobs and ends each of t
 it is told to abandon a job. What it guarantees, whatever the code in the children does:
 
 - a child that dies is noticed at once. The job that ran in it has crashed; jobs that only waited in it are handed back.
-  Where several ran side by side, nobody knows which one it was: all are handed back as suspects, and each suspect
-  runs alone next time, so the one that kills its process is found and its neighbours lose no attempt.
+  Where several ran side by side, nobody knows which one it was: all are handed back as suspects, and run in ever
+  smaller groups until the one that kills its process is alone. Its neighbours lose no attempt, and little time.
 - a job that is to stop is asked first, then its process group gets SIGTERM, then SIGKILL, and with it everything that
   it started. The outcome is told when it *has* stopped.
 - time-outs are measured here, by the monotonic clock, so code that holds the interpreter does not escape them.
@@ -17,12 +17,13 @@ A child may be given more jobs than it can run at once, when its jobs are short:
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, assert_never
 
@@ -35,7 +36,7 @@ from headway.events import ChildEnded, ChildStarted, emit
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
 from headway.model import Claimed, Report
-from headway.worker.descendants import descendants_of, kill_group
+from headway.worker.descendants import descendants_of, kill_group, start_warden
 from headway.worker.frames import (
     Answer,
     Ask,
@@ -72,7 +73,10 @@ START_S_MAX: Final = 60.0
 RESPAWN_S: Final = 0.5
 RESPAWN_S_MAX: Final = 15.0
 READ_BYTES: Final = 1 << 20
-SUSPECT: Final = "handed back: its process died while several jobs ran in it"
+RUN_BYTES_MAX: Final = 8 << 20  # Of arguments in one frame.
+SUSPECT: Final = re.compile("handed back: its process died while ([0-9]{1,6}) jobs ran in it")
+SUSPECT_GROUPS: Final = 4
+SOLO_MAX: Final = 10
 MARK: Final = "HEADWAY_CHILD"
 
 
@@ -163,6 +167,7 @@ class _Pool:
         self.children: list[_Child] = []
         self.job_s = 1.0  # How long its jobs take, lately; nothing is prefetched until that is known.
         self.suspects: deque[Claimed] = deque()
+        self.kept: dict[str, dict[str, str]] = {}  # Finished steps of suspects, for when it is their turn.
         self.failures = 0
         self.spawn_at = 0.0
 
@@ -205,10 +210,15 @@ class Crew:
         self._answers: set[asyncio.Task[None]] = set()
         self._closing = False
         self._numbers = 0
+        self._warden: subprocess.Popen[bytes] | None = None
         self.hello: Hello | None = None
         self.greeted = asyncio.Event()
         self.tasks: Mapping[str, TaskInfo] = {}
         self.kinds: dict[str, frozenset[str]] = {}  # The tasks by the kind of child that runs them.
+
+    @property
+    def _name(self) -> str:
+        return self._clock.node or str(os.getpid())
 
     @property
     def _foreman(self) -> Foreman:
@@ -245,8 +255,10 @@ class Crew:
     def _distribute(self, pool: _Pool, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
         """Spread jobs over the children so that all have about the same to do."""
         if pool.kind != "process":
-            pool.suspects.extend(claimed for claimed in jobs if claimed.reason == SUSPECT)
-            jobs = [claimed for claimed in jobs if claimed.reason != SUSPECT]
+            suspects = [claimed for claimed in jobs if claimed.reason and _company_of(claimed)]
+            pool.suspects.extend(suspects)
+            pool.kept.update({claimed.job_id: kept[claimed.job_id] for claimed in suspects if claimed.job_id in kept})
+            jobs = [claimed for claimed in jobs if not (claimed.reason and _company_of(claimed))]
         children = sorted((child for child in pool.children if pool.capacity_of(child)), key=lambda child: child.load)
         if not children:  # They have all just gone.
             for claimed in jobs:
@@ -262,7 +274,7 @@ class Crew:
                 if part:
                     self._assign(child, part, kept)
         if pool.suspects:
-            self._try_suspects(pool, kept)
+            self._try_suspects(pool)
 
     def _assign(self, child: _Child, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
         first, now = child.jobs + 1, self._clock.monotonic()
@@ -289,16 +301,31 @@ class Crew:
             timeout = claimed.timeout or self.tasks[claimed.task].timeout
             if timeout is not None:
                 deadlines[claimed.job_id] = self._clock.now() + timeout
-        steps = {claimed.job_id: kept[claimed.job_id] for claimed in jobs if claimed.job_id in kept} if kept else {}
-        self._send(child, Run(first, jobs, deadlines, steps))
+        for part in _in_frames(jobs):
+            steps = {claimed.job_id: kept[claimed.job_id] for claimed in part if claimed.job_id in kept} if kept else {}
+            self._send(child, Run(first, part, deadlines, steps))
+            first += len(part)
+            deadlines = {}
 
-    def _try_suspects(self, pool: _Pool, kept: Mapping[str, dict[str, str]]) -> None:
-        """Let each suspect run alone, in a child of its own."""
-        solo = next((child for child in pool.children if child.is_solo and not child.is_leaving), None)
-        if solo is None:
-            self._spawn(pool, is_solo=True)
-        elif solo.is_ready and not solo.load:
-            self._assign(solo, [pool.suspects.popleft()], kept)
+    def _try_suspects(self, pool: _Pool) -> None:
+        """Let suspects run in children of their own, each with as much company as it may have."""
+        solos = [child for child in pool.children if child.is_solo and not child.is_leaving]
+        for _ in range(len(pool.suspects)):
+            suspect = pool.suspects.popleft()
+            company = _company_of(suspect)
+            fit = (child for child in solos if child.is_ready and child.load < child.width <= company)
+            solo = next(fit, None)
+            if solo is None:
+                pool.suspects.append(suspect)
+            else:
+                kept = pool.kept.pop(suspect.job_id, None)
+                self._assign(solo, [suspect], {} if kept is None else {suspect.job_id: kept})
+        coming = sum(child.width for child in solos if not child.is_ready)
+        free = SOLO_MAX - len(solos)
+        while coming < len(pool.suspects) and free > 0:
+            width = _company_of(pool.suspects[coming])
+            self._spawn(pool, solo_width=width)
+            coming, free = coming + width, free - 1
 
     # --- how jobs are made to stop
 
@@ -405,8 +432,14 @@ class Crew:
         if child.waiting and now - oldest > STUCK_S:
             pool.job_s = max(pool.job_s, now - oldest)
             self._take_back(child, [claimed.job_id for claimed, _ in child.waiting])
-        if self._is_spent(child) and not child.is_leaving:
+        if not child.is_leaving and (self._is_spent(child) or self._is_idle_solo(pool, child)):
             self._retire(child)
+
+    def _is_idle_solo(self, pool: _Pool, child: _Child) -> bool:
+        """Say whether a child for suspects has none left that it could take."""
+        if not child.is_solo or not child.is_ready or child.load:
+            return False
+        return not any(child.width <= _company_of(suspect) for suspect in pool.suspects)
 
     def _catch_up(self, child: _Child, now: float) -> None:
         """See which job a child is really at: outcomes of short ones before it may not have been sent yet."""
@@ -450,6 +483,7 @@ class Crew:
 
     def open(self) -> None:
         """Start the first child; it tells which tasks there are."""
+        self._warden = start_warden(f"{MARK}={self._name}-")
         self._spawn(self._pools["process"])
 
     def _keep_staffed(self, pool: _Pool, now: float) -> None:
@@ -464,14 +498,14 @@ class Crew:
             for child in staff:
                 self._retire(child)
         if pool.suspects:
-            self._try_suspects(pool, {})
+            self._try_suspects(pool)
 
-    def _spawn(self, pool: _Pool, *, is_solo: bool = False) -> None:
+    def _spawn(self, pool: _Pool, *, solo_width: int = 0) -> None:
         self._numbers += 1
-        mark = f"{self._clock.node or os.getpid()}-{self._numbers}"
+        mark = f"{self._name}-{self._numbers}"
         ours, theirs = pair()
         place = Place()
-        width = 1 if is_solo else pool.width
+        width = solo_width or pool.width
         command = [*self._plan.command, str(theirs.fileno()), str(place.file), pool.kind, str(width)]
         process = subprocess.Popen(
             command,
@@ -483,7 +517,7 @@ class Crew:
         theirs.close()
         ours.setblocking(False)
         child = _Child(pool.kind, width, process, ours, place, Reader(ToSupervisor), mark, self._clock.monotonic())
-        child.is_solo = is_solo
+        child.is_solo = solo_width > 0
         pool.children.append(child)
         loop = asyncio.get_running_loop()
         loop.add_reader(ours, self._read, pool, child)
@@ -502,7 +536,12 @@ class Crew:
             asyncio.get_running_loop().remove_reader(child.line)
             child.deaf_since = self._clock.monotonic()  # It is about to end, most likely.
             return
-        messages = list(child.reader.feed(data))
+        try:
+            messages = list(child.reader.feed(data))
+        except (ValueError, msgspec.DecodeError):  # Somebody else wrote into the line: that is as good as none.
+            asyncio.get_running_loop().remove_reader(child.line)
+            self._end_group(child)
+            return
         self._hear(pool, child, messages)
 
     def _hear(self, pool: _Pool, child: _Child, messages: Sequence[ToSupervisor]) -> None:
@@ -512,6 +551,8 @@ class Crew:
             if isinstance(message, Done):  # What most of them are.
                 took_s += self._end(child, message.job_id, message.attempt, Succeeded(message.result), now)
                 ended += 1
+            elif isinstance(message, Stopped) and self._left_processes(child, message.job_id):
+                self._kill(child, f"{message.job_id} left processes behind")  # With them, it will have stopped.
             elif (outcome := _outcome_of(child, message)) is not None:
                 took_s += self._end(child, message.job_id, message.attempt, outcome, now)  # type: ignore[union-attr]
                 ended += 1
@@ -521,7 +562,15 @@ class Crew:
             pool.learn(took_s / ended, ended)
         self._say_room()
         if pool.suspects:
-            self._try_suspects(pool, {})
+            self._try_suspects(pool)
+
+    def _left_processes(self, child: _Child, job_id: str) -> bool:
+        """Say whether a job that was made to stop has started what goes on; nobody can say of one that shares a child."""
+        running = child.running.get(job_id)
+        if child.kind != "process" or running is None or running.stop_as is None:
+            return False
+        is_alive = child.process.returncode is None
+        return is_alive and bool(descendants_of(child.process.pid, f"{MARK}={child.mark}"))
 
     def _hear_other(self, pool: _Pool, child: _Child, message: ToSupervisor) -> None:
         match message:
@@ -731,7 +780,7 @@ class Crew:
         if child.kind == "process" and running.number > child.place.get():
             return Released("handed back: its child died before it began")
         if len(child.running) > 1:
-            return Released(SUSPECT)
+            return Released(f"handed back: its process died while {len(child.running)} jobs ran in it")
         text = f"its process {_how_it_ended(child.process.returncode)}"
         return Crashed(_error("Crashed", text))
 
@@ -755,11 +804,38 @@ class Crew:
         while self.count() and self._clock.monotonic() < until + HARD_S:
             self.watch()
             await self._clock.rest(0.02, wake)
+        if self._warden is not None:
+            self._warden.communicate()  # It ends, after a last look.
 
 
 def child_command(app_path: str | None) -> tuple[str, ...]:
     """Say how a child is started, and with which app; socket, kind and width are added to it."""
     return (sys.executable, "-m", "headway.cli.child", app_path or "")
+
+
+def _company_of(claimed: Claimed) -> int:
+    """Say with how many others at most a job may run that took part in the death of its process; 0 when it did not.
+
+    They are tried in a few groups. The group of the one that did it dies again and is split further, until that one
+    is alone and its crash is its own; all others go on as they were.
+    """
+    if claimed.reason.startswith("crashed, "):
+        return 1
+    suspect = SUSPECT.fullmatch(claimed.reason)
+    return -(-int(suspect[1]) // SUSPECT_GROUPS) if suspect else 0
+
+
+def _in_frames(jobs: list[Claimed]) -> Iterator[list[Claimed]]:
+    """Cut jobs into as many frames as their arguments need."""
+    part: list[Claimed] = []
+    size = 0
+    for claimed in jobs:
+        if part and size + len(claimed.args) > RUN_BYTES_MAX:
+            yield part
+            part, size = [], 0
+        part.append(claimed)
+        size += len(claimed.args)
+    yield part
 
 
 def _outcome_of(child: _Child, message: ToSupervisor) -> Outcome | None:

@@ -3,14 +3,23 @@
 A process group gets most of it with one signal. What has left the group (a daemon, a process with its own session) is
 found by its ancestry, and where its parents are gone, by the mark in its environment. Linux only; elsewhere the
 group has to do.
+
+A supervisor that is killed can do none of it. So it has a warden, which is this file run by itself, in a process that
+needs next to nothing: it holds a pipe, and when the supervisor at its other end is gone, however it went, the
+warden ends whatever still carries its mark.
 """
 
 import contextlib
 import os
+import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 _PROC = Path("/proc")
+_ROUNDS_MAX = 100
+_ROUND_S = 0.05
 
 
 def descendants_of(pid: int, mark: str) -> list[int]:
@@ -45,3 +54,40 @@ def kill_group(leader: int, others: list[int]) -> None:
     for number in others:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(number, signal.SIGKILL)
+
+
+def start_warden(mark: str) -> "subprocess.Popen[bytes] | None":
+    """Have everything that carries a mark beginning so end with this process; close its `stdin` to end it."""
+    if not _PROC.is_dir():
+        return None
+    command = [sys.executable, "-I", "-S", __file__, mark]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env={})
+
+
+def _marked(beginning: bytes) -> list[int]:
+    found = []
+    for entry in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(item.startswith(beginning) for item in (entry / "environ").read_bytes().split(b"\0")):
+                found.append(int(entry.name))
+    return found
+
+
+def _guard(mark: str) -> None:
+    """Wait for the end of the supervisor, then end what it left; more than once, for it may be starting others."""
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)
+    while os.read(0, 64):
+        pass
+    for _ in range(_ROUNDS_MAX):
+        found = _marked(mark.encode())
+        if not found:
+            return
+        for number in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+        select.select([], [], [], _ROUND_S)
+
+
+if __name__ == "__main__":
+    _guard(sys.argv[1])

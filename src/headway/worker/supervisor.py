@@ -24,7 +24,7 @@ import msgspec
 from headway.clock import Clock
 from headway.errors import LeaseLost, StoreError, StoreFull, StoreUnavailable
 from headway.events import AttemptsLost, Draining, JobsSettled, emit
-from headway.instants import SECOND, Duration
+from headway.instants import SECOND, Duration, Instant
 from headway.lifecycle import Cancelled, Outcome, Parked, Released, Settlement, Status, settle
 from headway.model import LOG_BYTES_MAX, Claimed, JsonObject, NewJob, Node, Report, storable
 from headway.ports import Work
@@ -101,6 +101,7 @@ class _Held:
     logged: int
     report: Report | None = None
     reported_at: float = 0.0
+    is_flushing: bool = False
 
 
 class Supervisor:
@@ -130,6 +131,7 @@ class Supervisor:
         self._ended: deque[tuple[_Held, Outcome]] = deque()
         self._settling: list[tuple[_Held, Outcome]] = []
         self._reporting: dict[str, _Held] = {}
+        self._flushing = asyncio.Lock()
         self._ready: deque[str] = deque(queues)  # The next queue to take from is in front.
         self._mixes: dict[str, frozenset[str]] = {}  # Of which kinds the last jobs of a queue were.
         self._probe_at: dict[str, float] = {}
@@ -291,8 +293,15 @@ class Supervisor:
             for claimed in fit:
                 self.ended(claimed, Released(self._draining))
         elif fit:
-            still = [claimed for claimed in fit if claimed.job_id in self._held] if again else fit
-            crew.start(still, kept)
+            crew.start(self._trusted(fit), kept)
+
+    def _trusted(self, jobs: Sequence[Claimed]) -> list[Claimed]:
+        """Leave out what may not be ours any more: we stood still, or waited too long for the store."""
+        now, ours = self._clock.monotonic(), self._held
+        late = [held for job in jobs if (held := ours.get(job.job_id)) is not None and held.trust_until <= now]
+        if late:
+            self._lose(late, "their leases ran out before they began")
+        return [job for job in jobs if job.job_id in ours]
 
     async def _kept(self, job_ids: Iterable[str]) -> dict[str, dict[str, str]]:
         """Read the steps that earlier attempts finished, however long it takes: without them they would be repeated."""
@@ -338,15 +347,17 @@ class Supervisor:
             self.reporter_wake()
 
     def _bounded(self, held: _Held, report: Report) -> Report:
-        """Keep the log of a job within its bound, and say where it was cut off."""
+        """Keep the log of a job within its bound, say where it was cut off, and note when each line was heard."""
         if not report.lines:
             return report
-        kept: list[tuple[int | None, str, str]] = []
-        for line in report.lines:
+        now = self._clock.now()
+        kept: list[tuple[Instant | None, str, str]] = []
+        for at, stream, line in report.lines:
             if held.logged > LOG_BYTES_MAX:
                 break
-            held.logged += len(line[2]) + 1
-            kept.append(line if held.logged <= LOG_BYTES_MAX else (None, "log", "… the log is full: 1 MiB is kept"))
+            held.logged += len(line) + 1
+            is_full = held.logged > LOG_BYTES_MAX
+            kept.append((now, "log", "… the log is full: 1 MiB is kept") if is_full else (at or now, stream, line))
         return msgspec.structs.replace(report, lines=tuple(kept))
 
     async def answer(self, ask: Ask) -> str:
@@ -380,7 +391,7 @@ class Supervisor:
         if not batch:
             return self._poll_s
         self._settling = batch  # Until it is written, also when the store does not answer now.
-        await self._flush([held for held, _ in batch if held.report is not None])
+        await self._flush([held for held, _ in batch if held.report is not None or held.is_flushing])
         settlements = [settle(held.claimed, outcome, self._clock.chance.random()) for held, outcome in batch]
         stale = await self._write(settlements)
         self._settling = []
@@ -432,20 +443,27 @@ class Supervisor:
         return max(0.01, min(REPORT_EVERY_S, oldest + REPORT_EVERY_S - self._clock.monotonic()))
 
     async def _flush(self, held_ones: Sequence[_Held]) -> None:
-        reports = [held.report for held in held_ones if held.report is not None]
-        if not reports:
+        """Write reports, one batch after the other: the end of an attempt must not overtake what it said before."""
+        if not held_ones:
             return
-        now = self._clock.monotonic()
-        for held in held_ones:
-            held.report, held.reported_at = None, now
-            self._reporting.pop(held.claimed.job_id, None)
-        try:
-            await self._work.report(reports)
-        except (StoreUnavailable, StoreFull):
-            self._put_back(held_ones, reports)
-            raise
-        except StoreError:
-            await self._report_singly(reports)
+        async with self._flushing:
+            reports = [held.report for held in held_ones if held.report is not None]
+            if not reports:
+                return
+            now = self._clock.monotonic()
+            for held in held_ones:
+                held.report, held.reported_at, held.is_flushing = None, now, True
+                self._reporting.pop(held.claimed.job_id, None)
+            try:
+                await self._work.report(reports)
+            except (StoreUnavailable, StoreFull):
+                self._put_back(held_ones, reports)
+                raise
+            except StoreError:
+                await self._report_singly(reports)
+            finally:
+                for held in held_ones:
+                    held.is_flushing = False
 
     def _put_back(self, held_ones: Sequence[_Held], reports: Sequence[Report]) -> None:
         by_job = {report.job_id: report for report in reports}
@@ -489,11 +507,11 @@ class Supervisor:
                 continue
             if job_id in still_ours:
                 held.trust_until = sent + self._lease_s - self.margin_s
-            elif not self._is_ending(job_id):
+            elif not self._is_ending(held):
                 self._lose([held], "the store has given them to others")
 
-    def _is_ending(self, job_id: str) -> bool:
-        return any(held.claimed.job_id == job_id for held, _ in (*self._ended, *self._settling))
+    def _is_ending(self, held: _Held) -> bool:
+        return any(other is held for other, _ in (*self._ended, *self._settling))
 
     def _stop(self, job_id: str, attempt: int, reason: str) -> None:
         if self.crew is not None and job_id in self._held:
@@ -518,8 +536,7 @@ class Supervisor:
         now = self._clock.monotonic()
         doubtful = [held for held in self._held.values() if held.trust_until <= now]
         if doubtful:
-            finished = {held.claimed.job_id for held, _ in (*self._ended, *self._settling)}
-            lost = [held for held in doubtful if held.claimed.job_id not in finished]
+            lost = [held for held in doubtful if not self._is_ending(held)]
             if lost:
                 self._lose(lost, "their leases could not be extended in time")
         if self.crew is not None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headway.cli.define import read_trigger
 from headway.cli.given import read_args, read_future, read_past
+from headway.definitions import read_trigger
 from headway.errors import DefinitionError, InvalidSchedule, InvalidTask
 from headway.instants import HOUR, parse_instant
 from headway.scheduling.triggers import After, At, Cron, Every

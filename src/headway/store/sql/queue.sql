@@ -121,7 +121,7 @@ with picked as materialized (
 )
 update headway_jobs
 set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
-  updated_at = {now_once}, version = version + 1
+  progress = 0, detail = null, updated_at = {now_once}, version = version + 1
 where id in (select id from picked)
 returning id, task, args, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at, options,
   metadata, reason, run_at, log_bytes;

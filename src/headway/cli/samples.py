@@ -1,0 +1,96 @@
+"""The sample app of `headway demo`: tasks that take a few seconds and show how far they are, and schedules for them.
+
+They do nothing but wait; what they show is real. Each is what a first task of your own could look like.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any, Final
+
+from headway.app import Headway
+from headway.scheduling.triggers import After, Cron, Every
+from headway.settings import Settings
+from headway.task import Retry
+from headway.worker.context import Context
+
+BERLIN: Final = Cron("30 2 * * *", tz="Europe/Berlin")
+BATCHES: Final = 8
+CRASHES_IN: Final = 5
+STEPS: Final = (("Download", 2), ("Transcode 1080p", 5), ("Transcode 720p", 3), ("Upload", 2))
+
+app = Headway(settings=Settings(), name="demo")
+
+
+@app.task
+async def beat() -> str:
+    """Be over at once."""
+    return "tick"
+
+
+@app.task
+async def poll_inbox(ctx: Context, mails: int = 30) -> str:
+    """Wait on the network, as async tasks do; hundreds of these share one process."""
+    for _ in ctx.track(range(mails), "Reading mail"):
+        await asyncio.sleep(0.12)
+    return f"{mails} mails"
+
+
+@app.task
+def thumbnails(ctx: Context, images: int = 60) -> str:
+    """Take longer than the time between two instants of its schedule."""
+    for _ in ctx.track(range(images), "Scaling"):
+        time.sleep(0.11)
+    return f"{images} images"
+
+
+@app.task(timeout="5m", retry=Retry(max_attempts=3, backoff="1s..5s"))
+def transcode(ctx: Context, video: str = "holiday.mp4") -> dict[str, Any]:
+    """Go through named steps, of which none that is done is repeated, whatever happens to the worker."""
+    with ctx.steps(*STEPS) as steps:
+        for name, weight in STEPS:
+            with steps(name):
+                ctx.once(name, _process, ctx, weight * 12)
+    return {"video": video, "steps": len(STEPS)}
+
+
+@app.task(retry=Retry(max_attempts=3, backoff="2s"))
+def import_orders(ctx: Context, crash: bool = True) -> dict[str, Any]:
+    """Import batches, each kept once it is done; the first attempt kills its own process in the middle."""
+    imported: list[int] = []
+    for number in ctx.track(range(1, BATCHES + 1), "Importing batches"):
+        if crash and ctx.attempt == 1 and number == CRASHES_IN:
+            time.sleep(0.6)
+            os.kill(os.getpid(), signal.SIGKILL)
+        ctx.once(f"batch {number}", _import, number, imported)
+    return {"batches": BATCHES, "imported by this attempt": imported}
+
+
+@app.task
+def report(ctx: Context, day: str = "today") -> str:
+    """Be short."""
+    for percent, step in ((10, "Reading"), (60, "Writing")):
+        ctx.progress(percent, step)
+        time.sleep(0.8)
+    return f"the report of {day}"
+
+
+def _process(ctx: Context, frames: int) -> int:
+    for _ in ctx.track(range(frames)):
+        time.sleep(0.1)
+    return frames
+
+
+def _import(number: int, imported: list[int]) -> int:
+    time.sleep(0.6)
+    imported.append(number)
+    return number
+
+
+app.schedule("heartbeat", beat, Every("2s"), overlap="allow")
+app.schedule("thumbnails", thumbnails, Every("5s"), overlap="skip")
+app.schedule("inbox", poll_inbox, After("3s"))
+app.schedule("videos", transcode, After("5s"), args={"video": "holiday.mp4"})
+app.schedule("report", report, Cron("* * * * *"), args={"day": "today"})
+app.schedule("nightly", report, BERLIN, args={"day": "yesterday"})

@@ -1,0 +1,314 @@
+"""HTTP tasks: one request, with nothing but the standard library, as the function of a task.
+
+    http("https://example.org/hook", method="POST", headers={"Authorization": "Bearer …"})
+
+The address is the author's; the arguments of the job become the JSON body, or the query of a method that has none.
+Every attempt carries the job's id as `Idempotency-Key`, so that a server can tell a repetition from a new request.
+
+An answer below 400 is the result. 408, 425, 429 and 5xx are worth another try, when the server says it wants one;
+everything else is not. The exchange runs in a thread of its own, so that a job that is to stop stops at once,
+whatever the network does.
+"""
+
+import contextlib
+import functools
+import http.client
+import inspect
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import quote as percent_encode
+from urllib.parse import urlencode, urljoin, urlsplit, urlunsplit
+
+import msgspec
+
+from headway.clock import monotonic_now, wall_now
+from headway.errors import InvalidTask
+from headway.instants import DAY, SECOND, Duration, from_datetime, quote
+from headway.settings import mask_url
+from headway.task import Retry
+from headway.worker.context import Context
+
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+FOLLOWING: Final = ("GET", "HEAD")
+WITH_BODY: Final = ("POST", "PUT", "PATCH")
+WORTH_ANOTHER_TRY: Final = frozenset({408, 425, 429})
+RESERVED: Final = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "idempotency-key", "x-headway-attempt"}
+)
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+REDIRECTS_MAX: Final = 5
+BODY_BYTES_MAX: Final = 64 * 1024
+ERROR_TEXT_MAX: Final = 300
+RETRY_AFTER_MAX: Final = DAY
+CONNECT_S_MAX: Final = 10.0
+SILENCE_S_MAX: Final = 3_600.0  # The time-out of the task is what counts; this ends threads that are left behind.
+LOOK_S: Final = 0.1
+
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_URL_SAFE: Final = "/:?#[]@!$&'()*+,;=%~-._"
+
+
+class HttpFailed(Exception):
+    """A request was not answered, or not with success."""
+
+
+class HttpRefused(HttpFailed):
+    """A request was answered in a way that no retry would change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    reason: str
+    headers: http.client.HTTPMessage
+    body: bytes
+    is_cut: bool
+
+
+def http_request(
+    url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None
+) -> Callable[..., dict[str, Any]]:
+    """Make the function of a task that sends a request; it takes any arguments."""
+    address, verb, own = _checked_url(url), _checked_method(method), _checked_headers(headers)
+
+    def run(headway_context: Context, /, **arguments: Any) -> dict[str, Any]:
+        ours = {
+            "Idempotency-Key": headway_context.job_id,
+            "X-Headway-Attempt": str(headway_context.attempt),
+            "User-Agent": "headway",
+            "Accept": "*/*",
+        }
+        said = {name.lower() for name in own}
+        headers = {**{name: value for name, value in ours.items() if name.lower() not in said}, **own}
+        request = _with_arguments(_Request(verb, address, headers), arguments)
+        return _result(_follow(headway_context, request, ours))
+
+    parameters = [
+        inspect.Parameter("headway_context", inspect.Parameter.POSITIONAL_ONLY, annotation=Context),
+        inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD),
+    ]
+    run.__doc__ = f"{verb} {_place(address)}"
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+# --- what the author wrote
+
+
+def _checked_url(url: object) -> str:
+    if not isinstance(url, str) or len(url) > 2_000:
+        raise InvalidTask(f"the URL of a request must be text, not {quote(url)}")
+    shown = quote(mask_url(url))
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").encode("idna").decode(), parts.port
+    except ValueError as error:
+        raise InvalidTask(f"the URL {shown} cannot be read: {error}") from None
+    if parts.scheme not in ("http", "https") or not host or not url.isprintable() or " " in url:
+        raise InvalidTask(f"the URL of a request must look like https://example.org/hook, not {shown}")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidTask(f"the URL {shown} has a password: say it in headers={{'Authorization': …}}")
+    place = f"[{host}]" if ":" in host else host
+    path, query = (percent_encode(part, safe=_URL_SAFE) for part in (parts.path or "/", parts.query))
+    return urlunsplit((parts.scheme, place if port is None else f"{place}:{port}", path, query, ""))
+
+
+def _checked_method(method: object) -> str:
+    verb = str(method).upper()
+    if verb not in METHODS:
+        raise InvalidTask(f"method must be one of {', '.join(METHODS)}, not {quote(method)}")
+    return verb
+
+
+def _checked_headers(headers: Mapping[Any, Any] | None) -> dict[str, str]:
+    for name, value in (headers or {}).items():
+        is_name = isinstance(name, str) and _HEADER.fullmatch(name)
+        if not is_name or not isinstance(value, str) or not value.isprintable() or not value.isascii():
+            raise InvalidTask(f"the header {quote(name)} must have a name and a text of plain characters")
+        if name.lower() in RESERVED:
+            raise InvalidTask(f"the header {name} is said by Headway itself")
+    return dict(headers or {})
+
+
+def _with_arguments(request: _Request, arguments: Mapping[str, Any]) -> _Request:
+    if request.method in WITH_BODY:
+        named = {name.lower() for name in request.headers}
+        kind = {} if "content-type" in named else {"Content-Type": "application/json"}
+        return replace(request, headers={**request.headers, **kind}, body=msgspec.json.encode(arguments))
+    if not arguments:
+        return request
+    parts = urlsplit(request.url)
+    pairs = urlencode({name: _query_text(value) for name, value in arguments.items()})
+    return replace(request, url=urlunsplit(parts._replace(query=f"{parts.query}&{pairs}".lstrip("&"))))
+
+
+def _query_text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+# --- the exchange
+
+
+def _follow(context: Context, request: _Request, ours: Mapping[str, str]) -> _Answer:
+    for _ in range(REDIRECTS_MAX + 1):
+        answer = _exchange(context, request)
+        target = answer.headers.get("Location")
+        if answer.status not in REDIRECTS or target is None:
+            return answer
+        request = _redirected(request, answer.status, target, ours)
+    raise HttpRefused(f"{_place(request.url)} was redirected more than {REDIRECTS_MAX} times")
+
+
+def _redirected(request: _Request, status: int, target: str, ours: Mapping[str, str]) -> _Request:
+    shown = f"{request.method} {_place(request.url)} was redirected ({status})"
+    if request.method not in FOLLOWING:
+        raise HttpRefused(f"{shown}; redirects are followed for {' and '.join(FOLLOWING)} only")
+    try:
+        url = _checked_url(urljoin(request.url, target))
+    except (InvalidTask, ValueError):
+        raise HttpRefused(f"{shown} to an address that cannot be used") from None
+    before, after = urlsplit(request.url), urlsplit(url)
+    if before.scheme != after.scheme:
+        raise HttpRefused(f"{shown} from {before.scheme} to {after.scheme}")
+    # What the author says to one host, such as a password, is not for another.
+    return replace(request, url=url, headers=request.headers if before.netloc == after.netloc else dict(ours))
+
+
+class _Exchange(threading.Thread):
+    """Sends a request and reads the answer, in the background."""
+
+    def __init__(self, request: _Request) -> None:
+        super().__init__(name="headway-http", daemon=True)
+        self.ended = threading.Event()
+        self.outcome: _Answer | Exception | None = None
+        self._request = request
+        self._connection = _connection(request.url)
+
+    def run(self) -> None:
+        try:
+            self.outcome = self._speak()
+        except Exception as error:  # noqa: BLE001 - it belongs to the thread that waits for it
+            self.outcome = error
+        finally:
+            self._connection.close()
+            self.ended.set()
+
+    def abort(self) -> None:
+        """Hang up: whoever waits for the other side wakes up."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _speak(self) -> _Answer:
+        request, connection = self._request, self._connection
+        parts = urlsplit(request.url)
+        connection.connect()
+        connection.sock.settimeout(SILENCE_S_MAX)
+        target = urlunsplit(("", "", parts.path, parts.query, ""))
+        connection.request(request.method, target, request.body, {**request.headers, "Connection": "close"})
+        response = connection.getresponse()
+        body = response.read(BODY_BYTES_MAX + 1)
+        return _Answer(
+            response.status, response.reason, response.headers, body[:BODY_BYTES_MAX], len(body) > BODY_BYTES_MAX
+        )
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    if parts.scheme == "https":
+        trust = _trust()
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=CONNECT_S_MAX, context=trust)
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=CONNECT_S_MAX)
+
+
+@functools.cache  # Reading all certificates takes longer than a request.
+def _trust() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _exchange(context: Context, request: _Request) -> _Answer:
+    began, exchange = monotonic_now(), _Exchange(request)
+    exchange.start()
+    while not exchange.ended.wait(LOOK_S):
+        if context.cancelled:
+            exchange.abort()
+            context.check()
+    where = f"{request.method} {_place(request.url)}"
+    match exchange.outcome:
+        case _Answer() as answer:
+            context.log(f"{where}  {answer.status} {answer.reason}  {round((monotonic_now() - began) * 1_000)} ms")
+            return answer
+        case error:
+            raise HttpFailed(f"{where} was not answered: {error or type(error).__name__}") from None
+
+
+def _place(url: str) -> str:
+    """Name a URL without its query, in which people put what nobody should read."""
+    return url.partition("?")[0]
+
+
+# --- the answer
+
+
+def _result(answer: _Answer) -> dict[str, Any]:
+    if answer.status >= 400:
+        raise _failure(answer)
+    result: dict[str, Any] = {"status": answer.status, "body": _body_of(answer)}
+    return {**result, "truncated": True} if answer.is_cut else result
+
+
+def _failure(answer: _Answer) -> Exception:
+    text = " ".join(_text(answer)[:ERROR_TEXT_MAX].split())
+    words = f"the answer was {answer.status} {answer.reason}".rstrip() + (f": {text}" if text else "")
+    if answer.status < 500 and answer.status not in WORTH_ANOTHER_TRY:
+        return HttpRefused(words)
+    wait = _retry_after(answer.headers)
+    return HttpFailed(words) if wait is None else Retry(after=wait / SECOND, reason=words)
+
+
+def _retry_after(headers: http.client.HTTPMessage) -> Duration | None:
+    """Read how long the server wants to be left alone: seconds, or a date, which counts from the date of the answer."""
+    text = (headers.get("Retry-After") or "").strip()
+    if re.fullmatch("[0-9]{1,9}", text):
+        return min(int(text) * SECOND, RETRY_AFTER_MAX)
+    until, now = _date(text), _date(headers.get("Date") or "")
+    return None if until is None else max(0, min(until - (now or wall_now()), RETRY_AFTER_MAX))
+
+
+def _date(text: str) -> int | None:
+    try:
+        return from_datetime(parsedate_to_datetime(text))
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _body_of(answer: _Answer) -> Any:
+    kind = answer.headers.get_content_type()
+    if not answer.is_cut and (kind == "application/json" or kind.endswith("+json")):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(answer.body)
+    return _text(answer)
+
+
+def _text(answer: _Answer) -> str:
+    charset = answer.headers.get_content_charset("utf-8")
+    try:
+        text = answer.body.decode(charset, "replace")
+    except (LookupError, UnicodeError):
+        text = answer.body.decode("utf-8", "replace")
+    return _CONTROL.sub("\ufffd", text)  # As JSON each would take six bytes, and nobody wants them.

@@ -1,0 +1,75 @@
+"""Workers that die, freeze and come back under their own name: no job is lost, none ends twice, nobody stale writes.
+
+Every scenario is played on SQLite and PostgreSQL at the same time.
+"""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.worker_arena import PATIENCE_S, WorkerArena, everywhere, is_alive, wait_for
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(180)]
+
+LEASE_S = 3.0
+RESCUE_S_MAX = LEASE_S + 10.0
+FLAGS = ("--worker-lease", f"{LEASE_S}s", "--processes", "2", "--poll", "0.5s")
+
+
+def test_lost_workers(stores: dict[str, str], tmp_path: Path) -> None:
+    everywhere(_lost_workers, stores, tmp_path)
+
+
+def _lost_workers(arena: WorkerArena) -> None:
+    """One worker is killed, one is killed and comes back with the same name, one is frozen past its lease."""
+    marker = arena.folder / "thawed"
+    victims = {name: arena.start("--queues", name, "--node", name, *FLAGS, is_ready=False) for name in "abc"}
+    killed = [arena.enqueue("sit", {"seconds": 60, "only_first": True}, queue="a") for _ in range(2)]
+    nested = arena.enqueue("parent_of_many", queue="b", max_attempts=1)
+    twin = arena.enqueue("sit", {"seconds": 60, "only_first": True}, queue="b")
+    frozen = arena.enqueue("stale", {"marker": str(marker)}, queue="c")
+    for job_id in (*killed, twin, nested, frozen):
+        arena.wait_trace("begin", job_id)
+    family = victims["a"].family() | victims["b"].family()
+    assert len(family) >= 4 + 3, "the victims have children, and one of these has some, too"
+
+    frozen_child = arena.trace("begin", frozen)[0][2]
+    victims["c"].signal(signal.SIGSTOP)
+    for name in "ab":
+        victims[name].signal(signal.SIGKILL)
+        victims[name].wait(10)
+    fallen = time.monotonic()
+    arena.start("--queues", "b", "--node", "b", *FLAGS, is_ready=False)  # The same name, another node.
+    arena.start("--queues", "a,c", "--node", "rescuer", *FLAGS, is_ready=False)
+    wait_for(lambda: not any(map(is_alive, family)), "the children of dead workers to be gone", 10)
+    for job_id in (*killed, twin, frozen):
+        assert arena.wait_trace("begin", job_id, 2)[1][1] == "2"
+        assert time.monotonic() - fallen < RESCUE_S_MAX + 5, "rescued too late, machine noise included"
+    arena.wait_final([*killed, twin, frozen])
+    assert is_alive(frozen_child), "nobody could know that it has lost its job"
+    marker.touch()
+    # The child speaks into the line of a supervisor that is frozen, and waits for the answers.
+    time.sleep(0.5)
+    victims["c"].signal(signal.SIGCONT)
+    wait_for(lambda: not is_alive(frozen_child), "the child of the thawed worker to be gone", PATIENCE_S)
+    assert victims["c"].process.poll() is None, victims["c"].log.read_text()
+
+    arena.enqueue("nothing", queue="c")
+    arena.check_ended_once([*killed, twin, frozen])
+    for job_id in (*killed, twin, frozen):
+        assert arena.attempts(job_id) == [(1, "expired"), (2, "completed")]
+        assert arena.job(job_id, "failures") == 1
+    _check_nothing_stale(arena, frozen)
+    arena.app.cancel_sync(nested)
+
+
+def _check_nothing_stale(arena: WorkerArena, job_id: str) -> None:
+    result, progress, detail, metadata = arena.job(job_id, "result", "progress", "detail", "metadata")
+    assert (result, progress) == ('"second"', 100)
+    assert "stale" not in f"{detail} {metadata}"
+    assert arena.sql(f"select line from headway_log where job_id = '{job_id}' and line like '%stale%'") == []
+    assert arena.sql(f"select name from headway_steps where job_id = '{job_id}'") == []
+    assert arena.sql(f"select id from headway_jobs where parent = '{job_id}'") == []
+    assert arena.trace("accepted", job_id) == []

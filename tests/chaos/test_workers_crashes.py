@@ -1,0 +1,71 @@
+"""L6: a job that takes its process down fails alone, at once, and as often as it may; its neighbours lose nothing."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.worker_arena import WorkerArena, everywhere, wait_for
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(180)]
+
+WAYS = ("kill", "exit", "segfault", "close")
+LONG_LEASE = ("--worker-lease", "10m", "--processes", "3", "--concurrency", "60", "--poll", "0.5s")
+
+
+def test_crashes(stores: dict[str, str], tmp_path: Path) -> None:
+    everywhere(_crashes, stores, tmp_path)
+
+
+def _crashes(arena: WorkerArena) -> None:
+    """With a lease of ten minutes nothing that ends here can have been rescued."""
+    worker = arena.start(*LONG_LEASE)
+    began = time.monotonic()
+    # Neighbours before, between and behind: in the same children, on the same loop, prefetched.
+    sync = arena.enqueue_many("short", [{"seconds": 0.002}] * 100)
+    slow = arena.enqueue_many("rest", [{"seconds": 1}] * 48)
+    poison = {how: arena.enqueue("crash", {"how": how}, max_attempts=3, priority=1) for how in WAYS}
+    single = {how: arena.enqueue("crash", {"how": how}, max_attempts=1) for how in WAYS}
+    leaving = arena.enqueue("crash", {"how": "raise"}, max_attempts=1)
+    on_loop = arena.enqueue("crash_async", {"how": "exit"}, max_attempts=2)
+    remembering = arena.enqueue("steps_once_async", max_attempts=2)
+    sync += arena.enqueue_many("short", [{"seconds": 0.002}] * 100)
+    neighbours = [*sync, *slow]
+    dead = [*poison.values(), *single.values(), leaving, on_loop]
+    assert arena.wait_final([*neighbours, *dead], 90) == {"COMPLETED": len(neighbours), "FAILED": len(dead)}
+    assert time.monotonic() - began < 90
+    arena.wait_final([remembering])
+    assert worker.process.poll() is None, worker.log.read_text()
+
+    arena.check_ended_once([*neighbours, *dead, remembering])
+    for job_id in neighbours:
+        assert arena.job(job_id, "failures") == 0
+    for how in WAYS:
+        assert _outcomes(arena, poison[how]) == ["crashed", "crashed", "crashed"], how
+        assert _outcomes(arena, single[how]) == ["crashed"], how
+    assert _outcomes(arena, leaving) == ["failed"], "SystemExit is an exception like others"
+    assert _outcomes(arena, on_loop) == ["crashed", "crashed"]
+    status, failures, result = arena.job(remembering, "status", "failures", "result")
+    assert (status, result) == ("COMPLETED", "[1,2]"), arena.attempts(remembering)
+    assert failures <= 1
+    assert [line[3] for line in arena.trace("step", remembering)] == ["1", "2"], "a finished step was repeated"
+    letters = arena.sql("select id from headway_jobs where status = 'FAILED' and reviewed_at is null")
+    assert {job_id for (job_id,) in letters} == set(dead)
+
+
+def _outcomes(arena: WorkerArena, job_id: str) -> list[str]:
+    """Return how the attempts ended that count; one may have been handed back before its turn came."""
+    return [outcome for _, outcome in arena.attempts(job_id) if outcome != "released"]
+
+
+def test_a_crash_is_always_told_from_a_hand_back(tmp_path: Path) -> None:
+    """Whether the end of the line or the end of the process is seen first must not matter."""
+    arena = WorkerArena.on(f"sqlite:///{tmp_path}/headway.db", tmp_path / "arena")
+    try:
+        worker = arena.start(*LONG_LEASE)
+        jobs = arena.enqueue_many("crash", [{"how": how} for how in ("exit", "kill") * 10], max_attempts=1)
+        assert arena.wait_final(jobs, 60) == {"FAILED": 20}
+        assert arena.sql("select outcome, count(*) from headway_all_attempts group by outcome") == [("crashed", 20)]
+        wait_for(lambda: len(worker.family()) >= 3, "the children to be replaced", 30)
+    finally:
+        arena.stop()

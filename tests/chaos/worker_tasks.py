@@ -1,0 +1,350 @@
+"""An app whose tasks misbehave in every way that a worker has to survive.
+
+Each task that runs leaves a line in the file TRACE, so that tests see what really ran, whatever the store says.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from headway import Cancel, Context, Every, Headway, Retry
+
+app = Headway(name="chaos")
+
+QUICKLY = Retry(max_attempts=3, backoff="100ms")
+SLEEPER = ["sleep", "600"]
+
+
+def trace(*words: object) -> None:
+    """Leave a line behind, in one write."""
+    path = os.environ.get("TRACE")
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(" ".join(map(str, words)) + "\n")
+
+
+def trace_run(ctx: Context, word: str, *more: object) -> None:
+    """Say what a job is at, and in which process."""
+    trace(word, ctx.job_id, ctx.attempt, os.getpid(), *more)
+
+
+@app.task
+def nothing() -> None:
+    """Do nothing."""
+
+
+@app.task
+async def nothing_async() -> None:
+    """Do nothing, on the loop."""
+
+
+@app.task
+def short(seconds: float = 0.02) -> int:
+    """Take a moment."""
+    time.sleep(seconds)
+    return os.getpid()
+
+
+@app.task
+async def rest(seconds: float) -> float:
+    """Wait on the loop."""
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@app.task
+def sit(ctx: Context, seconds: float, only_first: bool = False) -> int:
+    """Take a while; with `only_first`, only in the first attempt."""
+    trace_run(ctx, "begin")
+    if ctx.attempt == 1 or not only_first:
+        time.sleep(seconds)
+    trace_run(ctx, "end")
+    return ctx.attempt
+
+
+@app.task(timeout="10m")
+def stale(ctx: Context, marker: str) -> str:
+    """In the first attempt: wait for the marker, then write everything that an attempt can write. Else: return."""
+    trace_run(ctx, "begin")
+    if ctx.attempt > 1:
+        return "second"
+    ctx.progress(10, "first")
+    while not os.path.exists(marker):
+        time.sleep(0.02)
+    ctx.progress(66, "stale")
+    ctx.log("a stale line")
+    ctx.metadata["stale"] = True
+    for word, call in (
+        ("step", lambda: ctx.once("stale-step", lambda: 1)),
+        ("child", lambda: ctx.enqueue_sync(nothing)),
+    ):
+        try:
+            call()
+            trace_run(ctx, "accepted", word)
+        except Exception as error:  # noqa: BLE001 - which one is what the test wants to know
+            trace_run(ctx, "refused", word, type(error).__name__)
+    return "first"
+
+
+@app.task(retry=QUICKLY)
+def crash(ctx: Context, how: str) -> None:
+    """Take the process down."""
+    trace_run(ctx, "begin", how)
+    _crash(how)
+
+
+@app.task(retry=QUICKLY)
+async def crash_async(how: str) -> None:
+    """Take the process of the loop down, and everybody in it."""
+    await asyncio.sleep(0.3)
+    _crash(how)
+
+
+def _crash(how: str) -> None:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "exit":
+        os._exit(3)
+    elif how == "segfault":
+        ctypes.string_at(0)
+    elif how == "close":
+        os.closerange(3, 256)
+        time.sleep(30)
+    elif how == "raise":
+        raise SystemExit(4)
+
+
+@app.task
+def hold_gil(ctx: Context, seconds: int) -> int:
+    """Hold the interpreter for a time, without burning a core."""
+    trace_run(ctx, "begin")
+    ctypes.PyDLL(None).sleep(seconds)
+    return ctx.attempt
+
+
+@app.task(timeout="2s", retry=Retry(max_attempts=1))
+def catastrophic(ctx: Context) -> None:
+    """Hold the interpreter for years, in one call."""
+    trace_run(ctx, "begin")
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+@app.task
+def stubborn(ctx: Context) -> None:
+    """Ignore everything that can be ignored."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    trace_run(ctx, "begin")
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.05)
+
+
+@app.task(isolation="thread")
+def stubborn_thread(ctx: Context) -> None:
+    """Ignore being asked, in a thread."""
+    trace_run(ctx, "begin")
+    while True:
+        time.sleep(0.05)
+
+
+@app.task
+async def stubborn_async(ctx: Context) -> None:
+    """Ignore being cancelled, on the loop."""
+    trace_run(ctx, "begin")
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.05)
+
+
+@app.task
+def checking(ctx: Context) -> None:
+    """Look now and then whether to stop."""
+    trace_run(ctx, "begin")
+    try:
+        while True:
+            time.sleep(0.02)
+            ctx.check()
+    finally:
+        trace_run(ctx, "stopped")
+
+
+@app.task(isolation="thread")
+def tracking(ctx: Context) -> None:
+    """Go through items that never end."""
+    trace_run(ctx, "begin")
+    for _ in ctx.track(itertools.count(), "Counting"):
+        time.sleep(0.01)
+
+
+@app.task
+async def awaiting(ctx: Context) -> None:
+    """Await something that never comes."""
+    trace_run(ctx, "begin")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        trace_run(ctx, "stopped")
+
+
+@app.task
+def logging_without_end(ctx: Context) -> None:
+    """Write more lines than anybody reads, and never look up."""
+    trace_run(ctx, "begin")
+    while True:
+        ctx.log("x" * 200)
+
+
+@app.task
+def parent_of_many(ctx: Context, then: str = "wait") -> None:
+    """Start processes that try to get away: in the group, in a session of their own, twice forked."""
+    children = [subprocess.Popen(SLEEPER), subprocess.Popen(SLEEPER, start_new_session=True)]
+    double = subprocess.run(
+        ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
+    )
+    trace_run(ctx, "begin", *(child.pid for child in children), double.stdout.strip())
+    if then == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        time.sleep(0.05)
+        if then == "check":
+            ctx.check()
+
+
+@app.task
+def flood(ctx: Context, lines: int, calls: int) -> None:
+    """Say far too much, then fail."""
+    for number in range(lines):
+        ctx.log(f"line {number:09} {'x' * 40}")
+    for number in range(calls):
+        ctx.progress(number % 90, f"call {number}")
+    ctx.progress(97, "the last word")
+    raise ValueError("after the flood")
+
+
+@app.task
+def count_up(ctx: Context, seconds: float) -> None:
+    """Report progress all the time."""
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        number += 1
+        ctx.progress(min(99.9, number / 100), f"call {number}")
+        time.sleep(0.001)
+    ctx.progress(100, "done")
+
+
+@app.task
+def shout(lines: int) -> None:
+    """Print a lot."""
+    for number in range(lines):
+        print("shout", number, "y" * 80)
+    print("to stderr", file=sys.stderr)
+
+
+@app.task(retry=QUICKLY)
+def steps_once(ctx: Context, how: str = "kill") -> list[int]:
+    """Do two steps once each, and die between them in the first attempt."""
+    first = ctx.once("first", _traced, ctx, 1)
+    if ctx.attempt == 1:
+        _crash(how)
+    return [first, ctx.once("second", _traced, ctx, 2)]
+
+
+@app.task(retry=QUICKLY)
+async def steps_once_async(ctx: Context) -> list[int]:
+    """Do a step once, and bring down the loop with all neighbours in the first attempt."""
+    first = await ctx.once("first", _traced_async, ctx, 1)
+    if ctx.attempt == 1:
+        await asyncio.sleep(0.5)
+        os._exit(1)
+    return [first, await ctx.once("second", _traced_async, ctx, 2)]
+
+
+def _traced(ctx: Context, number: int) -> int:
+    trace_run(ctx, "step", number)
+    return number
+
+
+async def _traced_async(ctx: Context, number: int) -> int:
+    return _traced(ctx, number)
+
+
+@app.task(retry=Retry(max_attempts=3, backoff="100ms", retry_on=OSError, give_up_on=ConnectionError))
+def picky(ctx: Context, kind: str) -> int:
+    """Raise what is worth a retry, what is not, and signals."""
+    trace_run(ctx, "begin", kind)
+    if kind == "later" and ctx.attempt == 1:
+        raise Retry(after="1s", reason="not yet")
+    if kind == "cancel":
+        raise Cancel("nothing to do")
+    if kind == "os" and ctx.attempt == 1:
+        raise OSError("once")
+    if kind == "connection":
+        raise ConnectionResetError("for good")
+    if kind == "value":
+        raise ValueError("not in the list")
+    return ctx.attempt
+
+
+@app.task(retry=QUICKLY)
+async def cancels_itself(ctx: Context) -> None:
+    """Let a cancellation out that nobody asked for."""
+    trace_run(ctx, "begin")
+    raise asyncio.CancelledError
+
+
+@app.task(memory="256MB", retry=Retry(max_attempts=1))
+def hungry(ctx: Context) -> int:
+    """Want more memory than allowed."""
+    trace_run(ctx, "begin")
+    return len(bytearray(1 << 30))
+
+
+@app.task
+async def fan_out(ctx: Context, jobs: int) -> list[str]:
+    """Enqueue children."""
+    return [await ctx.enqueue(nothing) for _ in range(jobs)]
+
+
+@app.task(isolation="thread")
+def in_thread(ctx: Context) -> list[Any]:
+    """Say where it runs."""
+    return [os.getpid(), ctx.token, ctx.queue]
+
+
+@app.task(isolation="process")
+async def in_process(ctx: Context) -> list[Any]:
+    """Say where it runs."""
+    await asyncio.sleep(0)
+    return [os.getpid(), ctx.token, ctx.queue]
+
+
+@app.task
+def lingering(ctx: Context, seconds: float = 1.2) -> None:
+    """Take longer than the interval of its schedule, and notice being replaced."""
+    trace(f"begin-{ctx.occurrence.schedule if ctx.occurrence else ''}", ctx.job_id, ctx.attempt, time.monotonic())
+    try:
+        for _ in range(round(seconds / 0.02)):
+            time.sleep(0.02)
+            ctx.check()
+    finally:
+        trace(f"end-{ctx.occurrence.schedule if ctx.occurrence else ''}", ctx.job_id, ctx.attempt, time.monotonic())
+
+
+if os.environ.get("WITH_SCHEDULES"):
+    app.schedule("in-line", lingering, Every("1s"), overlap="queue")
+    app.schedule("newest", lingering, Every("1s"), overlap="replace", args={"seconds": 30})
+    app.schedule("skipping", lingering, Every("1s"), overlap="skip")
+if os.environ.get("WITH_LATECOMER"):
+
+    @app.task
+    def latecomer() -> str:
+        """Be known only to a newer version of this app."""
+        return "here"

@@ -1,0 +1,550 @@
+"""The commands around jobs, on a SQLite file whose jobs are moved by hand, as a worker would move them."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from headway.clock import Clock
+from headway.instants import HOUR, MINUTE
+from headway.lifecycle import Cancelled, Outcome, Parked, Raised, Succeeded, TimedOut, settle
+from headway.model import Claimed, Node, Report
+from headway.store import Store, open_driver
+from headway.store.migrations import migrate
+from tests.support.command_line import Cli
+
+T = TypeVar("T")
+
+REFUSED = '{"type": "ConnectionError", "message": "refused", "traceback": "Traceback:\\n  boom\\nConnectionError"}'
+STATE = {"tasks": ["report"], "queues": ["*"], "slots": 4, "running": 1, "children": 2, "draining": False}
+
+
+class Hand:
+    """Does to a store what a worker does, one thing at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def do(self, work: Callable[[Store], Awaitable[T]]) -> T:
+        """Open the store for one thing to be done."""
+
+        async def run() -> T:
+            store = await Store.open(self._url, Clock(node="hand"))
+            try:
+                return await work(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(run())
+
+    def live(self, name: str = "web-1", **state: Any) -> None:
+        """Have a worker beat once."""
+        node = Node(id=f"node_{name}", name=name, roles=("worker",), version="1", state={"worker": STATE | state})
+        self.do(lambda store: store.nodes.beat(node))
+
+    def claim(self, queue: str = "default", lease: int = HOUR) -> Claimed:
+        """Take the next job."""
+        [claimed] = self.do(lambda store: store.queue.claim(queue, node="node_web-1", lease=lease, limit=1))
+        return claimed
+
+    def report(self, claimed: Claimed, **more: Any) -> None:
+        """Say how far it is."""
+        said = Report(job_id=claimed.job_id, attempt=claimed.attempt, **more)
+        self.do(lambda store: store.queue.report([said]))
+
+    def end(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Settle it."""
+        self.do(lambda store: store.queue.settle([settle(claimed, outcome, 0.5)]))
+
+    def fail(self, cli: Cli, task: str = "report", *options: str) -> str:
+        """Make a dead letter."""
+        job_id = new(cli, task, *options)
+        self.end(self.claim(), Raised(REFUSED))
+        return job_id
+
+    @contextmanager
+    def soon(self, *deeds: Callable[[], object]) -> Iterator[None]:
+        """Do things in another thread, while a command watches."""
+        thread = threading.Thread(target=lambda: [deed() for deed in deeds])
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def hand(cli: Cli) -> Hand:
+    return Hand(f"sqlite:///{cli.folder / 'headway.db'}")
+
+
+def new(cli: Cli, task: str = "report", *options: str) -> str:
+    return str(cli("enqueue", task, *options, "--json").json["id"])
+
+
+# --- show, why, events, logs
+
+
+def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, hand: Hand) -> None:
+    job_id = new(cli, "report", "--max-attempts", "2", "-a", "day=1", "--job-timeout", "5m", "--expires", "1h")
+    hand.live()
+    hand.end(hand.claim(), Raised(REFUSED, retry_in=0))
+    hand.do(lambda store: store.queue.promote(10))
+    detail = {
+        "step": "b",
+        "done": 3,
+        "total": 4,
+        "rate": 2.0,
+        "eta": 60,
+        "steps": [["a", "done", 1.5], ["b", "running", None]],
+    }
+    hand.report(hand.claim(), progress=75, detail=json.dumps(detail), metadata='{"input": "v.mp4"}')
+    shape = cli("jobs", "show", job_id, "--json").json
+    assert (shape["status"], shape["progress"], shape["attempts"], shape["failures"]) == ("RUNNING", 75, 2, 1)
+    assert shape["metadata"] == {"input": "v.mp4", "current_step": "b", "steps_completed": 1, "steps_total": 2}
+    assert shape["detail"]["steps"][0] == {"name": "a", "state": "done", "seconds": 1.5}
+    assert (shape["detail"]["done"], shape["detail"]["total"]) == (3, 4)
+    assert 50 <= shape["eta_seconds"] <= 60
+    assert (shape["timeout"], shape["expires_at"] is not None) == ("5m", True)
+    assert shape["why"].startswith("running on web-1 for ")
+    [first] = shape["history"]
+    assert (first["attempt"], first["outcome"], first["error"]["message"]) == (1, "failed", "refused")
+    assert (shape["parent"], shape["rerun_of"], shape["reruns"]) == (None, None, [])
+    text = cli("jobs", "show", job_id).out
+    assert "progress    75%, about " in text
+    assert "  ✓  a  1.5s\n  ▸  b\n" in text
+    assert "failed  web-1  raised, failure 1 of 2, retrying: ConnectionError: refused\n" in text
+    assert "(1 of 2 failed)" in text
+
+
+def test_show_of_a_failure_has_its_traceback_and_who_repeats_it(cli: Cli, hand: Hand) -> None:
+    job_id = hand.fail(cli)
+    text = cli("jobs", "show", job_id).out
+    assert text.endswith("error\n  ConnectionError: refused\n  Traceback:\n    boom\n  ConnectionError\n")
+    rerun = cli("jobs", "retry", job_id, "--json").json
+    assert (rerun["rerun_of"], rerun["status"], rerun["attempts"]) == (job_id, "PENDING", 0)
+    assert cli("jobs", "show", job_id, "--json").json["reruns"] == [rerun["id"]]
+    assert f"rerun_of    {job_id}" in cli("jobs", "show", rerun["id"]).out
+
+
+GARBAGE = ("{", "[1]", "5", '"\\ud800"', "[" * 5_000, "\x1b[2J\u202e", '{"a": ' * 900 + "1" + "}" * 900)
+
+
+@pytest.mark.parametrize("text", GARBAGE, ids=lambda text: ascii(text[:10]))
+def test_garbage_in_a_job_stops_no_command(cli: Cli, text: str) -> None:
+    job_id = new(cli)
+    columns = ("args", "metadata", "detail", "result", "error", "tags", "options", "reason", "parked", "blocked_by")
+    for status in ("PENDING", "RUNNING", "BLOCKED", "FAILED"):
+        sets = ", ".join(f"{column} = ?" for column in columns)
+        cli.sql(
+            f"update headway_jobs set status = ?, attempt = 1, node = 'n', started_at = created_at, {sets}",
+            *(status, *[text] * len(columns)),
+        )
+        for command in ("show", "why", "events", "logs"):
+            for option in ((), ("--json",)):
+                result = cli("jobs", command, job_id, *option)
+                assert result.code == 0, result.err
+                assert all(line.isprintable() for line in (result.out + result.err).split("\n"))
+        for args in (("jobs", "list"), ("dead", "list"), ("top",), ("status",)):
+            assert cli(*args).code == cli(*args, "--json").code == 0
+
+
+def test_why_is_a_sentence_with_evidence(cli: Cli, hand: Hand) -> None:
+    job_id = new(cli)
+    answer = cli("jobs", "why", job_id, "--json").json
+    assert set(answer) == {"status", "why", "evidence"}
+    assert (answer["status"], answer["why"], answer["evidence"]["workers"]) == ("PENDING", "no worker is alive", 0)
+    hand.live(tasks=["mail"])
+    assert cli("jobs", "why", job_id, "--json").json["why"] == "no live worker knows the task 'report'; known: mail"
+    hand.live(queues=["mail"])
+    assert "do not take from queue 'default', only from mail" in cli("jobs", "why", job_id).out
+    before = new(cli, "report", "--priority", "5")
+    hand.live(running=4)
+    assert cli("jobs", "why", job_id, "--json").json["why"] == "all 4 slots of 1 worker are busy; 1 job ahead of it"
+    assert cli("jobs", "why", before, "--json").json["why"] == "all 4 slots of 1 worker are busy; it is next"
+    cli("queues", "pause", "default", "--reason", "release")
+    paused = cli("jobs", "why", job_id, "--json").json
+    assert paused["why"].startswith("queue 'default' has been paused for ")
+    assert paused["why"].endswith(" by cli: release")
+    text = cli("jobs", "why", job_id).out
+    assert text.startswith(f"{job_id} report is PENDING (")
+    assert "\ncure " in text
+    assert cli("jobs", "why", "job_zzz").code == 3
+
+
+def test_why_knows_the_predecessor_and_the_parked(cli: Cli, hand: Hand) -> None:
+    cli("schedules", "put", "daily", "--task", "report", "--every", "1d")
+    first = cli("schedules", "trigger", "daily", "--json").json["id"]
+    second = cli("schedules", "trigger", "daily", "--json").json["id"]
+    hand.live()
+    claimed = hand.claim()
+    blocked = cli("jobs", "why", second, "--json").json
+    assert blocked["why"].startswith(
+        f"waits for {first} to end, as schedule daily runs one at a time; that is RUNNING: "
+    )
+    assert blocked["evidence"]["blocked_by_why"].startswith("running on web-1 for ")
+    hand.end(claimed, Parked("no worker here knows the task 'report'"))
+    parked = cli("jobs", "why", first, "--json").json
+    assert (parked["status"], parked["evidence"]["parked"]) == ("BLOCKED", "unknown task")
+    assert "start a worker whose app has the task" in parked["why"]
+    assert cli("jobs", "retry", first).out == f"{first} is looked at again\n"
+    assert cli("jobs", "show", first, "--json").json["id"] == first
+
+
+def test_events_tell_the_whole_story(cli: Cli, hand: Hand) -> None:
+    job_id = hand.fail(cli)
+    new_id = cli("jobs", "retry", job_id, "--json").json["id"]
+    events = cli("jobs", "events", job_id, "--json").json
+    assert [event["event"] for event in events] == ["enqueued", "claimed", "settled", "reviewed", "retried"]
+    assert events[1]["data"] == {"attempt": 1, "node": "node_web-1"}
+    assert events[-1]["data"]["job_id"] == new_id
+    assert all(event["at"].endswith("Z") for event in events)
+    assert "outcome failed  reason raised, failure 1 of 1" in cli("jobs", "events", job_id).out
+
+
+def test_logs_have_their_lines_in_order(cli: Cli, hand: Hand) -> None:
+    job_id = new(cli, "report", "--max-attempts", "2")
+    assert cli("jobs", "logs", job_id).err == "nothing was logged yet\n"
+    claimed = hand.claim()
+    hand.report(claimed, lines=((None, "log", "one"), (None, "stderr", "two \x1b[2J")))
+    hand.end(claimed, Raised(REFUSED, retry_in=0))
+    hand.do(lambda store: store.queue.promote(10))
+    hand.report(hand.claim(), lines=((None, "log", "three"),))
+    lines = cli("jobs", "logs", job_id, "--json").json
+    assert [(line["attempt"], line["stream"], line["line"]) for line in lines] == [
+        (1, "log", "one"),
+        (1, "stderr", "two \x1b[2J"),
+        (2, "log", "three"),
+    ]
+    text = cli("jobs", "logs", job_id).out.splitlines()
+    assert [line.partition("  ")[2] or line for line in text] == ["one", "stderr: two \\x1b[2J", "— attempt 2", "three"]
+    assert [line["line"] for line in cli("jobs", "logs", job_id, "-n", "1", "--json").json] == ["three"]
+    assert cli("jobs", "logs", job_id, "-n", "0").out == ""
+
+
+def test_logs_are_followed_to_the_end(cli: Cli, hand: Hand) -> None:
+    job_id = new(cli)
+    claimed = hand.claim()
+    hand.report(claimed, lines=((None, "log", "one"),))
+    late = lambda: hand.report(claimed, lines=((None, "log", "two"),))  # noqa: E731
+    with hand.soon(late, lambda: hand.end(claimed, Succeeded("1"))):
+        followed = cli("jobs", "logs", job_id, "--follow", "--json")
+    assert [json.loads(line)["line"] for line in followed.out.splitlines()] == ["one", "two"]
+
+
+# --- watch, wait
+
+
+def test_watch_tells_what_changes_and_ends_with_the_job(cli: Cli, hand: Hand) -> None:
+    hand.live()
+    job_id = new(cli)
+    claimed = hand.claim()
+    with hand.soon(
+        lambda: hand.report(claimed, progress=50, detail='{"step": "Writing", "done": 1, "total": 2}'),
+        lambda: hand.end(claimed, Succeeded('"done"')),
+    ):
+        watched = cli("jobs", "watch", job_id)
+    assert watched.code == 0
+    lines = watched.out.splitlines()
+    assert "RUNNING" in lines[0]
+    assert " on web-1" in lines[0]
+    assert lines[-1].endswith('result "done"')
+    assert f"{job_id}  COMPLETED  in " in lines[-1]
+    again = cli("jobs", "watch", job_id)
+    assert (again.code, len(again.out.splitlines())) == (0, 1)
+
+
+def test_watch_as_json_is_one_object_per_change(cli: Cli, hand: Hand) -> None:
+    job_id = hand.fail(cli)
+    watched = cli("jobs", "watch", job_id, "--json")
+    assert watched.code == 1
+    [last] = [json.loads(line) for line in watched.out.splitlines()]
+    assert (last["id"], last["status"]) == (job_id, "FAILED")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "status"),
+    [
+        (Succeeded("1"), 0, "COMPLETED"),
+        (Raised(REFUSED), 1, "FAILED"),
+        (TimedOut(REFUSED), 1, "TIMED_OUT"),
+        (Cancelled(), 1, "CANCELLED"),
+    ],
+)
+def test_wait_is_silent_and_its_code_is_the_outcome(
+    cli: Cli, hand: Hand, outcome: Outcome, code: int, status: str
+) -> None:
+    cli("migrate")
+
+    def work() -> None:
+        while not hand.do(lambda store: store.queue.ready_queues()):
+            pass
+        hand.end(hand.claim(), outcome)
+
+    with hand.soon(work):
+        waited = cli("enqueue", "report", "--wait", "--json")
+    assert (waited.code, waited.json["status"]) == (code, status)
+
+
+def test_waiting_has_an_end(cli: Cli) -> None:
+    late = cli("enqueue", "report", "--wait", "--timeout", "300ms", "--json")
+    assert late.code == 6
+    job = json.loads(late.out)
+    assert job["status"] == "PENDING"
+    error = json.loads(late.err)["error"]
+    assert (error["code"], job["id"] in error["message"]) == ("timed_out", True)
+    watched = cli("jobs", "watch", job["id"], "--timeout", "300ms")
+    assert (watched.code, "PENDING  no worker is alive" in watched.out) == (6, True)
+    assert cli("jobs", "show", job["id"], "--json").json["status"] == "PENDING"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--watch", "--wait"),
+        ("--timeout", "5s"),
+        ("--wait", "--timeout", "soon"),
+        ("--expires", "0s"),
+        ("--expires", "never"),
+        ("--job-timeout", "x"),
+    ],
+    ids=" ".join,
+)
+def test_options_that_make_no_sense(cli: Cli, options: tuple[str, ...]) -> None:
+    result = cli("enqueue", "report", *options)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+
+
+def test_cancel_waits_until_it_has_stopped(cli: Cli, hand: Hand) -> None:
+    job_id = new(cli)
+    claimed = hand.claim()
+
+    def stop() -> None:
+        while not hand.do(lambda store: store.queue.asked_to_stop("node_web-1")):
+            pass
+        hand.end(claimed, Cancelled("stopped"))
+
+    with hand.soon(stop):
+        cancelled = cli("jobs", "cancel", job_id, "--wait", "--reason", "enough", "--json")
+    assert (cancelled.code, cancelled.json["status"]) == (0, "CANCELLED")
+    other = new(cli)
+    hand.claim()
+    assert cli("jobs", "cancel", other, "--wait", "--timeout", "200ms").code == 6
+    asked = cli("jobs", "cancel", other, "--json").json
+    assert (asked["status"], asked["why"].startswith("asked to stop ")) == ("RUNNING", True)
+    assert cli("jobs", "cancel", new(cli), "--wait", "--json").json["status"] == "CANCELLED"
+
+
+def test_retry_refuses_what_has_not_ended(cli: Cli) -> None:
+    refused = cli("jobs", "retry", new(cli), "--json")
+    assert (refused.code, refused.error["code"]) == (2, "not_final")
+
+
+# --- module:task
+
+
+JOBS = """
+from headway import Headway
+app = Headway("sqlite:///shop.db")
+
+@app.task
+def hello(n: int = 1) -> None: ...
+
+@app.task(name="video.transcode", queue="media")
+def transcode(input: str) -> None: ...
+"""
+
+
+def test_a_task_may_be_named_with_its_module(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cli.folder / "shop.py").write_text(JOBS)
+    assert cli("enqueue", "shop:hello", "--json").json["type"] == "hello"
+    job = cli("enqueue", "shop:transcode", "-a", "input=x", "--json").json
+    assert (job["type"], job["queue"]) == ("video.transcode", "media")
+    assert cli("enqueue", "shop:video.transcode", "-a", "input=x", "--json").json["type"] == "video.transcode"
+    assert cli("enqueue", "shop:nothing", "--json").error["code"] == "task_not_found"
+    assert cli("enqueue", "absent:hello", "--json").error["code"] == "invalid_config"
+    assert not (cli.folder / "headway.db").exists()
+    monkeypatch.setenv("HEADWAY_APP", "shop:app")
+    assert cli("enqueue", "shop:hello", "--json").json["type"] == "hello"
+    assert cli("enqueue", "hello", "--json").json["type"] == "hello"
+
+
+# --- dead letters
+
+
+def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, hand: Hand) -> None:
+    assert cli("migrate").code == 0
+    assert cli("dead", "list").out == "no dead letters\n"
+    first = hand.fail(cli, "report", "--tenant", "acme")
+    second = hand.fail(cli, "mail", "--tenant", "acme")
+    third = hand.fail(cli, "report")
+    listed = [job["id"] for job in cli("dead", "list", "--json").json]
+    assert listed == [third, second, first]
+    assert [job["id"] for job in cli("dead", "list", "--task", "mail", "--json").json] == [second]
+    assert cli("dead", "list", "--schedule", "none").out == "no dead letter matches\n"
+    assert "ConnectionError: refused" in cli("dead", "list").out
+    page = cli("dead", "list", "-n", "1", "--json")
+    assert (len(page.json), page.err) == (1, f"there are more: --before {third}\n")
+
+    done = cli("dead", "retry", third, "--json").json
+    assert (done["count"], done["retried"][0]["id"]) == (1, third)
+    assert cli("jobs", "show", done["retried"][0]["rerun"], "--json").json["rerun_of"] == third
+    assert cli("dead", "retry", third).code == 3
+
+    asked = cli("dead", "retry", "--tenant", "acme")
+    assert (asked.code, "This runs 2 dead letters again." in asked.err, "--yes" in asked.err) == (2, True, True)
+    assert cli("dead", "drop", second).code == 2
+    assert cli("dead", "drop", second, "--yes").out == "1 dead letter dropped\n"
+    assert cli("dead", "retry", "--all", "--yes").out == "1 job enqueued\n"
+    assert cli("dead", "list", "--json").json == []
+    assert cli("dead", "drop", "--all", "--yes").out == "no dead letter matches\n"
+    assert cli("jobs", "show", second, "--json").json["status"] == "FAILED"
+
+
+def test_dead_letters_must_be_named(cli: Cli, hand: Hand) -> None:
+    job_id = hand.fail(cli)
+    for command in ("retry", "drop"):
+        assert "say which" in cli("dead", command, "--yes").err
+        assert "say which" in cli("dead", command, job_id, "--all", "--yes").err
+        assert cli("dead", command, "job_zzz", "--yes").code == 3
+        assert cli("dead", command, new(cli), "--yes").code == 2
+    assert len(cli("dead", "list", "--json").json) == 1
+
+
+# --- workers and queues
+
+
+def test_workers_are_listed_and_asked_to_drain(cli: Cli, hand: Hand) -> None:
+    cli("migrate")
+    assert cli("workers", "list").out.startswith("no worker is alive; ")
+    hand.live("web-1")
+    hand.live("web-2", queues=["mail"], tasks=[f"t{n}" for n in range(9)])
+    shapes = cli("workers", "list", "--json").json
+    assert [(shape["name"], shape["slots"], shape["draining"]) for shape in shapes] == [
+        ("web-1", 4, False),
+        ("web-2", 4, False),
+    ]
+    text = cli("workers", "list").out
+    assert "web-1  alive      1/4  all     report" in text
+    assert "t0, t1, t2, t3, t4 and 4 more" in text
+    assert cli("workers", "drain", "web-1").out == "web-1 takes no more jobs and leaves when done\n"
+    assert "web-1  draining" in cli("workers", "list").out
+    assert cli("workers", "drain", "node_web-2", "--json").json["name"] == "web-2"
+    assert cli("workers", "drain", "web-2", "--wait", "--timeout", "200ms").code == 6
+    hand.live("web-3")
+
+    def leave() -> None:
+        while not any(node.name == "web-3" and node.asked for node in hand.do(lambda store: store.nodes.alive(MINUTE))):
+            pass
+        hand.do(lambda store: store.nodes.leave("node_web-3"))
+
+    with hand.soon(leave):
+        assert cli("workers", "drain", "web-3", "--wait").out == "web-3 has gone\n"
+    assert cli("workers", "drain", "web-3").code == 3
+    hand.do(lambda store: store.nodes.beat(Node(id="node_x", name="web-1", roles=("worker",), state={})))
+    assert "several workers" in cli("workers", "drain", "web-1").err
+    hand.do(lambda store: store.nodes.beat(Node(id="node_s", name="sched", roles=("scheduler",), state={})))
+    assert cli("workers", "drain", "sched").code == 3
+
+
+def test_queues_are_listed_paused_and_resumed(cli: Cli, hand: Hand) -> None:
+    cli("migrate")
+    assert cli("queues", "list").out == "nothing waits and nothing runs\n"
+    new(cli)
+    new(cli, "report", "--queue", "mail")
+    hand.claim("mail")
+    assert cli("queues", "pause", "empty", "--reason", "later").out == "empty is paused for 0s by cli: later\n"
+    assert cli("queues", "pause", "empty").out.startswith("empty is already paused for ")
+    shapes = {shape["name"]: shape for shape in cli("queues", "list", "--json").json}
+    assert {name: (shape["pending"], shape["running"], shape["paused"]) for name, shape in shapes.items()} == {
+        "default": (1, 0, False),
+        "empty": (0, 0, True),
+        "mail": (0, 1, False),
+    }
+    assert (shapes["empty"]["paused_by"], shapes["empty"]["reason"]) == ("cli", "later")
+    assert "empty          0       —        0  paused for " in cli("queues", "list").out
+    assert cli("queues", "resume", "empty").out == "empty is on\n"
+    assert cli("queues", "resume", "empty").out == "empty is already on\n"
+    assert cli("queues", "pause", "a\x1bb").code == 2
+
+
+# --- status and top
+
+
+def test_status_shows_workers_dead_letters_and_failing_schedules(cli: Cli, hand: Hand) -> None:
+    cli("schedules", "put", "daily", "--task", "report", "--every", "1d")
+    hand.live()
+    hand.live("web-2", draining=True)
+    for _ in range(3):
+        cli("schedules", "trigger", "daily")
+        hand.end(hand.claim(), Raised(REFUSED))
+    status = cli("status", "--json").json
+    assert [worker["name"] for worker in status["workers"]] == ["web-1", "web-2"]
+    assert status["dead"]["total"] == 3
+    assert status["dead"]["tasks"][0]["error"] == "ConnectionError: refused"
+    assert status["failing"] == [{"schedule": "daily", "failed_in_a_row": 3}]
+    text = cli("status").out
+    assert "workers    1 alive · 1 draining · 2 of 8 slots busy\n" in text
+    assert "attention  3 dead letters (report: ConnectionError: refused)  →  headway dead list\n" in text
+    assert "           schedule daily: its last 3 jobs failed  →  headway jobs list --schedule daily\n" in text
+    assert "failing: its last 3 jobs failed" in cli("schedules", "list").out
+    assert cli("schedules", "show", "daily", "--json").json["failing"] == 3
+
+
+def test_top_writes_one_frame_into_a_pipe(cli: Cli, hand: Hand) -> None:
+    cli("schedules", "put", "daily", "--task", "report", "--every", "1d")
+    hand.fail(cli)
+    hand.live()
+    job_id = new(cli)
+    hand.report(hand.claim(), progress=40, detail='{"step": "Writing", "eta": 60}')
+    for option in ((), ("--once",)):
+        text = cli("top", *option).out
+        assert text.startswith("! The schedule is on time · 1 running · 0 waiting · 1 needs you")
+        assert f"  {job_id}  report " in text
+        assert " 40% " in text
+        assert "\x1b" not in text
+        assert "daily" in text
+        assert text.endswith("→  headway dead list\n")
+    picture = cli("top", "--json").json
+    assert picture["running"][0]["id"] == job_id
+    assert picture["health"].startswith("The schedule is on time")
+    assert {"store", "workers", "queues", "dead", "schedules"} <= set(picture)
+
+
+# --- on a server
+
+
+@pytest.mark.postgres
+def test_the_same_on_postgresql(cli: Cli, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def prepare() -> None:
+        driver = open_driver(postgres_url)
+        await migrate(driver)
+        await driver.close()
+
+    asyncio.run(prepare())
+    monkeypatch.setenv("HEADWAY_STORE", postgres_url)
+    hand = Hand(postgres_url)
+    hand.live()
+    cli("schedules", "put", "daily", "--task", "report", "--every", "1d")
+    dead = hand.fail(cli)
+    cli("schedules", "trigger", "daily")
+    blocked = cli("schedules", "trigger", "daily", "--json").json["id"]
+    claimed = hand.claim()
+    hand.report(claimed, progress=5, detail='{"step": "x"}', lines=((None, "log", "one"),))
+    assert cli("jobs", "why", blocked, "--json").json["why"].startswith(f"waits for {claimed.job_id} to end")
+    for job_id in (dead, blocked, claimed.job_id):
+        for command in ("show", "why", "events", "logs"):
+            assert cli("jobs", command, job_id).code == 0
+    assert [line["line"] for line in cli("jobs", "logs", claimed.job_id, "--json").json] == ["one"]
+    assert cli("queues", "pause", "default").code == 0
+    for args in (("status",), ("top",), ("queues", "list"), ("workers", "list"), ("dead", "list")):
+        assert (cli(*args).code, cli(*args, "--json").code) == (0, 0)
+    with hand.soon(lambda: hand.end(claimed, Succeeded("1"))):
+        assert cli("jobs", "watch", claimed.job_id).code == 0
+    assert cli("dead", "retry", "--all", "--yes").out == "1 job enqueued\n"
+    assert cli("workers", "drain", "web-1").code == 0

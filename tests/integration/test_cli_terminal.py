@@ -1,0 +1,149 @@
+"""What is drawn on a real terminal: it moves, it can be left at any time, and it leaves everything as it was."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway.lifecycle import Succeeded
+from tests.integration.test_cli_jobs import Hand, new
+from tests.support.command_line import Cli
+
+HEADWAY = str(Path(sys.executable).with_name("headway"))
+WAIT_S_MAX = 60.0
+
+
+class Screen:
+    """A command on a terminal of its own."""
+
+    def __init__(self, folder: Path, *args: str, columns: int, rows: int) -> None:
+        self._main, side = pty.openpty()
+        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.before = termios.tcgetattr(side)
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("HEADWAY_", "NO_COLOR"))
+        }
+        self.process = subprocess.Popen(
+            [HEADWAY, *args],
+            cwd=folder,
+            env={**environment, "TERM": "xterm-256color"},
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            start_new_session=True,
+        )
+        self.side = side
+        self.written = ""
+
+    def wait_for(self, text: str) -> None:
+        """Read until a text has been written."""
+        deadline = time.monotonic() + WAIT_S_MAX
+        while text not in self.plain:
+            assert time.monotonic() < deadline, f"{text!r} was not written: {self.plain[-2_000:]}"
+            self._read()
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._main], [], [], 0.1)
+        if not ready:
+            return False
+        self.written += os.read(self._main, 65536).decode(errors="replace")
+        return True
+
+    @property
+    def plain(self) -> str:
+        """What was written, without its colours and movements."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.written)
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._main, keys.encode())
+
+    def end(self) -> int:
+        """Wait for the end of the command, and read what is left."""
+        deadline = time.monotonic() + WAIT_S_MAX
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, "the command does not end"
+            self._read()
+        while self._read():
+            pass
+        return self.process.returncode
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._main)
+        os.close(self.side)
+
+
+@contextlib.contextmanager
+def on_screen(folder: Path, *args: str, columns: int = 100, rows: int = 30) -> Iterator[Screen]:
+    screen = Screen(folder, *args, columns=columns, rows=rows)
+    try:
+        yield screen
+    finally:
+        screen.close()
+
+
+@pytest.fixture
+def hand(cli: Cli) -> Hand:
+    return Hand(f"sqlite:///{cli.folder / 'headway.db'}")
+
+
+def test_a_job_is_drawn_until_its_end(cli: Cli, hand: Hand) -> None:
+    hand.live()
+    with on_screen(cli.folder, "enqueue", "report", "--watch") as screen:
+        screen.wait_for("Ctrl-C stops watching, not the job")
+        claimed = hand.claim()
+        hand.report(claimed, progress=40, detail='{"step": "Writing", "done": 4, "total": 10, "rate": 2.0}')
+        screen.wait_for("▸ Writing  ━")
+        screen.wait_for("40%  4/10 · 2.0/s")
+        hand.end(claimed, Succeeded('"done"'))
+        assert screen.end() == 0
+        assert screen.plain.rstrip().endswith('result "done"')
+        assert "\x1b[?25h" in screen.written  # The cursor is back.
+
+
+def test_leaving_a_watch_leaves_the_job_alone(cli: Cli, hand: Hand) -> None:
+    job_id = new(cli)
+    hand.claim()
+    with on_screen(cli.folder, "jobs", "watch", job_id) as screen:
+        screen.wait_for("elapsed ")
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.end() == 130
+        assert f"stopped watching; {job_id} goes on (RUNNING, 0%)" in screen.plain.replace("\r\n", "")
+        assert "Traceback" not in screen.plain
+        assert "headway: " not in screen.plain  # Nothing went wrong.
+    job = cli("jobs", "show", job_id, "--json").json
+    assert (job["status"], job["attempts"]) == ("RUNNING", 1)
+
+
+@pytest.mark.parametrize("way", ["q", "\x1b", "interrupt"])
+def test_top_draws_in_a_screen_of_its_own_and_gives_the_terminal_back(cli: Cli, hand: Hand, way: str) -> None:
+    new(cli)
+    hand.report(hand.claim(), progress=40, detail='{"step": "Writing"}')
+    with on_screen(cli.folder, "top", "--every", "0.2", columns=80, rows=24) as screen:
+        screen.wait_for("40%")
+        screen.wait_for("q quits")
+        if way == "interrupt":
+            screen.process.send_signal(signal.SIGINT)
+        else:
+            screen.press(way)
+        assert screen.end() == 0
+        assert "\x1b[?1049h" in screen.written
+        assert screen.written.rstrip().endswith(("\x1b[?1049l", "\x1b[?25h"))
+        assert termios.tcgetattr(screen.side) == screen.before
+        assert "Traceback" not in screen.plain

@@ -1,0 +1,51 @@
+"""A context for tasks that run without a worker, and what they said to it."""
+
+from headway.model import Claimed
+from headway.worker.context import Context
+
+
+class Listener:
+    """Stands where the line to the supervisor is, and keeps what arrives."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self.progress: list[tuple[int | None, str | None]] = []
+
+    def note(self, context: Context) -> None:
+        """Take what is new."""
+        report = context.take_report()
+        if report is None:
+            return
+        self.lines += [(stream, text) for _, stream, text in report.lines]
+        if report.progress is not None or report.detail is not None:
+            self.progress.append((report.progress, report.detail))
+
+    def ask(self, context: Context, question: str, body: str) -> str:
+        """Answer nothing."""
+        raise NotImplementedError
+
+    async def ask_async(self, context: Context, question: str, body: str) -> str:
+        """Answer nothing."""
+        raise NotImplementedError
+
+    def texts(self, stream: str) -> list[str]:
+        """Return the lines of one stream."""
+        return [text for name, text in self.lines if name == stream]
+
+
+def new_context(*, attempt: int = 2) -> tuple[Context, Listener]:
+    """Make the context of a job, and who listens to it."""
+    claimed = Claimed(
+        job_id="job_test",
+        attempt=attempt,
+        failures=0,
+        max_attempts=3,
+        task="t",
+        args="{}",
+        tenant="default",
+        queue="default",
+        priority=0,
+        run_at=0,
+    )
+    listener = Listener()
+    return Context(claimed, listener), listener

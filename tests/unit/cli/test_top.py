@@ -1,0 +1,148 @@
+"""The terminal dashboard as a pure drawing: what it shows, and that it fits whatever terminal there is."""
+
+from typing import Any
+
+import pytest
+
+from headway.cli.status import Situation
+from headway.cli.top import Picture, frame, health
+from headway.cli.watch import painted
+from headway.instants import MINUTE, SECOND, Instant, parse_instant
+from headway.lifecycle import Status
+from headway.model import Job, Node
+from headway.store.facts import Facts
+
+NOW: Instant = parse_instant("2027-01-01T12:00:00Z")
+WORKER = Node(id="node_1", name="web-1", roles=("worker",), beat_at=NOW, state={"worker": {"slots": 8, "running": 2}})
+SCHEDULER = Node(id="node_2", name="sched", roles=("scheduler",), beat_at=NOW, state={"mode": "lock"})
+
+
+def queue(name: str, pending: int = 0, **more: Any) -> dict[str, Any]:
+    return {"name": name, "pending": pending, "oldest_age_seconds": 4.0, "running": 1, "paused": False, **more}
+
+
+def situation(**more: Any) -> Situation:
+    coming = [{"name": f"schedule-{n}", "decided_through": NOW, "next_at": NOW + n * MINUTE} for n in range(30)]
+    values: dict[str, Any] = {
+        "now": NOW,
+        "url": "sqlite://",
+        "facts": Facts(kind="sqlite", version="3.40"),
+        "latency_s": 0.001,
+        "leases": [],
+        "nodes": [SCHEDULER, WORKER],
+        "queues": [queue("default", 3), queue("mail")],
+        "waiting": {"RUNNING": 2},
+        "schedules": {
+            "total": 30,
+            "paused": 0,
+            "late": 0,
+            "attention": 0,
+            "oldest_undecided_seconds": 0.0,
+            "coming": coming,
+            "next_at": NOW,
+            "last_day": {},
+        },
+        "dead": [],
+        "failing": [],
+    }
+    return Situation(**(values | more))
+
+
+def running(number: int = 0, **more: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": f"job_01m7gxtfzz0x2k0xvkn46xq{number:03}",
+        "task": "video.transcode",
+        "status": Status.RUNNING,
+        "tenant": "default",
+        "queue": "default",
+        "priority": 0,
+        "args": "{}",
+        "created_at": NOW - MINUTE,
+        "run_at": NOW - MINUTE,
+        "started_at": NOW - MINUTE,
+        "updated_at": NOW,
+        "lease_until": NOW + MINUTE,
+        "max_attempts": 1,
+        "attempt": 1,
+        "node": "node_1",
+        "progress": 68,
+        "detail": '{"step": "720p", "eta": 239}',
+    }
+    return Job(**(values | more))
+
+
+def drawn(picture: Picture, width: int = 120, height: int = 40) -> list[str]:
+    return painted(frame(picture, width, height)).plain.split("\n")
+
+
+DEAD = [{"task": "invoice", "letters": 2, "newest": "job_9", "error": "ConnectionError: refused " + "x" * 200}]
+
+
+def test_everything_has_its_place() -> None:
+    lines = drawn(Picture(situation=situation(dead=DEAD, failing=[("nightly", 4)]), running=[running()]))
+    assert lines[0].startswith("! All 30 schedules on time · 2 running · 3 waiting · 3 need you ")
+    assert lines[0].endswith("12:00:00Z")
+    assert lines[1].startswith("  sqlite 3.40 · 1 scheduler · 1 worker · 2/8 slots ")
+    assert lines[1].endswith("q quits")
+    text = "\n".join(lines)
+    assert "  default             3        4s          1\n  mail                0         —          1" in text
+    assert "job_01m7gxtfzz0x2k0xvkn46xq000  video.transcode  " in text
+    assert " 68%    3m 59s left  web-1  720p" in text
+    assert ["schedule-3", "in", "3m", "2027-01-01", "12:03:00Z"] in [line.split() for line in lines]
+    assert lines[-2].endswith("→  headway dead list")
+    assert lines[-1] == "  schedule nightly: its last 4 jobs failed  →  headway jobs list --schedule nightly"
+
+
+@pytest.mark.parametrize("size", [(40, 8), (60, 14), (80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("jobs", [0, 1, 50])
+def test_it_fits_any_terminal_and_what_needs_somebody_stays(size: tuple[int, int], jobs: int) -> None:
+    width, height = size
+    many = situation(dead=DEAD, queues=[queue(f"queue-{n}", n) for n in range(40)])
+    lines = frame(Picture(situation=many, running=[running(n) for n in range(jobs)]), width, height)
+    assert len(lines) <= height
+    text = ["".join(piece for piece, _ in line) for line in lines]
+    if height >= 14:
+        assert "needs you" in text
+        assert text[-1].endswith("→  headway dead list")
+        assert len(text[-1]) <= width
+    if height >= 24:
+        assert {"next"} <= set(text)
+        assert any(line.startswith("running") for line in text)
+
+
+def test_what_is_not_as_it_should_be_is_said() -> None:
+    lines = drawn(Picture(situation=situation(nodes=[]), running=[]))
+    assert "  ! no scheduler is alive" in lines
+    assert "  ! no worker is alive, and 3 jobs wait" in lines
+    away = drawn(Picture(situation=situation(), running=[], trouble="the store does not answer"))
+    assert away[2] == "  ! the store does not answer"
+    late = situation().schedules | {"coming": [{"name": "x", "decided_through": 0, "next_at": NOW - MINUTE}]}
+    assert "      1m late" in "\n".join(drawn(Picture(situation=situation(schedules=late), running=[])))
+
+
+def test_a_job_says_when_it_shall_stop_or_has_lost_its_worker() -> None:
+    asked = drawn(Picture(situation=situation(), running=[running(cancel_requested_at=NOW)]), width=80)
+    assert any(line.endswith("  asked to stop") for line in asked)
+    lost = drawn(Picture(situation=situation(), running=[running(lease_until=NOW - SECOND)]), width=80)
+    assert any(line.endswith("  worker lost") for line in lost)
+    silent = drawn(Picture(situation=situation(), running=[running(detail=None, progress=0)]))
+    assert any("for 1m  web-1" in line for line in silent)
+
+
+def test_data_stays_data() -> None:
+    evil = "\x1b[2J\u202e\n"
+    odd = situation(dead=[{"task": evil, "letters": 1, "newest": "", "error": evil}], queues=[queue(evil, 1)])
+    lines = drawn(Picture(situation=odd, running=[running(task=evil, node=evil, detail='{"step": "\\u001b[2J"}')]))
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("schedules", "sentence"),
+    [
+        ({"total": 0}, "No schedules · 2 running · 3 waiting"),
+        ({"total": 1}, "The schedule is on time · 2 running · 3 waiting"),
+        ({"total": 9, "paused": 2, "late": 3}, "3 of 7 schedules late · 2 running · 3 waiting"),
+    ],
+)
+def test_health_is_one_sentence(schedules: dict[str, int], sentence: str) -> None:
+    assert health(situation(schedules=situation().schedules | schedules)) == sentence

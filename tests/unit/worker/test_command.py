@@ -1,0 +1,280 @@
+"""Commands: what they are given, what they say, how they end, and that nothing of them is left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway import Headway, InvalidTask, Retry
+from headway.model import LOG_BYTES_MAX
+from headway.settings import Settings
+from headway.worker.command import TAIL_LINES, CommandFailed, CommandRefused, command
+from headway.worker.context import TaskStopped
+from tests.support.contexts import Listener, new_context
+
+WAIT_S_MAX = 30.0
+SHOW = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.argv[1:]))"]
+
+
+def run(argv: list[str], options: dict[str, Any] | None = None, **args: Any) -> tuple[Any, Listener]:
+    context, listener = new_context()
+    return command(argv, **(options or {}))(context, **args), listener
+
+
+def given(argv: list[str], **args: Any) -> list[str]:
+    """Return the arguments that a program really got."""
+    _, listener = run([*SHOW, *argv], **args)
+    found: list[str] = json.loads("".join(listener.texts("stdout")))
+    return found
+
+
+def shell(script: str) -> list[str]:
+    return ["/bin/sh", "-c", script]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process runs; one that is dead and not yet waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# --- what it is given
+
+
+def test_an_argument_is_a_part_of_the_one_element_it_stands_in() -> None:
+    nasty = "a b\"; rm -rf / $(id) `id` ' \n *"
+    assert given(["--file", "/backups/{day}.sql", "{day}", "{n}-{flag}"], day=nasty, n=7, flag=True) == [
+        "--file",
+        f"/backups/{nasty}.sql",
+        nasty,
+        "7-true",
+    ]
+
+
+def test_braces_are_doubled_and_anything_else_is_refused() -> None:
+    assert given(["{{print}}", "{x}{{{y}}}"], x="1", y="2") == ["{print}", "1{2}"]
+    for wrong in ("{", "}", "{print $1}", "{a!r}", "{0}", "{a:>10}"):
+        with pytest.raises(InvalidTask, match="brace"):
+            command(["echo", wrong])
+
+
+@pytest.mark.parametrize("value", ["-rf", "--output=/etc/passwd", -5, "-"])
+def test_a_value_cannot_become_an_option(value: object) -> None:
+    context, _ = new_context()
+    with pytest.raises(CommandRefused, match=r'x must not begin with "-"'):
+        command([*SHOW, "{x}"])(context, x=value)
+    with pytest.raises(CommandRefused):
+        command([*SHOW, "{empty}{x}"])(context, empty="", x=value)
+    assert given(["--", "{x}"], x=value) == ["--", str(value)]
+    assert given(["--name={x}"], x=value) == [f"--name={value}"]
+
+
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}, "a\0b"])
+def test_a_value_that_is_no_text_is_refused(value: object) -> None:
+    context, _ = new_context()
+    with pytest.raises(CommandRefused, match="x must be text or a number"):
+        command([*SHOW, "{x}"])(context, x=value)
+
+
+@pytest.mark.parametrize("argv", ["ls -l", [], [""], ["{program}"], ["ls", 5], ["ls", "a\0b"], None])
+def test_a_command_is_a_list_with_a_fixed_program(argv: Any) -> None:
+    with pytest.raises(InvalidTask):
+        command(argv)
+
+
+def test_the_arguments_of_a_job_are_checked_when_it_is_enqueued() -> None:
+    app = Headway(settings=Settings(store="sqlite://"), name="t")
+    backup = app.command("backup", ["pg_dump", "--file", "{day}", "{table}"], queue="slow", timeout="30m")
+    assert backup.bind((), {"day": "x", "table": "y"}) == {"day": "x", "table": "y"}
+    for wrong in ({"day": "x"}, {"day": "x", "table": "y", "more": 1}):
+        with pytest.raises(InvalidTask, match="backup"):
+            backup.bind((), wrong)
+    assert (backup.wants_context, backup.conduct.isolation, backup.defaults.queue) == (True, "process", "slow")
+    with pytest.raises(InvalidTask, match="two tasks are named 'backup'"):
+        app.command("backup", ["ls"])
+    with pytest.raises(InvalidTask, match="cannot be used"):
+        app.command("odd", ["echo", "{import}"])
+
+
+def test_what_was_refused_is_not_retried() -> None:
+    app = Headway(settings=Settings(store="sqlite://"), name="t")
+    for task in (
+        app.command("a", ["ls"]),
+        app.command("b", ["ls"], retry=Retry(max_attempts=5, backoff="1s..9s", give_up_on=KeyError)),
+    ):
+        assert task.conduct.retry is not None
+        assert not task.conduct.retry.retries(CommandRefused("no"))
+        assert task.conduct.retry.retries(CommandFailed("no"))
+        assert task.conduct.retry.retries(KeyError()) is (task.name == "a")
+    assert (task.defaults.max_attempts, str(task.defaults.backoff)) == (5, "1s..9s")
+
+
+def test_the_environment_is_what_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "HEADWAY_STORE", "LD_PRELOAD_X", "PYTHONPATH"):
+        monkeypatch.setenv(name, "secret")
+    for name in ("LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "USER"):
+        monkeypatch.setenv(name, "C.UTF-8")
+    argv = [sys.executable, "-c", "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"]
+    _, listener = run(argv, {"env": {"PGUSER": "ada", "TZ": "UTC"}, "cwd": tmp_path})
+    seen, folder = json.loads(listener.texts("stdout")[0])
+    assert folder == str(tmp_path.resolve())
+    assert seen == {
+        **dict.fromkeys(("LANG", "LC_ALL", "HOME", "TMPDIR", "USER"), "C.UTF-8"),
+        "PATH": os.environ["PATH"],
+        "PGUSER": "ada",
+        "TZ": "UTC",
+        "HEADWAY_JOB_ID": "job_test",
+        "HEADWAY_ATTEMPT": "2",
+        "HEADWAY_TOKEN": "2",
+    }
+    for wrong in ({"A=B": "x"}, {"A": 1}, {"A": "a\0"}, {1: "x"}):
+        with pytest.raises(InvalidTask, match="env"):
+            command(["ls"], env=wrong)  # type: ignore[arg-type]
+
+
+# --- what it says
+
+
+def test_lines_become_the_log_and_progress() -> None:
+    script = """
+    echo '::progress 40 Copying tables'; echo one; echo two >&2
+    echo '::progress 12.5%'; echo '::progress x'; echo ' ::progress 50'; echo '::progress 300 Much'
+    printf 'bad \\377 byte\\nover\\rwritten\\n\\nlast'"""
+    result, listener = run(shell(script))
+    assert result == {"exit_code": 0}
+    assert listener.texts("stderr") == ["two"]
+    assert listener.texts("stdout") == [
+        *("one", "::progress x", " ::progress 50", "bad \ufffd byte", "written", "", "last"),
+    ]
+    assert [percent for percent, _ in listener.progress] == [40, 12, 99]
+    assert "Copying tables" in str(listener.progress[0][1])
+    assert "Much" in str(listener.progress[-1][1])
+
+
+def test_lines_arrive_while_the_command_runs(tmp_path: Path) -> None:
+    """It waits for a file that appears only after its first line was heard."""
+    context, listener = new_context()
+    sign = tmp_path / "sign"
+    argv = ["/bin/sh", "-c", 'echo ready; while [ ! -e "$1" ]; do sleep 0.05; done', "sh", str(sign)]
+    thread = threading.Thread(target=lambda: command(argv)(context))
+    thread.start()
+    wait_until(lambda: listener.texts("stdout") == ["ready"])
+    sign.touch()
+    thread.join(WAIT_S_MAX)
+    assert not thread.is_alive()
+
+
+def test_a_flood_is_bounded() -> None:
+    code = (
+        "import sys\n"
+        "sys.stdout.write('x' * 5_000_000 + '\\n')\n"
+        "for n in range(200_000): sys.stdout.write('line %d of very many\\n' % n)\n"
+        "print('::progress 70 Still heard')\n"
+        "sys.stderr.write('the end')\n"
+        "sys.exit(4)"
+    )
+    context, listener = new_context()
+    with pytest.raises(CommandFailed, match="exit code 4:\nthe end"):
+        command([sys.executable, "-c", code])(context)
+    assert LOG_BYTES_MAX < sum(len(text) + 1 for _, text in listener.lines) < LOG_BYTES_MAX + 10_000
+    assert len(listener.lines[0][1]) < 4_200
+    assert listener.progress[-1][0] == 70
+
+
+# --- how it ends
+
+
+def test_a_failure_says_what_was_on_stderr_last() -> None:
+    context, _ = new_context()
+    with pytest.raises(CommandFailed) as failed:
+        command(shell("for n in $(seq 30); do echo $n >&2; done; echo out; exit 3"))(context)
+    assert str(failed.value).splitlines() == [
+        "/bin/sh ended with exit code 3:",
+        *(str(n) for n in range(31 - TAIL_LINES, 31)),
+    ]
+    with pytest.raises(CommandFailed, match=r"^/bin/sh ended with exit code 1:\nonly out$"):
+        command(shell("echo only out; exit 1"))(context)
+    with pytest.raises(CommandFailed, match=r"^/bin/sh was killed by SIGSEGV$"):
+        command(shell("kill -SEGV $$"))(context)
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    context, _ = new_context()
+    with pytest.raises(CommandFailed, match="no-such-program cannot be started: No such file"):
+        command(["no-such-program"])(context)
+    with pytest.raises(CommandFailed, match=f"ls cannot be started in {tmp_path}/none: No such"):
+        command(["ls"], cwd=tmp_path / "none")(context)
+
+
+@pytest.mark.parametrize("stops", [True, False], ids=["gentle", "stubborn"])
+def test_a_command_that_is_to_stop_is_stopped_with_all_that_it_started(stops: bool) -> None:
+    context, listener = new_context()
+    trap = "trap 'echo cleaning; exit 0' TERM" if stops else "trap '' TERM"
+    script = f"{trap}; sleep 300 & echo $! $$; while true; do sleep 0.1; done"
+    ended: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            command(shell(script))(context)
+        except BaseException as error:  # noqa: BLE001 - TaskStopped is none of the ordinary ones
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: bool(listener.texts("stdout")))
+    sleeper, leader = map(int, listener.texts("stdout")[0].split())
+    context.stop()
+    thread.join(WAIT_S_MAX)
+    assert [type(error) for error in ended] == [TaskStopped]
+    assert ("cleaning" in listener.texts("stdout")) is stops
+    wait_until(lambda: not is_alive(sleeper) and not is_alive(leader))
+
+
+def test_what_a_command_leaves_behind_ends_with_it() -> None:
+    _, listener = run(shell("sleep 300 & echo $!"))
+    sleeper = int(listener.texts("stdout")[0])
+    wait_until(lambda: not is_alive(sleeper))
+
+
+def test_a_daemon_that_holds_the_pipes_does_not_hold_the_job() -> None:
+    began = time.monotonic()
+    result, listener = run(shell("setsid sleep 20 & echo $!; sleep 0.2"))
+    assert result == {"exit_code": 0}
+    assert time.monotonic() - began < 15
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(listener.texts("stdout")[0]), signal.SIGKILL)
+
+
+def test_a_command_dies_with_the_process_that_runs_it(tmp_path: Path) -> None:
+    """Not even SIGKILL to the child of a worker leaves the command running."""
+    code = (
+        "from headway.worker.command import command\n"
+        "from tests.support.contexts import new_context\n"
+        f"command(['/bin/sh', '-c', 'echo $$ > {tmp_path}/pid; sleep 300'])(new_context()[0])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3])
+    file = tmp_path / "pid"
+    wait_until(lambda: file.exists() and file.read_text().strip() != "")
+    pid = int(file.read_text())
+    assert is_alive(pid)
+    process.kill()
+    process.wait(WAIT_S_MAX)
+    wait_until(lambda: not is_alive(pid))

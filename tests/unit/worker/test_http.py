@@ -1,0 +1,332 @@
+"""Requests: what a server hears, what its answers mean, and that nothing it does holds a job."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from headway import Headway, InvalidTask, Retry
+from headway.instants import DAY, SECOND
+from headway.model import RESULT_BYTES_MAX
+from headway.settings import Settings
+from headway.worker.context import TaskStopped, encode_result
+from headway.worker.http import BODY_BYTES_MAX, HttpFailed, HttpRefused, http_request
+from tests.support.contexts import new_context
+
+WAIT_S_MAX = 30.0
+
+
+class Heard:
+    """A request as the server got it."""
+
+    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
+        self.method, self.path, self.headers = handler.command, handler.path, handler.headers
+        self.body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+
+
+class Server:
+    """A server on this machine; `answers` says what it does at a path."""
+
+    def __init__(self) -> None:
+        self.heard: list[Heard] = []
+        self.answers: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def handle_one(self) -> None:
+                outer.heard.append(Heard(self))
+                outer.answers[self.path.partition("?")[0]](self)
+
+            do_GET = do_POST = do_HEAD = do_PUT = do_DELETE = handle_one
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def at(self, path: str, status: int = 200, body: bytes = b"", **headers: str) -> str:
+        """Answer in this way at a path; return its URL."""
+
+        def answer(handler: BaseHTTPRequestHandler) -> None:
+            handler.send_response(status)
+            for name, value in headers.items():
+                handler.send_header(name.replace("_", "-"), value)
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            if handler.command != "HEAD":
+                handler.wfile.write(body)
+
+        self.answers[path] = answer
+        return self.url + path
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield server
+    server.server.shutdown()
+    thread.join(WAIT_S_MAX)
+    server.server.server_close()
+
+
+def send(url: str, arguments: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    context, _ = new_context()
+    return http_request(url, **options)(context, **(arguments or {}))
+
+
+# --- what the server hears
+
+
+def test_a_post_sends_the_arguments_as_json_and_who_it_is(server: Server) -> None:
+    url = server.at("/hook", body=b'{"ok": true, "n": 9007199254740993}', Content_Type="application/json")
+    result = send(url, {"day": "2027-01-01", "n": [1]}, method="post", headers={"Authorization": "Bearer x"})
+    assert result == {"status": 200, "body": {"ok": True, "n": 9007199254740993}}
+    heard = server.heard[0]
+    assert (heard.method, heard.path) == ("POST", "/hook")
+    assert json.loads(heard.body) == {"day": "2027-01-01", "n": [1]}
+    assert heard.headers["Idempotency-Key"] == "job_test"
+    assert heard.headers["X-Headway-Attempt"] == "2"
+    assert heard.headers["Content-Type"] == "application/json"
+    assert heard.headers["Authorization"] == "Bearer x"
+    assert heard.headers["User-Agent"] == "headway"
+
+
+def test_a_get_sends_them_in_the_query(server: Server) -> None:
+    url = server.at("/hook", body="grün".encode(), Content_Type="text/plain; charset=utf-8")
+    assert send(f"{url}?a=1", {"q": "x&y=ü", "n": 5, "on": True}) == {"status": 200, "body": "grün"}
+    assert server.heard[0].path == "/hook?a=1&q=x%26y%3D%C3%BC&n=5&on=true"
+    assert server.heard[0].body == b""
+    assert send(url, headers={"user-agent": "mine"}) == {"status": 200, "body": "grün"}
+    assert server.heard[1].headers.get_all("User-Agent") == ["mine"]
+
+
+def test_the_log_tells_the_request_without_its_query(server: Server) -> None:
+    url = server.at("/hook", 201)
+    context, listener = new_context()
+    http_request(f"{url}?token=s3cret", method="DELETE")(context)
+    (text,) = listener.texts("log")
+    assert text.startswith(f"DELETE {url}  201 Created  ")
+
+
+# --- what the answers mean
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "expected"),
+    [
+        (b"not json", "application/json", "not json"),
+        (b"[1, 2]", "application/problem+json", [1, 2]),
+        (b"[1, 2]", "text/plain", "[1, 2]"),
+        (b"\xff\x00\x1b[31m", "text/plain", "\ufffd\ufffd\ufffd[31m"),
+        (b"gr\xfcn", "text/plain; charset=latin-1", "grün"),
+        (b"x", "text/plain; charset=no-such", "x"),
+        (b"[" * 5_000, "application/json", "[" * 5_000),
+        (b"", "application/json", ""),
+    ],
+)
+def test_the_body_is_kept_as_what_it_is(server: Server, body: bytes, kind: str, expected: object) -> None:
+    assert send(server.at("/x", body=body, Content_Type=kind))["body"] == expected
+
+
+@pytest.mark.parametrize("byte", [b"a", b"\x01", b"\xff", b'"', b"\n"])
+def test_of_a_long_body_the_beginning_is_kept_and_can_be_stored(server: Server, byte: bytes) -> None:
+    result = send(server.at("/x", body=byte * (BODY_BYTES_MAX + 500_000), Content_Type="text/plain"))
+    assert result["truncated"] is True
+    assert len(result["body"]) == BODY_BYTES_MAX
+    assert len(encode_result(result)) <= RESULT_BYTES_MAX
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 410, 422])
+def test_other_refusals_are_final(server: Server, status: int) -> None:
+    with pytest.raises(HttpRefused, match=rf"the answer was {status} .*: no such thing"):
+        send(server.at("/x", status, b"no\nsuch thing", Retry_After="5"))
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_some_answers_are_worth_another_try(server: Server, status: int) -> None:
+    with pytest.raises(HttpFailed, match=str(status)) as failed:
+        send(server.at("/x", status))
+    assert not isinstance(failed.value, HttpRefused)
+    with pytest.raises(Retry, match=str(status)) as retry:
+        send(server.at("/x", status, Retry_After="120"))
+    assert retry.value.after == 120 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("99999999", DAY),
+        ("Fri, 01 Jan 2027 00:02:00 GMT", 120 * SECOND),
+        ("Thu, 31 Dec 2026 00:00:00 GMT", 0),
+    ],
+)
+def test_retry_after_may_be_a_date_and_is_bounded(server: Server, text: str, expected: int) -> None:
+    """A date counts from the server's own clock."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response_only(503)
+        handler.send_header("Date", "Fri, 01 Jan 2027 00:00:00 GMT")
+        handler.send_header("Retry-After", text)
+        handler.end_headers()
+
+    server.answers["/x"] = answer
+    with pytest.raises(Retry) as retry:
+        send(f"{server.url}/x")
+    assert retry.value.after == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "Fri, 99 Jan 2027 00:02:00 GMT"])
+def test_retry_after_that_says_nothing_leaves_it_to_the_policy(server: Server, text: str) -> None:
+    with pytest.raises(HttpFailed):
+        send(server.at("/x", 503, Retry_After=text))
+
+
+def test_the_policy_gives_up_on_refusals() -> None:
+    app = Headway(settings=Settings(store="sqlite://"), name="t")
+    ping = app.http("ping", "https://example.org/hook", method="POST", retry=Retry(max_attempts=4))
+    assert ping.conduct.retry is not None
+    assert not ping.conduct.retry.retries(HttpRefused("no"))
+    assert ping.conduct.retry.retries(HttpFailed("no"))
+    assert (ping.conduct.isolation, ping.conduct.timeout, ping.defaults.max_attempts) == ("thread", 30 * SECOND, 4)
+    assert ping.bind((), {"anything": 1, "arguments": 2}) == {"anything": 1, "arguments": 2}
+    with pytest.raises(InvalidTask):
+        ping.bind((5,), {})
+
+
+# --- redirects
+
+
+def test_a_get_follows_redirects_and_another_host_hears_nothing_of_the_author(server: Server) -> None:
+    other = server.url.replace("127.0.0.1", "localhost")
+    server.at("/a", 302, Location="/b")
+    server.at("/b", 307, Location=f"{other}/c?x=1")
+    server.at("/c", 200, b"here")
+    assert send(f"{server.url}/a", headers={"X-Api-Key": "s3cret"}) == {"status": 200, "body": "here"}
+    assert [heard.headers.get("X-Api-Key") for heard in server.heard] == ["s3cret", "s3cret", None]
+    assert server.heard[2].path == "/c?x=1"
+    assert server.heard[2].headers["Idempotency-Key"] == "job_test"
+
+
+def test_redirects_have_an_end(server: Server) -> None:
+    server.at("/a", 301, Location="/a")
+    with pytest.raises(HttpRefused, match="more than 5 times"):
+        send(f"{server.url}/a")
+    assert len(server.heard) == 6
+
+
+@pytest.mark.parametrize("target", ["https://127.0.0.1/x", "ftp://127.0.0.1/x", "file:///etc/passwd", "//["])
+def test_a_redirect_never_leaves_the_scheme(server: Server, target: str) -> None:
+    with pytest.raises(HttpRefused, match=r"was redirected \(302\)"):
+        send(server.at("/a", 302, Location=target))
+
+
+def test_a_post_is_not_redirected(server: Server) -> None:
+    with pytest.raises(HttpRefused, match="redirects are followed for GET and HEAD only"):
+        send(server.at("/a", 307, Location="/b"), method="POST")
+    assert len(server.heard) == 1
+
+
+# --- when there is no answer
+
+
+def test_nobody_there_is_a_failure_worth_another_try(server: Server) -> None:
+    with pytest.raises(HttpFailed, match=r"GET http://127.0.0.1:9/x was not answered: .*refused") as failed:
+        send("http://127.0.0.1:9/x?token=s3cret")
+    assert not isinstance(failed.value, HttpRefused)
+    assert "s3cret" not in str(failed.value)
+    with pytest.raises(HttpFailed, match="was not answered"):
+        send(server.url.replace("http://", "https://"))  # No TLS there.
+
+    def hang_up(handler: BaseHTTPRequestHandler) -> None:
+        handler.connection.close()
+
+    server.answers["/gone"] = hang_up
+    with pytest.raises(HttpFailed, match="was not answered"):
+        send(f"{server.url}/gone")
+
+
+def test_a_job_that_is_to_stop_waits_for_no_server(server: Server) -> None:
+    waiting, over = threading.Event(), threading.Event()
+
+    def never(handler: BaseHTTPRequestHandler) -> None:
+        waiting.set()
+        over.wait(WAIT_S_MAX)
+
+    server.answers["/slow"] = never
+    context, _ = new_context()
+    ended: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            http_request(f"{server.url}/slow")(context)
+        except BaseException as error:  # noqa: BLE001 - TaskStopped is none of the ordinary ones
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert waiting.wait(WAIT_S_MAX)
+    began = time.monotonic()
+    context.stop()
+    thread.join(WAIT_S_MAX)
+    assert time.monotonic() - began < 10
+    assert [type(error) for error in ended] == [TaskStopped]
+    over.set()
+    with contextlib.suppress(StopIteration):
+        left = next(t for t in threading.enumerate() if t.name == "headway-http")
+        left.join(WAIT_S_MAX)
+        assert not left.is_alive()
+
+
+# --- what the author may write
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x/y",
+        "file:///etc/passwd",
+        "example.org",
+        "https://",
+        "https://x:99999/",
+        "https://a b/",
+        "https://x/\n",
+        5,
+    ],
+)
+def test_an_address_is_http_or_https(url: Any) -> None:
+    with pytest.raises(InvalidTask, match="URL"):
+        http_request(url)
+
+
+def test_a_password_does_not_stand_in_the_address() -> None:
+    with pytest.raises(InvalidTask, match="has a password") as refused:
+        http_request("https://ada:s3cret@example.org/")
+    assert "s3cret" not in str(refused.value)
+
+
+def test_an_address_may_have_other_letters(server: Server) -> None:
+    server.at("/gr%C3%BCn", 200, b"ok")
+    assert send(f"{server.url}/grün")["body"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "headers", [{"A B": "x"}, {"A": "x\r\nB: y"}, {"A": 5}, {"Host": "x"}, {"idempotency-key": "x"}, {"": "x"}]
+)
+def test_headers_are_checked(headers: Any) -> None:
+    with pytest.raises(InvalidTask, match="header"):
+        http_request("https://example.org", headers=headers)
+
+
+def test_methods_are_few() -> None:
+    with pytest.raises(InvalidTask, match="method must be one of GET"):
+        http_request("https://example.org", method="TRACE")
