@@ -36,11 +36,11 @@ $(READY): $(UV) requirements.lock pyproject.toml
 	@echo "Ready: $(BIN)/headway"
 
 .PHONY: demo
-demo: setup ## See schedules being decided, on SQLite, in a minute
+demo: setup ## See jobs run, crash and recover, on SQLite, in a minute (ARGS=crash kills a worker)
 	@$(BIN)/headway demo $(ARGS)
 
 .PHONY: dev
-dev: setup ## Run a scheduler for development (ARGS=jobs:app), again when files change
+dev: setup ## Run an app while you write it (ARGS=jobs:app), again when files change
 	@$(BIN)/headway dev $(ARGS)
 
 .PHONY: check
@@ -78,6 +78,11 @@ chaos: setup servers ## Kill, freeze and restart real processes and a real Postg
 .PHONY: bench
 bench: setup servers ## Measure against the bare database (ARGS= for options)
 	$(BIN)/python -m bench $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: setup servers ## Measure beside other people's queues (ARGS= for options)
+	bench/peers/setup
+	$(BIN)/python -m bench drain latency --peers top $(ARGS)
 
 .PHONY: docs
 docs: setup ## Build the documentation into site/

@@ -17,6 +17,10 @@ def declare(app: Headway) -> Headway:
         """Only be run."""
 
     @app.task
+    def blocking() -> None:
+        """Be there, so that the worker has children of both kinds."""
+
+    @app.task
     async def sleeper(ctx: Context, seconds: int) -> None:
         """Sleep for a while, and say how far that is."""
         steps = round(seconds / PROGRESS_S)

@@ -1,40 +1,40 @@
 """A fixed delay counts from the end of the job before, so that slow runs never pile up."""
 
-import sqlite3
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
+from pathlib import Path
 
 from headway import After, Headway
 
-file = f"{tempfile.mkdtemp()}/headway.db"
-app = Headway(f"sqlite:///{file}", name="mail")
+os.environ.setdefault("HEADWAY_STORE", f"sqlite:///{tempfile.mkdtemp()}/headway.db")
+app = Headway()
 
 
 @app.task
-def poll_inbox() -> None: ...
+def poll_inbox() -> str:
+    time.sleep(0.3)
+    return "no mail"
 
 
-app.put_schedule_sync("poll-inbox", task=poll_inbox, trigger=After("10m"))
-scheduler = subprocess.Popen(
-    [sys.executable, "-m", "headway", "scheduler", "--store", app.settings.store], stderr=subprocess.DEVNULL
-)
-deadline = time.monotonic() + 30
-while not (decided := app.occurrences_sync("poll-inbox")) and time.monotonic() < deadline:
-    time.sleep(0.1)
-scheduler.terminate()
-scheduler.wait()
-print("the first one is due at once:", decided[0].outcome, decided[0].reason)
+app.schedule("poll-inbox", poll_inbox, After("500ms"))
 
-views = sqlite3.connect(file)
-following = "select next_at from headway_schedules_v"
-print("while its job has not ended:", views.execute(following).fetchone()[0])
+if __name__ == "__main__":
+    command = [sys.executable, "-m", "headway", "serve", "--app", "fixed_delay:app"]
+    server = subprocess.Popen(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(app.jobs_sync(status="COMPLETED")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    server.terminate()
+    server.wait()
 
-job = app.cancel_sync(decided[0].job_id or "", reason="no worker in this example")
-minutes = "select round((julianday(next_at) - julianday(finished_at)) * 1440) from headway_schedules_v, headway_jobs_v"
-print("after its end, minutes to wait:", views.execute(minutes).fetchone()[0])
+    jobs = [handle.job for handle in reversed(app.jobs_sync(status="COMPLETED"))]
+    waits = [(later.occurrence_at or 0) - (job.finished_at or 0) for job, later in pairwise(jobs)]
+    print("runs:", len(jobs) >= 3)
+    print("half a second from the end of each to the next:", all(wait >= 500_000 for wait in waits))
 
-# the first one is due at once: fired on time
-# while its job has not ended: None
-# after its end, minutes to wait: 10.0
+# runs: True
+# half a second from the end of each to the next: True

@@ -23,7 +23,7 @@ from bench.peers.catalogue import ROOT, Contestant, folder
 from bench.peers.kit import RECORD, WARM_UP
 from bench.peers.redis_server import RedisServer
 from bench.places import Place, PostgresPlace, Run
-from bench.watch import Watched, family
+from bench.watch import Bystanders, Watched, family
 from tests.support.postgres import PostgresServer
 
 STEP_S_MAX: Final = 180.0
@@ -53,6 +53,7 @@ class Drained:
     jobs: int
     bodies_s: float  # Until the last body started.
     settled_s: float  # Until the last completion was committed, where the store keeps one.
+    disturbed: float  # The part of the machine that others used meanwhile.
 
     @property
     def rate(self) -> float:
@@ -158,8 +159,11 @@ class Stage:
 
     async def drained(self, jobs: int) -> Drained:
         """Wait until all jobs have run and are settled in the store."""
+        await self.bodies(1)
+        bystanders = Bystanders()
         await self.bodies(jobs)
         settled_ns = await self._settled_ns()
+        disturbed = bystanders.share()
         hits = self.hits()
         if len({hit.key for hit in hits}) != jobs:
             raise Failed(f"{len({hit.key for hit in hits})} different jobs of {jobs} ran")
@@ -168,6 +172,7 @@ class Stage:
             jobs=jobs,
             bodies_s=bodies_ns / 1e9,
             settled_s=max(bodies_ns, (settled_ns or 0) - hits[0].started_ns) / 1e9,
+            disturbed=disturbed,
         )
 
     async def _settled_ns(self) -> int | None:

@@ -617,12 +617,17 @@ def crew_plan(settings: Settings, store: str | None = None) -> CrewPlan:
     return CrewPlan(
         command=child_command(settings.app),
         environ={} if store is None else {CHILD_STORE: store},  # Not in the command, which everybody can read.
-        processes=settings.processes or len(os.sched_getaffinity(0)),
+        processes=settings.processes or _cores(),
         concurrency=settings.concurrency,
         threads=min(settings.concurrency, THREADS_MAX),
         max_jobs=settings.child_max_jobs,
         max_memory=settings.child_max_memory,
     )
+
+
+def _cores() -> int:
+    """Count the cores that this process may use; not every system tells which those are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def hello_of(app: Headway) -> Hello:

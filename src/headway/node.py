@@ -70,7 +70,8 @@ class EngineNode:
         self._schedules = schedules
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
-        self._grace_s: float | None = settings.grace / SECOND
+        self._leaving = asyncio.Event()  # The grace runs from here; a drain alone takes as long as the jobs do.
+        self._grace_s = settings.grace / SECOND
         self._shards = self._elector(lambda: self._scheduler_loop.idle_s())
         self._housekeeping = self._elector(lambda: max(self._promoter_loop.idle_s(), self._janitor_loop.idle_s()))
         self._scheduler_loop = self._scheduler()
@@ -108,7 +109,11 @@ class EngineNode:
             await self._say_goodbye()
 
     def stop(self) -> None:
-        """End soon, in good order."""
+        """End soon, in good order: what runs has the grace to end."""
+        self._leaving.set()
+        self._wind_down()
+
+    def _wind_down(self) -> None:
         self._stopping.set()
         if self._supervisor is not None:
             self._supervisor.drain("the worker ends")
@@ -134,21 +139,22 @@ class EngineNode:
                     await self._shards.resign()
 
     async def _drain(self, supervisor: Supervisor) -> None:
-        """Let what runs end within the grace; then, or when told to hurry, hand it back."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._grace_s):
-                await _first_of(supervisor.idle(), self._hurrying.wait())
-        if supervisor.running():
+        """Let what runs end, within the grace once it runs; then, or when told to hurry, hand it back."""
+        await _first_of(supervisor.idle(), self._hurrying.wait(), self._grace_over())
+        if not supervisor.is_idle:
             supervisor.hand_back()
             with contextlib.suppress(TimeoutError):  # The store may be away: then the leases run out by themselves.
                 async with asyncio.timeout(HAND_BACK_S_MAX):
                     await supervisor.idle()
 
+    async def _grace_over(self) -> None:
+        await self._leaving.wait()
+        await self._clock.rest(self._grace_s, asyncio.Event())
+
     def _asked(self, what: str) -> None:
-        """An operator wants something of this node. A drain takes as long as the jobs do."""
-        if what == "drain" and not self._stopping.is_set():
-            self._grace_s = None
-            self.stop()
+        """An operator wants something of this node. A drain takes as long as the jobs do, unless a signal follows."""
+        if what == "drain":
+            self._wind_down()
 
     @property
     def _rest_s_max(self) -> float:

@@ -142,7 +142,7 @@ def _choice(*options: str) -> Callable[[str, object], str]:
 def _whole(low: int, high: int) -> Callable[[str, object], int]:
     def read(label: str, value: object) -> int:
         text = str(value)
-        if not re.fullmatch("[0-9]{1,9}", text) or not low <= int(text) <= high:
+        if not re.fullmatch("[0-9]{1,10}", text) or not low <= int(text) <= high:
             raise InvalidConfig(f"{label} must be a whole number from {low} to {high}, not {text[:40]!r}")
         return int(text)
 

@@ -20,7 +20,6 @@ NAMES_SHOWN: Final = 20
 MESSAGE_LENGTH_MAX: Final = 300
 RAW_LENGTH_MAX: Final = 4_096
 WORKER: Final = "worker"
-SCHEDULER: Final = "scheduler"
 
 Evidence = dict[str, Any]
 
@@ -213,9 +212,9 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
         return any(node.id == node_id for node in self.nodes)
 
     @property
-    def schedulers(self) -> int:
-        """How many schedulers are alive; they make due jobs ready and rescue those of lost workers."""
-        return sum(SCHEDULER in node.roles for node in self.nodes)
+    def keepers(self) -> int:
+        """How many nodes are alive; one of them makes due jobs ready and rescues those of lost workers."""
+        return len(self.nodes)
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -290,10 +289,10 @@ def _scheduled(job: Job, around: Around) -> tuple[str, Evidence]:
 
 def _readier(around: Around, evidence: Evidence) -> str:
     """Say who makes due jobs ready."""
-    evidence["schedulers"] = around.schedulers
-    if not around.schedulers:
-        return "no scheduler is alive to make it ready"
-    return "a scheduler makes it ready at any moment"
+    evidence["nodes"] = around.keepers
+    if not around.keepers:
+        return "no scheduler or worker is alive to make it ready"
+    return "it is made ready at any moment"
 
 
 def _retrying(job: Job, around: Around) -> tuple[str, Evidence]:
@@ -431,8 +430,8 @@ def _running(job: Job, around: Around) -> tuple[str, Evidence]:
             "lease_seconds": round((job.lease_until - now) / SECOND, 3),
         }
         if job.lease_until < now:
-            evidence["schedulers"] = around.schedulers
-            rescue = "it is being rescued" if around.schedulers else "no scheduler is alive to rescue it"
+            evidence["nodes"] = around.keepers
+            rescue = "it is being rescued" if around.keepers else "no scheduler or worker is alive to rescue it"
             return f"its worker {node} is lost: the lease ran out {away(job.lease_until, now)}; {rescue}", evidence
         if not around.lives(job.node):
             silent = f"{node} was not heard of lately; unless it comes back the job is rescued"

@@ -81,6 +81,7 @@ def query(store: str, sql: str) -> list[tuple[Any, ...]]:
     """Read the database as anybody could."""
     if store.startswith("sqlite"):
         connection = sqlite3.connect(store.removeprefix("sqlite:///"), timeout=10)
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")
         try:
             return connection.execute(sql).fetchall()
         finally:

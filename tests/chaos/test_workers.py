@@ -30,7 +30,8 @@ def _lost_workers(arena: WorkerArena) -> None:
     nested = arena.enqueue("parent_of_many", queue="b", max_attempts=1)
     twin = arena.enqueue("sit", {"seconds": 60, "only_first": True}, queue="b")
     frozen = arena.enqueue("stale", {"marker": str(marker)}, queue="c")
-    for job_id in (*killed, twin, nested, frozen):
+    unheard = arena.enqueue("sit", {"seconds": LEASE_S}, queue="c")  # It ends, and nobody hears of it in time.
+    for job_id in (*killed, twin, nested, frozen, unheard):
         arena.wait_trace("begin", job_id)
     family = victims["a"].family() | victims["b"].family()
     assert len(family) >= 4 + 3, "the victims have children, and one of these has some, too"
@@ -44,10 +45,11 @@ def _lost_workers(arena: WorkerArena) -> None:
     arena.start("--queues", "b", "--node", "b", *FLAGS, is_ready=False)  # The same name, another node.
     arena.start("--queues", "a,c", "--node", "rescuer", *FLAGS, is_ready=False)
     wait_for(lambda: not any(map(is_alive, family)), "the children of dead workers to be gone", 10)
-    for job_id in (*killed, twin, frozen):
+    rescued = [*killed, twin, frozen, unheard]
+    for job_id in rescued:
         assert arena.wait_trace("begin", job_id, 2)[1][1] == "2"
         assert time.monotonic() - fallen < RESCUE_S_MAX + 5, "rescued too late, machine noise included"
-    arena.wait_final([*killed, twin, frozen])
+    arena.wait_final(rescued)
     assert is_alive(frozen_child), "nobody could know that it has lost its job"
     marker.touch()
     # The child speaks into the line of a supervisor that is frozen, and waits for the answers.
@@ -56,11 +58,11 @@ def _lost_workers(arena: WorkerArena) -> None:
     wait_for(lambda: not is_alive(frozen_child), "the child of the thawed worker to be gone", PATIENCE_S)
     assert victims["c"].process.poll() is None, victims["c"].log.read_text()
 
-    arena.enqueue("nothing", queue="c")
-    arena.check_ended_once([*killed, twin, frozen])
-    for job_id in (*killed, twin, frozen):
+    arena.check_ended_once(rescued)
+    for job_id in rescued:
         assert arena.attempts(job_id) == [(1, "expired"), (2, "completed")]
         assert arena.job(job_id, "failures") == 1
+    assert arena.job(unheard, "result") == "2"
     _check_nothing_stale(arena, frozen)
     arena.app.cancel_sync(nested)
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ APP = "tests.chaos.worker_tasks:app"
 PATIENCE_S = 30.0
 START_S_MAX = 40.0
 STOP_S_MAX = 15.0
+FULL = bool(os.environ.get("HEADWAY_CHAOS_FULL"))  # Longer torments, for whoever has the time.
 FINAL = ("COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED")
 PR_SET_PDEATHSIG = 1
 
@@ -141,6 +143,16 @@ class WorkerArena:
         """Read the database as anybody could."""
         return query(self.store, text)
 
+    def write(self, text: str) -> None:
+        """Change the database behind everybody's back."""
+        if self.store.startswith("sqlite"):
+            connection = sqlite3.connect(self.store.removeprefix("sqlite:///"), timeout=20)
+            with connection:
+                connection.execute(text)
+            connection.close()
+        else:
+            query(self.store, text)
+
     def job(self, job_id: str, *columns: str) -> Any:
         """Read columns of a job: one value, or a tuple of several."""
         [row] = self.sql(f"select {', '.join(columns)} from headway_jobs where id = '{job_id}'")
@@ -150,6 +162,10 @@ class WorkerArena:
         """Return the ended attempts of a job with their outcomes."""
         ended = f"select attempt, outcome from headway_all_attempts where job_id = '{job_id}' order by attempt"
         return [(attempt, outcome) for attempt, outcome in self.sql(ended)]
+
+    def outcomes(self, job_id: str) -> list[str]:
+        """Return how the attempts ended that count; a job may have been handed back before its turn came."""
+        return [outcome for _, outcome in self.attempts(job_id) if outcome != "released"]
 
     def statuses(self, job_ids: Iterable[str]) -> dict[str, int]:
         """Count jobs by their status."""

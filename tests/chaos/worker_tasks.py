@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from typing import Any
 
-from headway import Cancel, Context, Every, Headway, Retry
+from headway import After, Cancel, Context, Every, Headway, Retry
 
 app = Headway(name="chaos")
 
@@ -132,7 +133,14 @@ def hold_gil(ctx: Context, seconds: int) -> int:
 
 @app.task(timeout="2s", retry=Retry(max_attempts=1))
 def catastrophic(ctx: Context) -> None:
-    """Hold the interpreter for years, in one call."""
+    """Hold the interpreter for ever, in one call that does not look for signals either."""
+    trace_run(ctx, "begin")
+    deque(itertools.repeat(None), maxlen=0)
+
+
+@app.task(timeout="2s", retry=Retry(max_attempts=1))
+def backtracking(ctx: Context) -> None:
+    """Hold the interpreter for years, in one call that looks for signals now and then."""
     trace_run(ctx, "begin")
     re.match(r"(a+)+$", "a" * 60 + "b")
 
@@ -342,6 +350,7 @@ if os.environ.get("WITH_SCHEDULES"):
     app.schedule("in-line", lingering, Every("1s"), overlap="queue")
     app.schedule("newest", lingering, Every("1s"), overlap="replace", args={"seconds": 30})
     app.schedule("skipping", lingering, Every("1s"), overlap="skip")
+    app.schedule("following", lingering, After("500ms"), args={"seconds": 0.4})
 if os.environ.get("WITH_LATECOMER"):
 
     @app.task

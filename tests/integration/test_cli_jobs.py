@@ -119,7 +119,7 @@ def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, hand: Han
     assert "progress    75%, about " in text
     assert "  ✓  a  1.5s\n  ▸  b\n" in text
     assert "failed  web-1  raised, failure 1 of 2, retrying: ConnectionError: refused\n" in text
-    assert "(1 of 2 failed)" in text
+    assert "(1 failed, 2 allowed)" in text
 
 
 def test_show_of_a_failure_has_its_traceback_and_who_repeats_it(cli: Cli, hand: Hand) -> None:

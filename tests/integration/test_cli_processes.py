@@ -51,6 +51,13 @@ def told(store: str, *args: str) -> Any:
     return json.loads(written.getvalue())
 
 
+def told_in(folder: Path, *args: str) -> Any:
+    """Ask in a process of its own, in a folder."""
+    done = headway(folder, *args, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def file_store(folder: Path) -> str:
     return f"sqlite:///{folder / 'headway.db'}"
 
@@ -175,60 +182,74 @@ def test_a_destructive_command_asks_on_a_terminal(tmp_path: Path) -> None:
     assert told(file_store(tmp_path), "schedules", "show", "daily")["name"] == "daily"
 
 
-def test_demo_shows_decisions_and_audits_itself(tmp_path: Path) -> None:
-    done = headway(tmp_path, "demo", "--seconds", "5")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "heartbeat  fired" in done.stdout
-    assert "resting    paused" in done.stdout
-    assert "02:30" in done.stdout
-    assert "audit  ok: 6 schedules" in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_demo_on_a_terminal_ends_with_ctrl_c(tmp_path: Path) -> None:
-    main, side = pty.openpty()
-    process = subprocess.Popen(
-        [HEADWAY, "demo"], cwd=tmp_path, env=environment(), stdin=side, stdout=side, stderr=side, process_group=0
-    )
-    os.close(side)
-    written = b""
-    while b"fired" not in written:
-        written += os.read(main, 65536)
-    process.send_signal(signal.SIGINT)
-    while b"Next:" not in written:
-        written += os.read(main, 65536)
-    assert process.wait(WAIT_S_MAX) == 0
-    os.close(main)
-    assert b"Traceback" not in written
-
-
 APP = """
 from headway import Every, Headway
 app = Headway()
 
 @app.task
-def hello() -> None: ...
+def hello() -> str:
+    return "hello, world"
 
 app.schedule("hello", hello, Every("1h"))
 """
 
 
-def test_dev_restarts_when_the_app_changes_and_survives_its_mistakes(tmp_path: Path) -> None:
+def test_dev_runs_jobs_restarts_when_the_app_changes_and_survives_its_mistakes(tmp_path: Path) -> None:
     source = tmp_path / "shop.py"
     source.write_text(APP)
     with started(tmp_path, "dev", "dev", "shop:app") as (process, log):
-        wait_until(says(log, "leading role=scheduler/0"), "the scheduler to lead")
-        assert "schedules_synchronised app=shop" in log.read_text()
+        wait_until(says(log, "schedules_synchronised app=shop"), "the app to run")
+        job = told(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "60s")
+        assert (job["status"], job["result"]) == ("COMPLETED", "hello, world")
         source.write_text(APP + "\noops(")
         wait_until(says(log, "waiting_for_a_change"), "the mistake to be told")
-        assert "SyntaxError" in log.read_text()
-        assert "Traceback" not in log.read_text()
-        source.write_text(APP.replace("1h", "2h"))
+        mistake = log.read_text().partition("restarting changed=shop.py")[2].splitlines()
+        assert ["SyntaxError" in line for line in mistake] == [False, True, False], "one line says what is wrong"
+        assert mistake[1].startswith("headway: the app 'shop:app' cannot be imported from")
+        source.write_text(APP.replace("1h", "2h").replace("world", "you"))
         wait_until(says(log, '"1 changed"'), "the change to arrive")
+        job = told(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "60s")
+        assert job["result"] == "hello, you"
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S_MAX) == 0
     assert told(file_store(tmp_path), "schedules", "show", "hello")["rule"] == "every 2h"
     assert told(file_store(tmp_path), "status")["nodes"] == []
+
+
+TASKS = """
+[tasks.greet]
+command = ["echo", "hello {who}"]
+
+[schedules.greet]
+task = "greet"
+every = "1h"
+args = {who = "you"}
+"""
+
+
+def test_dev_needs_no_python_and_watches_the_file_of_settings(tmp_path: Path) -> None:
+    file = tmp_path / "headway.toml"
+    file.write_text(TASKS)
+    with started(tmp_path, "dev", "dev") as (process, log):
+        wait_until(says(log, "schedules_synchronised app=headway.toml"), "the file to be an app")
+        job = told_in(tmp_path, "enqueue", "greet", "-a", "who=world", "--wait", "--timeout", "60s")
+        assert (job["status"], job["result"]) == ("COMPLETED", {"exit_code": 0})
+        assert "hello world" in headway(tmp_path, "jobs", "logs", job["id"]).stdout
+        file.write_text(file.read_text().replace('"1h"', '"2h"'))
+        wait_until(says(log, "restarting changed=headway.toml"), "the change to be seen")
+        wait_until(says(log, '"1 changed"'), "the change to arrive")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S_MAX) == 0
+    refused = headway(tmp_path, "enqueue", "greet")
+    assert (refused.returncode, "missing a required argument: 'who'" in refused.stderr) == (2, True)
+
+
+def test_a_worker_without_tasks_says_where_they_could_be(tmp_path: Path) -> None:
+    refused = headway(tmp_path, "worker")
+    assert refused.returncode == 2
+    assert refused.stderr.endswith(
+        "a worker needs tasks: --app module:app, HEADWAY_APP, or [tasks.…] in headway.toml\n"
+    )
 
 
 # --- schedulers

@@ -3,16 +3,21 @@
 Marks in the pages, each an HTML comment right above a code block:
 
     run                  the Python blocks of a page so marked are one program; a print's comment is its output
+    run: test            another one
+    run: worker          and another one, beside which a worker runs the tasks that it defines
     sql: both            runs on both databases; `sqlite` or `postgresql` on that one
     file: NAME           is written into the folder in which the page's commands run
     session              its commands run and end well; `exact` also compares what they print
     session: background  its commands keep running until the page is done
     session: postgresql  its commands run with the store at a real PostgreSQL
+
+In a session, `job_…` is the newest job that no schedule made, and `kill -9` kills the worker that runs it.
 """
 
 import ast
 import asyncio
 import inspect
+import json
 import os
 import re
 import shlex
@@ -22,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
@@ -31,14 +37,24 @@ from typing import Any
 import psycopg
 import pytest
 
-from headway import After, Cron, Every, Headway, errors, model
+from headway import After, Cron, Every, Headway, errors, lifecycle, model, task
+from headway.app import THREADS_MAX
 from headway.cli import root
-from headway.instants import DURATION_MAX, Instant, format_duration, parse_instant, to_datetime
+from headway.instants import (
+    DURATION_MAX,
+    SECOND,
+    Instant,
+    format_duration,
+    parse_duration,
+    parse_instant,
+    to_datetime,
+)
 from headway.model import Decided, Decision, LiveJobs, Pause, Schedule, ScheduleSpec
 from headway.scheduling import expression, planner, scheduler, triggers
 from headway.settings import SHARDS_MAX, Settings
-from headway.store import open_driver, postgres, queue, schedules, sqlite
+from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
+from headway.worker import context, crew, supervisor
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -104,7 +120,9 @@ def environment(**more: str) -> dict[str, str]:
 def test_every_fence_is_closed_and_every_mark_is_known() -> None:
     for page, text in PAGES.items():
         assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(blocks(page)), page
-    known = re.compile(r"|run|sql: (both|sqlite|postgresql)|file: [\w.]+|session(: (exact|background|postgresql))?")
+    known = re.compile(
+        r"|run(: (test|worker))?|sql: (both|sqlite|postgresql)|file: [\w.]+|session(: (exact|background|postgresql))?"
+    )
     assert [str(block) for block in all_blocks() if not known.fullmatch(block.mark)] == []
 
 
@@ -173,21 +191,28 @@ def test_every_setting_is_documented_with_its_default() -> None:
         row = table[f"`{setting.name}`"]
         assert row[1] == f"`HEADWAY_{setting.name.upper()}`"
         default: Any = setting.default
-        if setting.name in ("leader_lease", "worker_lease", "poll", "retention"):
+        if setting.name in ("leader_lease", "worker_lease", "poll", "grace", "retention"):
             default = format_duration(default)
-        if default not in (None, ""):
+        if default not in (None, "", ()):
             assert row[2].strip("`") == str(default)
 
 
 def test_the_bounds_of_settings_are_the_documented_ones() -> None:
     table = {row[0].strip("`"): row for row in rows("docs/settings.md")}
-    for name in ("scheduler_shards", "leader_lease", "worker_lease", "poll", "retention"):
+    bounded = [name for name, row in table.items() if " to " in row[3]]
+    assert len(bounded) >= 9
+    for name in bounded:
         low, _, high = table[name][3].partition(" to ")
         for value in (low, high):
             Settings.load({name: value}, environ={}, file=Path("none"))
-        for value in ("0", "0ms", "3651d"):
+        for value in (_beyond(low, -1), _beyond(high, 1)):
             with pytest.raises(errors.InvalidConfig):
                 Settings.load({name: value}, environ={}, file=Path("none"))
+
+
+def _beyond(bound: str, by: int) -> str:
+    """Return the next number or second after a bound, or before it."""
+    return str(int(bound) + by) if bound.isdigit() else f"{parse_duration(bound) / SECOND + by:.0f}s"
 
 
 def commands() -> Iterator[str]:
@@ -222,10 +247,15 @@ def test_every_error_is_documented() -> None:
         assert f"`{name}`" in PAGES["docs/python.md"]
 
 
+NOT_MADE = {"S8", "S9", "S10", "L10", "L11"}
+
+
 def test_every_promise_that_is_mentioned_is_explained() -> None:
     promises = PAGES["docs/promises.md"]
     made = set(re.findall(r"^### ([SL]\d+) ", promises, re.MULTILINE))
-    assert made == {"S1", "S4", "S5", "S6", "S7", "S11", "S12", "L1", "L4", "L5"}
+    assert made == {*(f"S{n}" for n in range(1, 13)), *(f"L{n}" for n in range(1, 12))} - NOT_MADE
+    for promise in NOT_MADE:
+        assert f"({promise})" in promises, f"{promise} is not made: say so"
     for page, text in PAGES.items():
         for promise in re.findall(r"\b[SL]\d{1,2}\b", text):
             assert re.search(rf"\b{promise}\b", promises), f"{page} mentions {promise}"
@@ -267,6 +297,21 @@ def test_the_limits_are_those_of_the_code() -> None:
         "statement": f"{postgres.STATEMENT_S_MAX:g} s on PostgreSQL, {sqlite.STATEMENT_S_MAX:g} s on SQLite",
         "connections of a process to PostgreSQL": f"{postgres.POOL_SIZE}, and one",
         "scheduler shards": number(SHARDS_MAX),
+        "result of a job or of a `ctx.once` step, as JSON": number(model.RESULT_BYTES_MAX),
+        "error of a job, traceback included": number(model.ERROR_BYTES_MAX),
+        "log of a job": number(model.LOG_BYTES_MAX),
+        "line of a log": number(model.LOG_LINE_LENGTH_MAX),
+        "metadata of a job, as JSON": number(model.METADATA_BYTES_MAX),
+        "steps of a job": f"{context.STEPS_MAX}, their names {model.STEP_LENGTH_MAX}",
+        "progress of a job": f"every {supervisor.REPORT_EVERY_S:g} s",
+        "lost workers of a job": f"{lifecycle.LOSSES_MAX}; ",
+        "jobs in one claim or one settlement of a worker": number(max(supervisor.CLAIM_MAX, supervisor.SETTLE_MAX)),
+        "jobs that wait in a child process behind those that run": f"within {crew.PREFETCH_S * 1000:g} ms, at most "
+        f"{crew.PREFETCH_MAX}; those behind a job of more than {crew.STUCK_S:g} s",
+        "threads of a worker": number(THREADS_MAX),
+        "time from asking a job to stop to SIGTERM, and from there to SIGKILL": f"{crew.SOFT_S:g} s, {crew.HARD_S:g} s",
+        "time for a child process to import the app": f"{crew.START_S_MAX:g} s",
+        "memory bound of a task": f"at least {task.MEMORY_MIN >> 20} MB",
     }
     for what, bound in expected.items():
         assert bound in table[what], what
@@ -385,21 +430,45 @@ if inspect.iscoroutine(result):
 """
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(block.mark == "run" for block in blocks(page))])
-def test_python_samples_run_and_print_what_they_say(page: str, tmp_path: Path) -> None:
-    program = "\n".join(block.body for block in blocks(page) if block.mark == "run")
+PROGRAMS = sorted({(block.page, block.mark) for block in all_blocks() if block.mark.split(":")[0] == "run"})
+
+
+@pytest.mark.parametrize(("page", "mark"), PROGRAMS)
+def test_python_samples_run_and_print_what_they_say(page: str, mark: str, tmp_path: Path) -> None:
+    program = "\n".join(block.body for block in blocks(page) if block.mark == mark)
     (tmp_path / "sample.py").write_text(program)
-    run = subprocess.run(
-        [sys.executable, "-c", RUNNER, "sample.py"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=RUN_S_MAX,
-        check=False,
-    )
+    with _worker_for(program, tmp_path) if mark == "run: worker" else nullcontext():
+        run = subprocess.run(
+            [sys.executable, "-c", RUNNER, "sample.py"],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=RUN_S_MAX,
+            check=False,
+        )
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == re.findall(r"^\s*print\(.*\)  # (.*)$", program, re.MULTILINE)
+
+
+@contextmanager
+def _worker_for(program: str, folder: Path) -> Iterator[None]:
+    """Have a worker for the tasks of a program, of which it gets the definitions only."""
+    lines = compile(program, "sample", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST).body
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef)
+    kept = [line for line in lines if isinstance(line, kinds) or ast.unparse(line).startswith("app = ")]
+    (folder / "defined.py").write_text("\n".join(map(ast.unparse, kept)))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "headway", "worker", "--app", "defined:app", "--processes", "1"],
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.wait(READY_S_MAX)
 
 
 # --- SQL
@@ -415,6 +484,16 @@ async def _fill(url: str) -> None:
         await app.remove_schedule("daily-report")  # Decides what was due.
         await app.put_schedule("late", task="report", trigger=Every("100ms"))
         await app.enqueue("mail")
+        await _run_twice(await app.store(), (await app.enqueue("mail", queue="twice")).id)
+
+
+async def _run_twice(store: Store, job_id: str) -> None:
+    """Have a job handed back and completed, and what its first attempt says after that refused."""
+    for outcome in (lifecycle.Released(), lifecycle.Succeeded()):
+        (claimed,) = await store.queue.claim("twice", node="node", lease=SECOND, limit=1)
+        await store.queue.settle([lifecycle.settle(claimed, outcome, 0.5)])
+    stale = lifecycle.Attempt(job_id=job_id, attempt=1, failures=0, max_attempts=1)
+    assert await store.queue.settle([lifecycle.settle(stale, lifecycle.Succeeded(), 0.5)]) == {job_id}
 
 
 @pytest.fixture
@@ -427,8 +506,11 @@ def sql_blocks(database: str) -> list[Block]:
     return [block for block in all_blocks() if block.mark in ("sql: both", f"sql: {database}")]
 
 
-IMPOSSIBLE = ("having count(*) > 1", "b.instant <= a.until", "j.id is null")
-PRESENT = ("oldest_undecided_seconds", "schedule = 'daily-report'", "<> 'fired'", "decided_at", "from headway_jobs_v\n")
+IMPOSSIBLE = ("having count(*) > 1", "b.instant <= a.until", "j.id is null", "b.attempt > a.attempt")
+PRESENT = (
+    *("oldest_undecided_seconds", "schedule = 'daily-report'", "<> 'fired'", "decided_at", "from headway_jobs_v\n"),
+    *("j.attempts > 1", "'settle_refused'"),
+)
 
 
 def _check_answer(query: str, answer: list[Any]) -> None:
@@ -472,6 +554,7 @@ class Terminal:
         self._folder = folder
         self._environment = environment(PYTHONUNBUFFERED="1")
         self._background: list[subprocess.Popen[bytes]] = []
+        self._orphaned: list[str] = []
 
     def write(self, name: str, text: str) -> None:
         (self._folder / name).write_text(text)
@@ -480,11 +563,14 @@ class Terminal:
         """Run one line; it must end well, or with the exit code that a comment behind it names."""
         line, _, code = line.partition("  # exit code ")
         if line.startswith("export "):
-            name, _, value = line.removeprefix("export ").partition("=")
+            name, _, value = shlex.split(line, comments=True)[1].partition("=")
             self._environment[name] = value
             return ""
         if line.endswith(" &"):
             self.start(line.removesuffix(" &"))
+            return ""
+        if line.startswith("kill -9 "):
+            self._kill_worker()
             return ""
         done = self._execute(line)
         assert done.returncode == int(code or 0), f"{line}: {done.stderr}"
@@ -535,7 +621,25 @@ class Terminal:
         return [sys.executable, "-m", "headway", *words[1:]]
 
     def _newest_job(self) -> str:
-        return str(re.findall(r'"id": "(job_\w+)"', self.run("headway jobs list --json -n 1"))[0])
+        jobs = json.loads(self.run("headway jobs list --json -n 200"))
+        return str(next((job for job in jobs if job["schedule"] is None), jobs[0])["id"])
+
+    def _kill_worker(self) -> None:
+        """Kill the process that runs the newest job; its number is in the name of the node."""
+        job_id, deadline = self._newest_job(), time.monotonic() + READY_S_MAX
+        while not (found := re.match(r"running on \S+-(\d+) for", self._look_at(job_id)["why"])):
+            assert time.monotonic() < deadline, f"{job_id} does not run: {self._look_at(job_id)}"
+        os.kill(int(found[1]), signal.SIGKILL)
+        self._orphaned.append(job_id)
+
+    def check_rescued(self) -> None:
+        """See that jobs whose worker was killed have run again."""
+        for job in map(self._look_at, self._orphaned):
+            assert [attempt["outcome"] for attempt in job["history"]] == ["expired", "completed"], job
+
+    def _look_at(self, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run(f"headway jobs show {job_id} --json"))
+        return found
 
 
 def _perform(page: str, terminal: Terminal, kinds: tuple[str, ...]) -> int:
@@ -555,7 +659,7 @@ def _perform_block(block: Block, terminal: Terminal) -> None:
     for index, line in enumerate(lines):
         if not line.startswith("$ "):
             continue
-        if block.mark == "session: background":
+        if block.mark == "session: background" and not line.startswith("$ export "):
             terminal.start(line.removeprefix("$ "))
             continue
         printed = terminal.run(line.removeprefix("$ "))
@@ -576,6 +680,7 @@ def test_commands_run_as_written(page: str, tmp_path: Path) -> None:
     terminal = Terminal(tmp_path)
     try:
         assert _perform(page, terminal, SESSIONS)
+        terminal.check_rescued()
     finally:
         terminal.stop()
 

@@ -93,6 +93,10 @@ class Process:
             self.thawed_at = asyncio.get_running_loop().time()
             self.gate.thaw()
 
+    def reconnect(self) -> None:
+        """Reach the store again."""
+        self.driver.is_cut_off = False
+
 
 class NodeActor:
     """One scheduler process after another in the same place."""
@@ -161,6 +165,7 @@ class NodeActor:
         if self.process is not None and self.stays:
             self._place.log(self.process.id, "is asked to drain")
             self._place.saw("asked to drain")
+            self._is_stopping = True
             self._place.ask_node(self.process.id, "drain")
 
     def stop(self) -> None:
@@ -180,7 +185,8 @@ class NodeActor:
         """Let nothing more happen to it."""
         if self.process is not None:
             self.process.driver.mishaps = NO_MISHAPS
-            self.process.gate.thaw()
+            self.process.reconnect()
+            self.process.thaw()
 
     def _hurt(self, mishap: str) -> None:
         lease_s = self._place.scenario.lease_s
@@ -274,6 +280,15 @@ class OperatorActor:
         for name in self._names:
             spec = draw_spec(self._chance, now)
             await self._process.store.schedules.put(name, spec, author="operator", may_be_over=True)
+
+    async def enqueue_some(self) -> None:
+        """Enqueue some jobs at once, in peace."""
+        process = self._process = self._born()
+        process.driver.mishaps = NO_MISHAPS
+        jobs = [
+            NewJob(id=process.clock.new_id("job"), task="work", queue=self._chance.choice(QUEUES)) for _ in range(5)
+        ]
+        await process.store.queue.enqueue(jobs)
 
     async def run(self) -> None:
         """Do something every few seconds."""

@@ -252,7 +252,7 @@ class Checker:
             require(new.detail == f'{{"step":"{new.attempt}"}}', "S3: progress of a stale attempt", new)
 
     def settled(self, actor: str, now: Instant, old: JobRow, new: JobRow, outcome: str) -> None:
-        """The end of an attempt is written by who holds it, or because its lease has run out, and counts as it should."""
+        """An end is written by who holds the attempt, or because its lease has run out, and counts as it should."""
         if outcome == "expired":
             require((old.lease_until or 0) < now, "L3: a live job was rescued", now, old, new)
             self.seen["job lease expired"] += 1
@@ -400,7 +400,7 @@ class _Commit:
                 self._checker.pruned(self._now, old)
             case OccurrenceRow() as old, None:
                 require(old.decided_at < self._now - self._checker._retention, "S12: pruned early", old)
-            case ((AttemptRow() | LogRow() | StepRow()) as old), None:
+            case (((AttemptRow() | LogRow() | StepRow()) as old), None):
                 require(old.job_id not in self._checker.jobs, "S12: the trace of a job went before the job", old)
             case ((EventRow() | LeaseRow()), None):
                 pass
@@ -418,7 +418,11 @@ class _Commit:
                 require((job.schedule, job.occurrence_at) == decision[:2], "S1: another job", decision, job)
         for job in self._created.values():
             again = job.rerun_of is not None or (job.key or "").startswith("backfill:")
-            require(again or job.schedule is None or job.occurrence_at is None, "S1: a job of an instant without its decision", job)
+            require(
+                again or job.schedule is None or job.occurrence_at is None,
+                "S1: a job of an instant without its decision",
+                job,
+            )
         self._end_attempts()
         for name in self._touched:
             checker.cursor(self._now, name)

@@ -15,8 +15,8 @@ import msgspec
 
 from headway.errors import LeaseLost
 from headway.instants import SECOND
-from headway.lifecycle import Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
 from headway.lifecycle import Cancelled as CancelledOutcome
+from headway.lifecycle import Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
 from headway.model import Claimed, NewJob, Report
 from headway.worker.frames import Ask, TaskInfo
 from headway.worker.supervisor import Supervisor
@@ -193,7 +193,9 @@ class SimulatedCrew:
         if draw < 0.5:
             detail = msgspec.json.encode({"step": mark}).decode()
             lines = tuple((None, "log", mark) for _ in range(chance.choice((0, 0, 1, 2))))
-            report = Report(job_id=claimed.job_id, attempt=claimed.attempt, progress=at * 10, detail=detail, lines=lines)
+            report = Report(
+                job_id=claimed.job_id, attempt=claimed.attempt, progress=at * 10, detail=detail, lines=lines
+            )
             await self._hears()
             self._supervisor.reported([report])
         elif draw < 0.75:
@@ -256,7 +258,8 @@ class SimulatedCrew:
             run.task.cancel()
 
     def _length(self, chance: random.Random) -> float:
-        return chance.choice((0.0, 0.0, 0.3, 1.0, 2.0, 1.0 if self.is_calm else 9.0))
+        length_s = chance.choice((0.0, 0.0, 0.0, 0.3, 0.3, 1.0, 1.0, 2.0, 9.0, 20.0))
+        return min(length_s, 1.0) if self.is_calm else length_s
 
     def _fate(self, chance: random.Random, claimed: Claimed) -> Outcome:
         if chance.random() < 0.7 or self.is_calm:

@@ -45,6 +45,10 @@ class Sea(Protocol):
         """Run a transaction on the store and let the checkers look at it."""
         ...
 
+    def fetch(self, actor: str, statement: Call) -> Rows:
+        """Run one call on the store and let the checkers look at it."""
+        ...
+
     def saw(self, what: str) -> None:
         """Count something that a campaign wants to have seen."""
         ...
@@ -74,6 +78,7 @@ class FaultyDriver:
         self, sea: Sea, actor: str, gate: Gate, chance: random.Random, hurt: Callable[[str], None] | None = None
     ) -> None:
         self.mishaps = NO_MISHAPS
+        self.is_cut_off = False
         self.calls = 0
         self._sea = sea
         self._actor = actor
@@ -84,24 +89,26 @@ class FaultyDriver:
     async def run(self, begin: Begin[T]) -> T:
         """Run a transaction, if nothing happens to it on its way."""
         # A generator that is not started has done nothing yet.
-        return await self._run(begin, _LIKELY.get(getattr(begin(), "__name__", ""), 1.0))
+        likely = _LIKELY.get(getattr(begin(), "__name__", ""), 1.0)
+        return await self._send(begin, lambda: self._sea.commit(self._actor, begin), likely)
 
-    async def _run(self, begin: Begin[T], likely: float) -> T:
+    async def fetch(self, statement: Call) -> Rows:
+        """Run one call."""
+        likely = _LIKELY.get(statement.statement, 1.0)
+        return await self._send(lambda: one(statement), lambda: self._sea.fetch(self._actor, statement), likely)
+
+    async def _send(self, begin: Begin[T], commit: Callable[[], T], likely: float) -> T:
         self.calls += 1
         await self._travel(likely)
         if self._chance.random() < self.mishaps.before * likely:
             self._fail_within(begin)
-        result = self._sea.commit(self._actor, begin)
+        result = commit()
         lost = self._chance.random() < self.mishaps.after * likely
         await self._travel(likely)
         if lost:
             self._sea.saw("unknown commit")
             raise StoreUnavailable("simulated: committed, and the answer was lost")
         return result
-
-    async def fetch(self, statement: Call) -> Rows:
-        """Run one call."""
-        return await self._run(lambda: one(statement), _LIKELY.get(statement.statement, 1.0))
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """The schema is there before the first actor."""
@@ -126,9 +133,9 @@ class FaultyDriver:
         await asyncio.sleep(0.0005 + 0.03 * draw**4)
         await self._gate.passed()
         self._refuse_the_dead()
-        if self._sea.is_down:
+        if self._sea.is_down or self.is_cut_off:
             await asyncio.sleep(self._chance.choice((0.0, 0.5, 2.0)))
-            raise StoreUnavailable("simulated: the store is down")
+            raise StoreUnavailable("simulated: the store is out of reach")
 
     def _refuse_the_dead(self) -> None:
         if self._gate.is_dead:

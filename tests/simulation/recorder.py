@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from headway.store.sqlite import SqliteConnection
-from headway.store.transaction import Begin
+from headway.store.transaction import Begin, Call, Rows
 
 T = TypeVar("T")
 
@@ -142,7 +142,18 @@ class CounterRow(NamedTuple):
     value: int
 
 
-Row = ScheduleRow | RevisionRow | OccurrenceRow | JobRow | AttemptRow | LeaseRow | EventRow | CounterRow | LogRow | StepRow
+Row = (
+    ScheduleRow
+    | RevisionRow
+    | OccurrenceRow
+    | JobRow
+    | AttemptRow
+    | LeaseRow
+    | EventRow
+    | CounterRow
+    | LogRow
+    | StepRow
+)
 
 _TABLES: Final[dict[str, type[Row]]] = {
     "schedules": ScheduleRow,
@@ -180,6 +191,12 @@ class Recorder:
         self._changes = []
         result = self._connection.run(begin)
         return result, self._changes
+
+    def fetch(self, statement: Call) -> tuple[Rows, list[Change]]:
+        """Run one call, committed by itself; return its rows and what it changed."""
+        self._changes = []
+        rows = self._connection.fetch(statement)
+        return rows, self._changes
 
     def _listen(self, raw: sqlite3.Connection, table: str, kind: type[Row]) -> None:
         width = len(kind._fields)

@@ -7,6 +7,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from headway.clock import Clock
@@ -31,7 +32,7 @@ from headway.scheduling.triggers import After
 from headway.store import Store
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
 from headway.store.statements import SQLITE, Statement, migrations
-from headway.store.transaction import Begin, T, call, one
+from headway.store.transaction import Begin, Call, Rows, T, call
 from tests.simulation.actors import NodeActor, OperatorActor, WorkerActor
 from tests.simulation.checkers import FINAL, HOUSEKEEPING, Checker, Liveness, Violation, next_instant
 from tests.simulation.faults import NO_MISHAPS
@@ -99,11 +100,11 @@ def _open(scenario: Scenario, loop: VirtualLoop, sabotage: Sabotage) -> SqliteCo
         replaced = statement.text.replace(text, instead)
         statements[name] = Statement(name, replaced, statement.parameters, statement.transition)
     connection._statements = statements
-    for step in migrations(SQLITE):
-        script = "\n;\n".join(step.statements)
-        for text, instead in sabotage.schema.items():
-            assert text in script, f"{text!r} is not in the schema"
-            script = script.replace(text, instead)
+    scripts = ["\n;\n".join(step.statements) for step in migrations(SQLITE)]
+    for text, instead in sabotage.schema.items():
+        assert any(text in script for script in scripts), f"{text!r} is not in the schema"
+        scripts = [script.replace(text, instead) for script in scripts]
+    for script in scripts:
         connection.script(script.split("\n;\n"))
     return connection
 
@@ -150,6 +151,8 @@ class Simulation:
         self._on_their_way: set[tuple[str, str]] = set()
         self._nodes: list[NodeActor] = []
         self._workers: list[WorkerActor] = []
+        self._operator: OperatorActor | None = None
+        self._stops_at_claim = False
         self._failed: asyncio.Future[None] | None = None
         self._calls: Counter[str] = Counter()
         self.checker = Checker(shards=scenario.shards, retention=scenario.settings.retention, holds=self._holds)
@@ -183,8 +186,18 @@ class Simulation:
 
     def commit(self, actor: str, begin: Begin[T]) -> T:
         """Run a transaction, look at what it did, and tell the others."""
-        self._calls[actor] += 1
         result, changes = self._recorder.run(begin)
+        self._look(actor, changes)
+        return result
+
+    def fetch(self, actor: str, statement: Call) -> Rows:
+        """Run one call, look at what it did, and tell the others."""
+        rows, changes = self._recorder.fetch(statement)
+        self._look(actor, changes)
+        return rows
+
+    def _look(self, actor: str, changes: list[Change]) -> None:
+        self._calls[actor] += 1
         if changes:
             if self._verbose:
                 self._log_changes(actor, changes)
@@ -195,11 +208,10 @@ class Simulation:
             self._look_at_code(changes)
             self._notify(actor, changes)
             self._wake_the_robbed(changes)
-        return result
 
     def ask_node(self, node_id: str, what: str) -> None:
         """Ask something of a node, in the store."""
-        self.commit("operator", lambda: one(call("ask_node", id=node_id, asked=what)))
+        self.fetch("operator", call("ask_node", id=node_id, asked=what))
 
     # What crews tell.
 
@@ -228,6 +240,8 @@ class Simulation:
                         runs = worker.runs(job.id)
                         if runs and runs < job.attempt and worker.is_awake:
                             self.fail(Violation(f"S3: the code of attempt {runs} still runs: {job}"))
+                        if self._stops_at_claim and worker.process is not None and worker.process.id == job.node:
+                            self._loop.call_soon(worker.stop)  # It has not heard yet that it has the job.
 
     async def listen(self, actor: str, hear: Callable[[str], None]) -> _WakeUps:
         """Hear of others' commits."""
@@ -258,7 +272,7 @@ class Simulation:
         await story
 
     async def _story(self) -> None:
-        operator = OperatorActor(self)
+        operator = self._operator = OperatorActor(self)
         await operator.set_up()
         self.mishaps = self.scenario.mishaps  # Before anybody is born who could have one.
         self._nodes = [NodeActor(self, index) for index in range(self.scenario.nodes)]
@@ -310,6 +324,9 @@ class Simulation:
         for _ in range(chance.randint(0, 3)):
             at, worker = chance.uniform(0, until), chance.choice(self._workers)
             yield at, worker.freeze_past_its_leases
+        for _ in range(chance.randint(1, 4)):
+            at, actor = chance.uniform(0, until), chance.choice([*self._workers, *self._workers, *self._nodes])
+            yield at, partial(self._cut_off, actor)
         for _ in range(chance.randint(0, 3)):
             yield chance.uniform(0, until), self._step_a_clock
         for _ in range(chance.randint(0, 2)):
@@ -320,6 +337,16 @@ class Simulation:
         self.is_down = is_down
         if is_down:
             self.saw("outage")
+
+    def _cut_off(self, actor: NodeActor) -> None:
+        """Let one process reach nobody for a while."""
+        process = actor.process
+        if process is not None:
+            self.saw("cut off")
+            self.log(process.id, "is cut off")
+            longest_s = max(self.scenario.lease_s, self.scenario.job_lease_s)
+            process.driver.is_cut_off = True
+            self._loop.call_later(self._chance.uniform(0.5, 2.0) * longest_s, process.reconnect)
 
     def _step_a_clock(self) -> None:
         process = self._chance.choice(self._nodes).process
@@ -360,22 +387,22 @@ class Simulation:
         self._workers[0].start()
 
     def _kill_a_worker(self) -> tuple[list[JobRow], bool]:
-        """Let a worker die; return what it had, and whether it kept house."""
+        """Let a worker die; return what it had, and whether nobody keeps house now."""
         others = [worker for worker in self._workers[1:] if worker.stays]
         if not others:
             return [], False
         victim = self._chance.choice(others)
         assert victim.process is not None
-        held, keeps_house = self.checker.held_by(victim.process.id), HOUSEKEEPING in victim.holds()
+        held = self.checker.held_by(victim.process.id)
         victim.crash()
-        return held, keeps_house
+        return held, not any(HOUSEKEEPING in roles for roles in self._holds().values())
 
     async def _see_a_rescue(self, left: tuple[list[JobRow], bool]) -> None:
         """All that a dead worker had is run again in time."""
-        held, was_housekeeper = left
+        held, is_untidy = left
         # The promise is for a poll of a second: expiring, promoting and claiming each wait for one where nobody calls.
         budget_s = max(RESCUE_S, LOSS_WAIT_S + 3 * self.scenario.poll_s + 1.0)
-        if was_housekeeper:
+        if is_untidy:
             budget_s += self.scenario.lease_s + TAKEOVER_S
         await asyncio.sleep(self.scenario.job_lease_s + budget_s)
         for job in held:
@@ -433,9 +460,13 @@ class Simulation:
         return found
 
     async def _stop_all(self) -> None:
+        assert self._operator is not None
+        ids = [worker.process.id for worker in self._workers if worker.process is not None and worker.stays]
+        self._stops_at_claim = self._chance.random() < 0.5
+        await self._operator.enqueue_some()
+        await asyncio.sleep(self._chance.uniform(0, 0.1))
         grace_s = self.scenario.settings.grace / SECOND
         for actors, within_s in ((self._workers, grace_s + STOP_S), (self._nodes, 5.0)):
-            ids = [actor.process.id for actor in actors if actor.process is not None and actor.stays]
             for actor in actors:
                 actor.stop()
             tasks = [actor.task for actor in actors if actor.task is not None]

@@ -9,13 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 
 import headway.store.ledger
+from headway import lifecycle
 from headway.coordination.elector import Elector
+from headway.errors import StoreUnavailable
+from headway.lifecycle import Attempt, Outcome, Released, Settlement
 from headway.model import Lease
 from headway.ports import Fence
 from headway.store.transaction import Transaction
+from headway.worker import supervisor
+from headway.worker.supervisor import Supervisor
 from tests.simulation.campaign import MUST_SEE, missing
 from tests.simulation.scenario import Mishaps
 from tests.simulation.simulation import Result, Sabotage, simulate
@@ -26,6 +32,7 @@ FRESH_S_MAX: Final = 8.0
 CAUGHT_WITHIN: Final = 12  # Seeds until a sabotage must have been noticed.
 OFTEN_FROZEN: Final = Mishaps(before=0.0, after=0.0, freeze=0.01, crash=0.0)
 OFTEN_UNHEARD: Final = Mishaps(before=0.0, after=0.05, freeze=0.003, crash=0.0)
+OFTEN_UNREACHABLE: Final = Mishaps(before=0.06, after=0.02, freeze=0.0, crash=0.0)
 
 
 def explain(result: Result) -> str:
@@ -80,7 +87,7 @@ def test_a_campaign_that_saw_too_little_fails() -> None:
 # The broken copies. Each lacks one wall; the checkers must see what comes through.
 
 
-@pytest.mark.parametrize("mishaps", [OFTEN_FROZEN, OFTEN_UNHEARD])
+@pytest.mark.parametrize("mishaps", [OFTEN_FROZEN, OFTEN_UNHEARD, OFTEN_UNREACHABLE])
 def test_the_whole_copy_keeps_every_promise_where_the_broken_ones_do_not(mishaps: Mishaps) -> None:
     for seed in range(3):
         result = simulate(seed, mishaps=mishaps)
@@ -147,15 +154,110 @@ def test_a_second_live_job_is_caught() -> None:
     assert "S7" in problem, problem
 
 
+FENCE: Final = "and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'"
+
+
 def test_an_unfenced_settlement_is_caught() -> None:
-    fence = "and headway_jobs.attempt = r.job_attempt and headway_jobs.status = 'RUNNING'"
-    guard = f"{fence}\nreturning id, attempt, schedule"
     broken = Sabotage(
         schema={"error      text,\n  primary key (job_id, attempt)\n": "error      text\n"},
-        statements={"settle": (guard, "returning id, attempt, schedule")},
+        statements={"settle": (FENCE, "")},
     )
     problem = next(caught(broken, OFTEN_UNHEARD), "")
-    assert "S4" in problem or "S12" in problem, problem
+    assert "S3" in problem or "S4" in problem or "S12" in problem, problem
+
+
+def test_an_unfenced_completion_is_caught() -> None:
+    broken = Sabotage(statements={"settle_completed": (FENCE, "")})
+    problem = next(caught(broken, OFTEN_UNHEARD), "")
+    assert "S3" in problem or "S4" in problem, problem
+
+
+def test_an_unfenced_report_is_caught() -> None:
+    broken = Sabotage(statements={"report": (FENCE, "")})
+    problem = next(caught(broken), "")
+    assert "S3" in problem or "S4" in problem, problem
+
+
+def test_unfenced_steps_and_children_are_caught() -> None:
+    broken = Sabotage(statements={"hold_attempt": ("and attempt = :attempt and status = 'RUNNING'", "")})
+    problem = next(caught(broken), "")
+    assert "S3: said by a stale attempt" in problem or "S3: enqueued by" in problem, problem
+
+
+def test_endless_trust_in_job_leases_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch(self: Supervisor) -> float:
+        return 0.2
+
+    monkeypatch.setattr(Supervisor, "watch", watch)
+    problem = next(caught(mishaps=OFTEN_UNREACHABLE), "")
+    assert "S3: the code of attempt" in problem, problem
+
+
+def test_code_that_begins_too_late_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervisor, "_trusted", lambda self, jobs: list(jobs))
+    problem = next(caught(), "")
+    assert "S3: the code of a stale attempt begins" in problem, problem
+
+
+def test_an_outcome_lost_with_its_answer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = Supervisor.settle
+
+    async def forgetful(self: Supervisor) -> float:
+        try:
+            return await settle(self)
+        except StoreUnavailable:
+            self._settling = []
+            raise
+
+    monkeypatch.setattr(Supervisor, "settle", forgetful)
+    problem = next(caught(mishaps=OFTEN_UNREACHABLE), "")
+    assert "L3: nobody runs it" in problem, problem
+
+
+def test_a_rescue_by_age_is_caught() -> None:
+    broken = Sabotage(
+        statements={
+            "any_expired": ("lease_until < headway_now()", "started_at < headway_now() - 6000000"),
+            "expired": ("lease_until < headway_now()", "started_at < headway_now() - 6000000"),
+        }
+    )
+    problem = next(caught(broken), "")
+    assert "L3: a live job was rescued" in problem, problem
+
+
+def test_nobody_rescues_is_caught() -> None:
+    broken = Sabotage(statements={"any_expired": ("lease_until < headway_now()", "false")})
+    problem = next(caught(broken), "")
+    assert "L3: not" in problem, problem
+
+
+def test_a_hand_back_that_costs_an_attempt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
+        settlement = lifecycle.settle(attempt, outcome, spread)
+        if isinstance(outcome, Released):
+            settlement = msgspec.structs.replace(settlement, failures=settlement.failures + 1)
+        return settlement
+
+    monkeypatch.setattr(supervisor, "settle", settle)
+    problem = next(caught(), "")
+    assert "L7: what counts as a failure" in problem, problem
+
+
+def test_a_stop_that_forgets_what_is_being_claimed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def claim(self: Supervisor) -> float:
+        if self.crew is None or self.is_draining:
+            return 1.0
+        return await self._claim(self.crew)
+
+    monkeypatch.setattr(Supervisor, "claim", claim)
+    problem = next(caught(mishaps=OFTEN_UNHEARD), "")
+    assert "L7: a clean stop left jobs behind" in problem, problem
+
+
+def test_a_repeated_step_is_caught() -> None:
+    broken = Sabotage(statements={"steps": ("where job_id in", "where 1 = 0 and job_id in")})
+    problem = next(caught(broken), "")
+    assert "a finished step is repeated" in problem, problem
 
 
 def test_a_lost_instant_is_caught() -> None:

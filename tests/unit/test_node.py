@@ -1,18 +1,23 @@
 """Whole nodes on the real store: who leads after what, and in which order they stop."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from headway.events import TermLost, TermWon
+from headway.events import AttemptsLost, Draining, TermLost, TermWon
 from headway.instants import SECOND, Instant
-from headway.model import ScheduleSpec
+from headway.lifecycle import Outcome, Released, Succeeded
+from headway.model import Claimed, NewJob, Report, ScheduleSpec
 from headway.node import HOUSEKEEPING, EngineNode, World
 from headway.ports import Due, Shards, slot_of
 from headway.scheduling.triggers import Every
 from headway.settings import Settings
+from headway.worker.frames import TaskInfo
+from headway.worker.supervisor import Supervisor
 from tests.simulation.stage import Seat, Stage, until
 from tests.simulation.virtual_loop import virtual
 
@@ -260,3 +265,278 @@ async def test_an_idle_node_leaves_the_store_in_peace() -> None:
         assert (follower.seat.driver.calls - before[1]) / 60 < 3
         await leader.stop()
         await follower.stop()
+
+
+# --- workers
+
+
+class Crew:
+    """Runs jobs for a while each, and notes what it was told."""
+
+    def __init__(self, supervisor: Supervisor, job_s: float, places: int = 4) -> None:
+        self.tasks = {"work": TaskInfo(name="work", isolation="loop")}
+        self.kinds = {"loop": frozenset({"work"})}
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self.abandoned: list[str] = []
+        self._supervisor = supervisor
+        self._job_s = job_s
+        self._places = places
+
+    def room(self, kind: str) -> int:
+        return self._places - len(self.running)
+
+    def slots(self) -> int:
+        return self._places
+
+    def count(self) -> int:
+        return 1
+
+    def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
+        for claimed in jobs:
+            self.running[claimed.job_id] = asyncio.create_task(self._run(claimed))
+
+    async def _run(self, claimed: Claimed) -> None:
+        report = Report(job_id=claimed.job_id, attempt=claimed.attempt, progress=50, lines=((None, "log", "half"),))
+        self._supervisor.reported([report])
+        await asyncio.sleep(self._job_s)
+        self._end(claimed, Succeeded("1"))
+
+    def _end(self, claimed: Claimed, outcome: Outcome) -> None:
+        del self.running[claimed.job_id]
+        self._supervisor.ended(claimed, outcome)
+        self._supervisor.has_room()
+
+    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+        held = self._supervisor._held.get(job_id)
+        if held is not None and job_id in self.running:
+            self.running[job_id].cancel()
+            self._end(held.claimed, outcome)
+
+    def abandon(self, job_id: str, attempt: int) -> None:
+        self.abandoned.append(job_id)
+        if job_id in self.running:
+            self.running.pop(job_id).cancel()
+
+    def release_waiting(self, reason: str) -> None:
+        pass
+
+    def release_all(self, reason: str) -> None:
+        for job_id in list(self.running):
+            self.stop(job_id, 1, Released(reason))
+
+    def watch(self) -> None:
+        pass
+
+
+class Worker(Actor):
+    """A worker that runs at a seat."""
+
+    def __init__(self, seat: Seat, job_s: float, settings: Settings = SETTINGS, *, schedules: bool = False) -> None:
+        self.seat = seat
+        queue, clock = seat.store.queue, seat.clock
+        self.supervisor = Supervisor(queue, clock=clock, lease=settings.worker_lease, poll=settings.poll)
+        self.crew = self.supervisor.crew = Crew(self.supervisor, job_s)
+        world = world_of(seat)
+        self.node = EngineNode(world, settings, clock, schedules=schedules, supervisor=self.supervisor)
+        self.task = asyncio.create_task(self.node.run())
+
+    async def crash(self) -> None:
+        for running in self.crew.running.values():
+            running.cancel()
+        await super().crash()
+
+
+async def enqueue(stage: Stage, *ids: str) -> None:
+    """Hand in jobs."""
+    await stage.seat("client").store.queue.enqueue([NewJob(id=f"job_{id_}", task="work") for id_ in ids])
+
+
+def jobs(stage: Stage, *columns: str) -> list[Any]:
+    """Read columns of all jobs, by their ids."""
+    rows = stage.sql(f"select {', '.join(columns)} from headway_jobs order by id")
+    return [row[0] if len(columns) == 1 else tuple(row) for row in rows]
+
+
+@virtual
+async def test_a_worker_runs_jobs_and_keeps_house_but_decides_nothing() -> None:
+    async with Stage() as stage:
+        await put(stage, "a")
+        worker = Worker(stage.seat(), job_s=3.0)
+        await enqueue(stage, "a", "b", "c")
+        await until(lambda: jobs(stage, "status") == ["COMPLETED"] * 3, within_s=6.0)
+        assert set(worker.node.holds()) == {HOUSEKEEPING}
+        assert stage.sql("select * from headway_occurrences") == []
+        assert jobs(stage, "attempt", "result", "progress") == [(1, "1", 100)] * 3
+        assert [row["line"] for row in stage.sql("select line from headway_log")] == ["half"] * 3
+        await worker.stop()
+
+
+@virtual
+async def test_one_process_in_both_roles_decides_and_runs() -> None:
+    async with Stage() as stage:
+        await put(stage, "a")
+        both = Worker(stage.seat(), job_s=0.5, schedules=True)
+        await asyncio.sleep(20.5)
+        done = [status for status in jobs(stage, "status") if status == "COMPLETED"]
+        assert len(done) >= 7
+        node = (await stage.seat("looker").store.nodes.alive(10 * SECOND))[0]
+        assert node.roles == ("scheduler", "worker")
+        assert node.state["worker"]["tasks"] == ["work"]
+        await both.stop()
+
+
+@virtual
+async def test_a_living_worker_keeps_its_leases_and_a_dead_one_loses_its_jobs() -> None:
+    settings = replace(SETTINGS, worker_lease=6 * SECOND)
+    async with Stage() as stage:
+        await enqueue(stage, "a")
+        first = Worker(stage.seat("node_a"), 60.0, settings)
+        await asyncio.sleep(2.0)
+        second = Worker(stage.seat("node_b"), 60.0, settings)
+        await asyncio.sleep(40.0)  # Many leases long.
+        assert jobs(stage, "attempt", "node") == [(1, "node_a")]
+        await first.crash()
+        # The dead one kept house too: its lease of ten seconds has to run out first.
+        waited_s = await until(lambda: jobs(stage, "attempt", "node") == [(2, "node_b")], within_s=TAKEOVER_S + 3.0)
+        assert waited_s > 3.0
+        await second.crash()
+
+
+@virtual
+async def test_a_worker_that_cannot_extend_stops_the_code_before_anybody_else_starts_it() -> None:
+    settings = replace(SETTINGS, worker_lease=6 * SECOND)
+    async with Stage() as stage:
+        await enqueue(stage, "a")
+        other = Actor(stage.seat("node_a"))  # Keeps house.
+        await asyncio.sleep(1.0)
+        cut_off = Worker(stage.seat("node_b"), 60.0, settings)
+        await asyncio.sleep(10.0)
+        second = Worker(stage.seat("node_c"), 60.0, settings)
+        cut_off.seat.driver.is_down = True
+        await until(lambda: jobs(stage, "attempt") == [2], within_s=6.0 + 10.0)
+        assert cut_off.crew.abandoned == ["job_a"]
+        assert stage.said(AttemptsLost)[0].reason == "their leases could not be extended in time"
+        cut_off.seat.driver.is_down = False
+        await asyncio.sleep(10.0)
+        assert jobs(stage, "attempt", "node") == [(2, "node_c")]
+        for actor in (cut_off, second):
+            await actor.crash()
+        await other.stop()
+
+
+@virtual
+async def test_a_stop_waits_for_jobs_within_the_grace_and_hands_back_the_rest() -> None:
+    settings = replace(SETTINGS, grace=4 * SECOND)
+    async with Stage() as stage:
+        await enqueue(stage, "a")
+        worker = Worker(stage.seat(), 3.0, settings)
+        await until(lambda: jobs(stage, "status") == ["RUNNING"], within_s=3.0)
+        await worker.stop()
+        assert jobs(stage, "status") == ["COMPLETED"]
+
+    async with Stage() as stage:
+        await enqueue(stage, "a")
+        worker = Worker(stage.seat(), 30.0, settings)
+        await until(lambda: jobs(stage, "status") == ["RUNNING"], within_s=3.0)
+        began = asyncio.get_running_loop().time()
+        worker.node.stop()
+        await enqueue(stage, "b")
+        await worker.task
+        assert asyncio.get_running_loop().time() - began <= 4.0 + 2.0
+        assert jobs(stage, "status", "failures", "attempt") == [("PENDING", 0, 1), ("PENDING", 0, 0)]
+        assert jobs(stage, "reason")[0] == "handed back: the worker ends"
+
+
+@virtual
+async def test_hurrying_does_not_wait_for_the_grace() -> None:
+    async with Stage() as stage:
+        await enqueue(stage, "a")
+        worker = Worker(stage.seat(), 30.0)
+        await until(lambda: jobs(stage, "status") == ["RUNNING"], within_s=3.0)
+        worker.node.hurry()
+        async with asyncio.timeout(2.0):
+            await worker.task
+        assert jobs(stage, "status", "failures") == [("PENDING", 0)]
+
+
+@virtual
+async def test_a_job_that_is_being_claimed_during_the_stop_is_handed_back() -> None:
+    for grace in (0, 5 * SECOND):
+        async with Stage() as stage:
+            worker = Worker(stage.seat(), 30.0, replace(SETTINGS, grace=grace))
+            await asyncio.sleep(2.0)
+            await enqueue(stage, "a")
+            worker.seat.driver.answering_s = 0.3
+            await until(lambda: jobs(stage, "status") == ["RUNNING"], within_s=3.0, step_s=0.01)
+            assert not worker.supervisor.running()  # The answer is still on its way.
+            await worker.stop()
+            assert jobs(stage, "status", "failures") == [("PENDING", 0)], grace
+
+
+@virtual
+async def test_a_claim_whose_answer_comes_after_the_lease_starts_nothing() -> None:
+    settings = replace(SETTINGS, worker_lease=3 * SECOND)
+    async with Stage() as stage:
+        worker = Worker(stage.seat(), 30.0, settings)
+        await asyncio.sleep(2.0)
+        worker.seat.driver.answering_s = 4.0
+        await enqueue(stage, "a")
+        await until(lambda: stage.said(AttemptsLost), within_s=40.0)
+        assert stage.said(AttemptsLost)[0].reason == "their leases ran out before they began"
+        assert worker.crew.running == {}
+        await worker.crash()
+
+
+@virtual
+async def test_a_drain_that_an_operator_asks_for_takes_as_long_as_the_jobs() -> None:
+    settings = replace(SETTINGS, grace=SECOND)
+    async with Stage() as stage:
+        await enqueue(stage, "a")
+        worker = Worker(stage.seat("node_a"), 20.0, settings)
+        await until(lambda: jobs(stage, "status") == ["RUNNING"], within_s=3.0)
+        assert await stage.seat("operator").store.nodes.ask("node_a", "drain")
+        await asyncio.sleep(5.0)
+        await enqueue(stage, "b")
+        assert [event.running for event in stage.said(Draining)] == [1]
+        async with asyncio.timeout(25.0):
+            await worker.task
+        assert jobs(stage, "status") == ["COMPLETED", "PENDING"]
+
+
+@virtual
+async def test_an_outcome_survives_an_outage_and_a_lost_answer() -> None:
+    async with Stage() as stage:
+        await enqueue(stage, "a")
+        worker = Worker(stage.seat(), 3.0)
+        await until(lambda: jobs(stage, "status") == ["RUNNING"], within_s=3.0)
+        worker.seat.driver.is_down = True
+        await asyncio.sleep(8.0)  # It is done meanwhile.
+        worker.seat.driver.is_down = False
+        await until(lambda: jobs(stage, "status") == ["COMPLETED"], within_s=6.0)
+        assert jobs(stage, "attempt", "failures") == [(1, 0)]
+        await worker.stop()
+
+
+@virtual
+async def test_a_running_job_that_is_cancelled_stops_within_two_seconds() -> None:
+    async with Stage() as stage:
+        await enqueue(stage, "a")
+        worker = Worker(stage.seat(), 60.0)
+        await until(lambda: jobs(stage, "status") == ["RUNNING"], within_s=3.0)
+        await stage.seat("operator").store.queue.cancel("job_a", author="somebody")
+        await until(lambda: jobs(stage, "status") == ["CANCELLED"], within_s=2.0)
+        await worker.stop()
+
+
+@virtual
+async def test_an_idle_worker_leaves_the_store_in_peace() -> None:
+    async with Stage() as stage:
+        keeper = Actor(stage.seat("node_a"))
+        await asyncio.sleep(3.0)
+        worker = Worker(stage.seat("node_b"), 1.0)
+        await asyncio.sleep(10.0)
+        before = worker.seat.driver.calls
+        await asyncio.sleep(60.0)
+        assert (worker.seat.driver.calls - before) / 60 < 4
+        await worker.stop()
+        await keeper.stop()

@@ -1,9 +1,11 @@
 """Virtual worlds: what users' tests of their own tasks and schedules rely on."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +185,7 @@ def test_back_off_in_virtual_time(shop: Shop) -> None:
         assert world.job(job).result == "at last"
         attempts = world.attempts(job)
         assert [attempt["outcome"] for attempt in attempts] == ["failed"] * 3 + ["completed"]
-        waits = [b["started_at"] - a["ended_at"] for a, b in zip(attempts, attempts[1:], strict=False)]
+        waits = [b["started_at"] - a["ended_at"] for a, b in pairwise(attempts)]
         for wait, most in zip(waits, (60, 120, 240), strict=True):
             assert timedelta(seconds=most / 2) <= wait <= timedelta(seconds=most + 1)
         world.assert_promises()
@@ -393,7 +395,7 @@ def test_a_rerun_of_history_is_found(shop: Shop, world: World) -> None:
     world.drain()
     world.assert_promises()
     world.connection.raw.execute("update headway_jobs set result = '\"another\"'")
-    with pytest.raises(AssertionError, match="S4: .* had ended as"):
+    with pytest.raises(AssertionError, match=r"S4: .* had ended as"):
         world.assert_promises()
 
 
@@ -428,3 +430,33 @@ def test_a_task_cannot_turn_the_clock_of_its_world(shop: Shop) -> None:
         job = world.enqueue(impatient)
         world.drain()
         assert world.job(job).error["type"] == "RuntimeError"
+
+
+def test_a_test_that_fails_leaves_nothing_behind(shop: Shop) -> None:
+    def fail() -> None:
+        with virtual(shop.app, START) as world:
+            world.enqueue(shop.work)
+            world.advance(seconds=1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with virtual(shop.app, START) as world:
+        assert world.jobs() == []
+    gc.collect()  # Whatever had been left would make itself heard now, and fail the test.
+
+
+def test_code_that_cannot_be_stopped_does_not_stop_the_end(shop: Shop) -> None:
+    @shop.app.task
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                shop.diary.append("no")
+
+    with virtual(shop.app, START) as world:
+        world.enqueue(stubborn)
+        world.advance(seconds=1)
+    gc.collect()
+    assert "no" in shop.diary

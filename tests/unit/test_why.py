@@ -71,15 +71,15 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
     ),
     "scheduled, due, nobody there": (
         job(Status.SCHEDULED, run_at=NOW - 12 * SECOND),
-        around(worker()),
-        "was due 12s ago, at 2027-01-01T11:59:48Z; no scheduler is alive to make it ready",
-        {"schedulers": 0},
+        around(),
+        "was due 12s ago, at 2027-01-01T11:59:48Z; no scheduler or worker is alive to make it ready",
+        {"nodes": 0},
     ),
     "scheduled, due": (
         job(Status.SCHEDULED, run_at=NOW - SECOND // 2),
         around(SCHEDULER),
-        "was due 0.5s ago; a scheduler makes it ready at any moment",
-        {"schedulers": 1},
+        "was due 0.5s ago; it is made ready at any moment",
+        {"nodes": 1},
     ),
     "scheduled, expires": (
         job(Status.SCHEDULED, run_at=NOW + MINUTE, expires_at=NOW + 2 * MINUTE),
@@ -104,8 +104,8 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
     "retrying, due": (
         job(Status.RETRYING, reason="worker lost, failure 1 of 3, retrying", run_at=NOW - SECOND, failures=1),
         around(),
-        "worker lost, failure 1 of 3; the next attempt is due; no scheduler is alive to make it ready",
-        {"schedulers": 0},
+        "worker lost, failure 1 of 3; the next attempt is due; no scheduler or worker is alive to make it ready",
+        {"nodes": 0},
     ),
     "parked, unknown task": (
         job(Status.BLOCKED, parked="unknown task", reason="no worker here knows the task 'report'"),
@@ -140,7 +140,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
     "blocked, its turn": (
         job(Status.BLOCKED, blocked_by="job_0"),
         around(SCHEDULER, predecessor=job(Status.FAILED, id="job_0")),
-        "job_0 has ended as FAILED, so it is its turn; a scheduler makes it ready at any moment",
+        "job_0 has ended as FAILED, so it is its turn; it is made ready at any moment",
         {"blocked_by_status": "FAILED"},
     ),
     "blocked by what is gone, not due": (
@@ -246,13 +246,13 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
         job(Status.RUNNING, **(RUNNING | {"lease_until": NOW - 5 * SECOND})),
         around(SCHEDULER, names={"node_web-1": "web-1"}),
         "its worker web-1 is lost: the lease ran out 5s ago; it is being rescued",
-        {"lease_seconds": -5.0, "schedulers": 1},
+        {"lease_seconds": -5.0, "nodes": 1},
     ),
     "running, lease ran out, nobody there": (
         job(Status.RUNNING, **(RUNNING | {"lease_until": NOW - 5 * SECOND})),
         around(),
-        "its worker node_web-1 is lost: the lease ran out 5s ago; no scheduler is alive to rescue it",
-        {"schedulers": 0},
+        "its worker node_web-1 is lost: the lease ran out 5s ago; no scheduler or worker is alive to rescue it",
+        {"nodes": 0},
     ),
     "completed": (
         job(Status.COMPLETED, started_at=NOW - 3 * MINUTE, finished_at=NOW - MINUTE),

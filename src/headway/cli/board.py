@@ -24,7 +24,7 @@ BAR_WIDTH_MAX: Final = 40
 RUNNING_ROWS: Final = 4
 ENDED_ROWS_MIN: Final = 2
 ENDED_ROWS_MAX: Final = 10
-ROWS_AROUND: Final = 16  # Everything but running, ended and schedules: titles, gaps, the story.
+ROWS_AROUND: Final = 12  # Everything but running, ended and schedules: titles, gaps, the story.
 QUIET_TASKS: Final = frozenset({"beat"})  # They end so often that nothing else would be seen.
 
 
@@ -39,6 +39,7 @@ class Picture:
     decided: Mapping[str, Counter[str]] = field(default_factory=dict)
     note: str = ""
     hero: Job | None = None
+    completed: int = 0
 
 
 def frame(picture: Picture, width: int, height: int) -> list[Line]:
@@ -50,15 +51,15 @@ def frame(picture: Picture, width: int, height: int) -> list[Line]:
         _spread("headway demo", f"{span(picture.elapsed // SECOND * SECOND)} · Ctrl-C ends", width),
         [(_cut("a scheduler and a worker on a SQLite file, with real processes that may die", width), "quiet")],
         [],
-        _title("running", _count(picture, Status.RUNNING), width),
+        _spread("running", f"{sum(job.status is Status.RUNNING for job in picture.jobs):,}", width),
         *_filled([_running_line(job, picture.now, width) for job in _at_work(picture)], running_rows, "starting up"),
         [],
-        _title("just ended", f"{_count(picture, Status.COMPLETED)} completed", width),
+        _spread("just ended", f"{picture.completed:,} completed", width),
         *_filled([_ended_line(job, picture.now, width) for job in _over(picture)], ended_rows, "nothing yet"),
         [],
-        _title("schedules", "each instant is decided once", width),
+        _spread("schedules", "each instant is decided once", width),
         *[_schedule_line(schedule, picture, width) for schedule in picture.schedules],
-        [(_cut(f"  {'':{NAME_WIDTH}}{picture.note}", width), "quiet")],
+        [(_cut(f"    {picture.note}", width), "quiet")],
         [],
         *([(_cut(text, width), style)] for text, style in story(picture.hero, picture.now)),
     ]
@@ -75,22 +76,18 @@ def _over(picture: Picture) -> list[Job]:
     return sorted(ended, key=lambda job: job.finished_at or 0, reverse=True)
 
 
-def _count(picture: Picture, status: Status) -> str:
-    return f"{sum(job.status is status for job in picture.jobs):,}"
-
-
 def _running_line(job: Job, now: Instant, width: int) -> Line:
     name: Line = [("  ", ""), (_fit(job.task, NAME_WIDTH), "name")]
     if job.status is Status.RETRYING:
         return [*name, (_cut(clean(f"{job.reason}, {away(job.run_at, now)}"), width - NAME_WIDTH - 2), "warn")]
     eta, step = eta_seconds(job, now), clean(read_detail(job).step or "")
     left = "" if eta is None else f"{span(eta * SECOND)} left" if eta else "nearly done"
-    bar_width = max(BAR_WIDTH_MIN, min(BAR_WIDTH_MAX, width - NAME_WIDTH - 46))
+    bar_width = max(BAR_WIDTH_MIN, min(BAR_WIDTH_MAX, width - NAME_WIDTH - 47))
     line: Line = [
         *name,
         *bar(job.progress / 100, bar_width),
         (f" {job.progress:>3}%", "name"),
-        (f"  {left:<12}", "time"),
+        (f"  {left:<13}", "time"),
     ]
     words = f"attempt {job.attempt}" if job.attempt > 1 else ""
     room = width - sum(len(piece) for piece, _ in line)
@@ -103,7 +100,7 @@ def _running_line(job: Job, now: Instant, width: int) -> Line:
 def _ended_line(job: Job, now: Instant, width: int) -> Line:
     mark, style = ("✓", "good") if job.status is Status.COMPLETED else ("✗", "bad")
     took = span(max(0, (job.finished_at or now) - (job.started_at or now)))
-    ago = away(job.finished_at or now, now)
+    ago = f"{span(max(0, now - (job.finished_at or now)) // SECOND * SECOND)} ago"
     words = job.result or "" if job.status is Status.COMPLETED else error_line(job.error) or job.reason
     if job.status is Status.COMPLETED and job.attempt > 1:
         words = f"in attempt {job.attempt}  {words}"
@@ -112,8 +109,8 @@ def _ended_line(job: Job, now: Instant, width: int) -> Line:
     gap = " " * max(2, width - used - len(ago))
     return [
         (f"  {mark} ", style),
-        (_fit(job.task, NAME_WIDTH - 2), ""),
-        (f"{took:>8}  ", "quiet"),
+        (_fit(job.task, NAME_WIDTH - 1), ""),
+        (f"{took:>7}  ", "quiet"),
         (text, ""),
         (gap + ago, "quiet"),
     ]
@@ -134,31 +131,19 @@ def _until(ahead: Duration) -> str:
 
 
 def story(hero: Job | None, now: Instant) -> list[tuple[str, str]]:
-    """Tell of the job that kills its own process: two lines, whatever happens."""
+    """Tell of the job that kills its own process, in at most two lines."""
+    again = f"▸ Attempt {hero.attempt} runs: batches 1 to {CRASHES_IN - 1} are not repeated." if hero else ""
     killed = f"✗ import_orders killed its own process (SIGKILL) in the middle of batch {CRASHES_IN} of {BATCHES}."
     if hero is None or (hero.attempt <= 1 and hero.status is not Status.RETRYING):
-        return [
-            ("▸ import_orders will kill its own process in the middle: watch what becomes of it.", "warn"),
-            ("", ""),
-        ]
+        return [("▸ import_orders will kill its own process half way: watch what becomes of it.", "warn")]
     if hero.status is Status.COMPLETED:
         return [
             (f"✓ import_orders crashed in batch {CRASHES_IN}, and recovered. Batches 1 to {CRASHES_IN - 1}", "good"),
             (f"  were kept by ctx.once: attempt {hero.attempt} imported only {CRASHES_IN} to {BATCHES}.", "good"),
         ]
     if hero.status is Status.RETRYING:
-        return [
-            (killed, "bad"),
-            (f"  The worker saw it at once. The job starts again {away(hero.run_at, now)}.", "warn"),
-        ]
-    return [
-        (killed, "bad"),
-        (f"▸ Attempt {hero.attempt} runs: batches 1 to {CRASHES_IN - 1} are not repeated.", "warn"),
-    ]
-
-
-def _title(text: str, right: str, width: int) -> Line:
-    return _spread(text, right, width)
+        again = f"  The worker saw it at once. The job starts again {away(hero.run_at, now)}."
+    return [(killed, "bad"), (again, "warn")]
 
 
 def _spread(left: str, right: str, width: int) -> Line:

@@ -25,7 +25,7 @@ from headway.store import Store
 NAMES: Final = ("one", "two")
 WORKER_LEASE: Final = 3 * SECOND
 LEADER_LEASE: Final = 2 * SECOND
-KILL_AT: Final = 45  # Percent: in the middle of a step.
+KILL_AT: Final = 68  # Percent: in the middle of the third step.
 TASK: Final = "transcode"
 
 
@@ -65,7 +65,7 @@ class _Scene:
             self.say(f"worker {sight.worker} runs {TASK}; it keeps a lease of {span(WORKER_LEASE)} and extends it")
         elif job.status is Status.RUNNING and self.victim:
             self.say(f"the lease ran out: worker {sight.worker} runs attempt {job.attempt} of the same job", "good")
-            self.say("the steps that were done are not repeated: their results are in the store (ctx.once)", "good")
+            self.say("steps that were done are not repeated: ctx.once keeps their results", "good")
         elif job.status is Status.COMPLETED:
             self.say("completed: one job, two attempts, one result", "good")
 
@@ -91,7 +91,7 @@ async def play(session: Session, url: str, seconds: float | None) -> int:
             workers[name] = await offspring.start("headway.cli.crash:run_node", {"store": url, "name": name})
         is_live = session.out.on_terminal and not session.as_json
         scene = _Scene(session.out, desk, clock.monotonic(), workers, is_live)
-        scene.say(f"two workers on one store: {', '.join(f'{name} is {workers[name].pid}' for name in workers)}")
+        scene.say(f"two workers on one store: {' and '.join(f'{name} ({workers[name].pid})' for name in workers)}")
         await _follow(scene, job_id, seconds)
         await _tell_end(session, store, job_id)
         return 0 if scene.seen[0] is Status.COMPLETED else FAILED

@@ -25,16 +25,15 @@ from headway.cli.serve import run_worker
 from headway.cli.session import Session, hear_time, new_command
 from headway.cli.shapes import instants_after
 from headway.cli.show import Column, Output, console, stop_writing
-from headway.cli.text import clean, count, local, local_text, span, utc
+from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import painted
 from headway.clock import Clock
 from headway.errors import DefinitionError
-from headway.events import Event, SchedulesDecided, subscribed
+from headway.events import Event, JobsSettled, SchedulesDecided, subscribed
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Status
 from headway.model import Job, ScheduleSpec
 from headway.scheduling import audit as auditing
-from headway.scheduling.zones import zone
 from headway.settings import Settings
 from headway.store import Store
 from headway.why import error_line
@@ -45,10 +44,10 @@ PROCESSES: Final = 3
 SCENES: Final = ("crash",)
 NEXT_COMMANDS: Final = (
     ("headway demo", "schedules and jobs, live"),
-    ("headway demo crash", "kill a whole worker in the middle of a job, and watch it recover"),
-    ("headway dev jobs:app", "run tasks of your own, from jobs.py; restarts when you save"),
-    ("headway enqueue hello --watch", "meanwhile, elsewhere: a job with a live bar"),
-    ("headway audit", "check that nothing was missed, or done twice"),
+    ("headway demo crash", "kill a worker in the middle of a job"),
+    ("headway dev jobs:app", "run the app in your jobs.py while you write it"),
+    ("headway enqueue hello --watch", "in another terminal: its job, with a live bar"),
+    ("headway audit", "check that nothing was missed or done twice"),
 )
 
 
@@ -62,11 +61,14 @@ class Show:
     began: float
     decided: dict[str, Counter[str]] = field(default_factory=dict)
     told: dict[str, tuple[Status, int]] = field(default_factory=dict)
+    completed: int = 0
     hero_id: str = ""
     note: str = ""
 
     def hear(self, event: Event) -> None:
-        """Take note of decisions; in a pipe, tell them."""
+        """Take note of what is decided and done; in a pipe, tell decisions."""
+        if isinstance(event, JobsSettled):
+            self.completed += event.completed
         if not isinstance(event, SchedulesDecided):
             return
         for plan in event.plans:
@@ -91,6 +93,7 @@ class Show:
             decided=self.decided,
             note=self.note,
             hero=jobs.get(self.hero_id),
+            completed=self.completed,
         )
 
     def tell(self, picture: Picture) -> None:
@@ -155,17 +158,16 @@ async def _play(session: Session, url: str, seconds: float | None) -> int:
         await hear_time(store, clock)
         show = Show(out, store, clock, clock.monotonic(), note=_night_without(clock.now()))
         if not out.as_json and not out.on_terminal:
-            out.say("A scheduler and a worker on a SQLite file. import_orders will kill its own process in the middle.")
+            out.say("A scheduler and a worker on a SQLite file. import_orders will kill its own process half way.")
         await _run(show, url, seconds)
         report = await auditing.audit(store.ledger)
         hero = await store.queue.get(show.hero_id)
-        completed = await store.queue.page(status=Status.COMPLETED, limit=JOBS_READ)
     finally:
         await store.close()
     if session.as_json:
         out.json(report.to_dict())
     else:
-        _say_goodbye(out, report, hero, len(completed))
+        _say_goodbye(out, report, hero, show.completed)
     return 0 if report.ok else FOUND
 
 
@@ -205,16 +207,17 @@ def _night_without(now: Instant) -> str:
     spec = ScheduleSpec(task="report", trigger=samples.BERLIN)
     for instant in instants_after(spec, now, 400):
         if note := samples.BERLIN.note(instant):
-            return f"{local_text(local(instant, zone(samples.BERLIN.tz)))}: {note}"
+            return note
     return ""
 
 
 def _say_goodbye(out: Output, report: auditing.AuditReport, hero: Job, completed: int) -> None:
     out.say()
-    if hero.status is Status.COMPLETED and hero.attempt > 1:
-        out.say(f"jobs   {count(completed, 'job')} completed, import_orders after its process was killed", "good")
+    if hero.status is Status.COMPLETED:
+        fate, style = "import_orders after its process was killed", "good"
     else:
-        out.say(f"jobs   {count(completed, 'job')} completed; import_orders had no time to crash and recover")
+        fate, style = f"import_orders is left at {hero.progress}%, attempt {hero.attempt}: stopped too early", ""
+    out.say(f"jobs   {count(completed, 'job')} completed, {fate}", style)
     out.say(f"audit  {verdict(report.to_dict())}", "good" if report.ok else "bad")
 
 

@@ -17,6 +17,7 @@ from headway.cli.log import EventLog
 from headway.cli.serve import run_worker, stopped_by_signals
 from headway.cli.session import Session, new_command
 from headway.clock import Clock
+from headway.events import ChildEnded, ChildStarted, Draining, Event, TermLost, TermWon
 from headway.settings import FILE_DEFAULT
 
 LOOK_EVERY_S: Final = 0.5
@@ -47,9 +48,10 @@ async def dev(
                     has_ended = True
                     log.write("waiting for a change", level="warning", ended_with=child.returncode)
                 await clock.rest(LOOK_EVERY_S, stopping)
+            changed = _changed(seen, snapshot(watch), watch)
             await offspring.stop(child)
             if not stopping.is_set():
-                log.write("restarting", reason="source files changed")
+                log.write("restarting", changed=changed)
 
 
 def snapshot(folder: Path) -> dict[str, int]:
@@ -63,6 +65,14 @@ def snapshot(folder: Path) -> dict[str, int]:
         except OSError:
             continue  # Gone between listing and looking: the next look sees it.
     return times
+
+
+def _changed(before: dict[str, int], after: dict[str, int], folder: Path) -> str:
+    """Name what has changed: the first file of how many."""
+    paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    if not paths:
+        return ""
+    return os.path.relpath(paths[0], folder) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
 
 
 def _source_files(folder: str) -> Iterator["os.DirEntry[str]"]:
@@ -83,10 +93,24 @@ def run_child() -> None:
     offspring.be(_serve)
 
 
+class DevLog(EventLog):
+    """The log of a developer: what becomes of schedules and jobs, and not how processes come and go."""
+
+    def __call__(self, event: Event) -> None:
+        """Tell an event, unless it is part of every start and stop."""
+        match event:
+            case ChildStarted() | TermWon() | TermLost() | Draining():
+                return
+            case ChildEnded(reason=reason) if "killed by" not in reason and "did not stop" not in reason:
+                return  # Replaced, or it could not import the app, which is told once, by the command.
+            case _:
+                super().__call__(event)
+
+
 async def _serve(options: dict[str, Any], stopping: asyncio.Event) -> None:
     session = Session(**options)
     settings = session.loaded(grace=GRACE)
-    log = EventLog.on_stderr(as_json=session.as_json)
+    log = DevLog.on_stderr(as_json=session.as_json)
     await run_worker(settings, log, store=session.store_url, schedules=True, stopping=stopping)
 
 

@@ -132,7 +132,7 @@ def _facts(shape: Shape, job: Job, now: Instant) -> dict[str, object]:
     if job.status is Status.RUNNING:
         left = "" if shape["eta_seconds"] is None else f", about {span(shape['eta_seconds'] * SECOND)} left"
         facts["progress"] = f"{job.progress}%{left}"
-    facts["attempts"] = f"{job.attempt} ({job.failures} of {job.max_attempts} failed)" if job.attempt else ""
+    facts["attempts"] = f"{job.attempt} ({job.failures} failed, {job.max_attempts} allowed)" if job.attempt else ""
     facts["key"] = shape["key"]
     facts |= {name: _plain(value) for name, value in shape.items() if name not in hidden and name not in facts}
     return facts

@@ -55,8 +55,8 @@ EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 # Every command with its module and one line for the list; the groups are the sections of `headway --help`.
 SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Begin": {
-        "demo": ("demo", "See schedules being decided, in a minute, with nothing to set up."),
-        "dev": ("dev", "Run your app's schedules while you write it; restarts when its files change."),
+        "demo": ("demo", "See jobs run, crash and recover, in a minute, with nothing to set up."),
+        "dev": ("dev", "Run your app while you write it; restarts when its files change."),
     },
     "Operate": {
         "migrate": ("migrate", "Bring the store to the schema of this program."),

@@ -67,6 +67,9 @@ class SqliteConnection:
         try:
             self.raw = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S_MAX, check_same_thread=False)
             self.raw.row_factory = sqlite3.Row
+            # Whoever else writes to the file may write anything. A text that is none must not stop the statement that
+            # reads it: a claim would have taken its jobs without saying which.
+            self.raw.text_factory = lambda text: text.decode("utf-8", "replace")
             # Within a statement the time stands still, so it need be asked for only once, not for every row.
             self.raw.create_function("headway_now", 0, lambda: self._statement_now, deterministic=True)
             self.raw.execute("pragma journal_mode = wal")

@@ -91,7 +91,11 @@ class Promises:
 
     async def _stale(self, jobs: dict[str, Job], attempts: dict[str, Attempts]) -> list[str]:
         """What an attempt wrote must be from the time when it ran."""
-        found = []
+        found: list[str] = []
+        children: defaultdict[str, list[Job]] = defaultdict(list)
+        for job in jobs.values():
+            if job.parent is not None and job.rerun_of is None:
+                children[job.parent].append(job)
         for job in jobs.values():
             spans = {a["attempt"]: (a["started_at"], a["ended_at"]) for a in attempts[job.id]}
             if job.status is Status.RUNNING and job.started_at is not None:
@@ -100,9 +104,11 @@ class Promises:
                 since, until = spans.get(line["attempt"], (0, 0))
                 if not since <= line["at"] <= until:
                     found.append(f"S3: {job.id} has a log line of attempt {line['attempt']}, which did not run then")
-            for child in jobs.values():
-                if child.parent == job.id and not any(a <= child.created_at <= b for a, b in spans.values()):
-                    found.append(f"S3: {child.id} was enqueued by {job.id} when that did not run")
+            found += [
+                f"S3: {child.id} was enqueued by {job.id} when that did not run"
+                for child in children[job.id]
+                if not any(since <= child.created_at <= until for since, until in spans.values())
+            ]
         return found
 
 
@@ -117,7 +123,8 @@ async def all_jobs(store: Store, **filters: str | None) -> AsyncIterator[Job]:
 
 async def all_occurrences(store: Store, name: str) -> list[Occurrence]:
     """Read all that was decided for a schedule, oldest first."""
-    after, found = -1, []
+    after: Instant = -1
+    found: list[Occurrence] = []
     while page := await store.ledger.ledger(name, after, INSTANT_MAX, PAGE):
         found.extend(occurrence for occurrence, _ in page)
         after = page[-1][0].instant

@@ -172,13 +172,17 @@ class World:
         self._observer = _Process(self, "test")  # The test itself, which is never frozen.
         self.store = self._observer.store
         self._promises = Promises(self.store)
+        self._processes: list[_Process] = []
         self._schedulers: list[_Process] = []
         self._workers: list[_Process] = []
+        self._worker_count = workers
+
+    def _open(self) -> None:
         self._run(self._prepare())
-        self._housekeeper = self._start_process("housekeeper")
+        self._start_process("housekeeper")
         self._through(self._loop.time())  # So that it, and nobody else, keeps house.
         self.start_schedulers()
-        for _ in range(workers):
+        for _ in range(self._worker_count):
             self._workers.append(self._start_process("worker", has_crew=True))
         self._through(self._loop.time())
 
@@ -269,7 +273,9 @@ class World:
         """Return the ended attempts of a job: number, outcome, reason, when it started and ended."""
         job_id = job if isinstance(job, str) else job.id
         rows = at_once(self.store.queue.attempts(job_id))
-        return [{**row, **{name: _moment(row[name]) for name in ("ready_at", "started_at", "ended_at")}} for row in rows]
+        return [
+            {**row, **{name: _moment(row[name]) for name in ("ready_at", "started_at", "ended_at")}} for row in rows
+        ]
 
     def log(self, job: JobHandle | str) -> list[str]:
         """Return the log lines of a job."""
@@ -370,6 +376,7 @@ class World:
             process.node = EngineNode(world_of(process.store), settings, process.clock, schedules=schedules)
         process.task = self._loop.create_task(process.node.run(), name=process.name)
         process.task.add_done_callback(self._note_end)
+        self._processes.append(process)
         return process
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
@@ -432,18 +439,21 @@ class World:
     def entered(self) -> Iterator["World"]:
         """Have the app live in this world for the time of a block."""
         try:
+            self._open()
             with self.app.moved_to(self.store, self._observer.clock):
                 yield self
         finally:
-            self.close()
+            self._close()
 
-    def close(self) -> None:
-        """End everything."""
-        for process in (*self._schedulers, *self._workers, self._housekeeper):
-            if not process.gate.is_dead:
-                self._run(self._kill(process))
-        self._loop.close()
-        self.connection.raw.close()
+    def _close(self) -> None:
+        """End everything, whatever has happened: what is left of it would haunt later tests."""
+        try:
+            for process in self._processes:
+                if not process.gate.is_dead:
+                    self._run(self._kill(process))
+        finally:
+            self._loop.close()
+            self.connection.raw.close()
 
 
 async def _collect(store: Store, filters: dict[str, str | None]) -> list[Job]:
@@ -460,9 +470,7 @@ def _moment(instant: Instant | None) -> datetime | None:
 
 
 @contextmanager
-def virtual(
-    app: Headway, start: InstantLike = START_DEFAULT, *, seed: int = 0, workers: int = 2
-) -> Iterator[World]:
+def virtual(app: Headway, start: InstantLike = START_DEFAULT, *, seed: int = 0, workers: int = 2) -> Iterator[World]:
     """Put an app into a world of its own, with its schedules, a scheduler and workers, at a time of your choice.
 
     Until the block ends the app's own calls (`task.enqueue_sync`, `job.wait_sync`, …) are about this world. The same

@@ -363,12 +363,19 @@ class ProcessChild(_QueueChild):
             if (item := take()) is None:
                 break
             claimed, number = item
+            if self._place.is_void(number):  # It was taken back while we could not hear it.
+                if waiting.get(claimed.job_id) is claimed:
+                    waiting.pop(claimed.job_id, None)
+                continue
             if waiting.pop(claimed.job_id, None) is None:
                 continue
             if kept and not self._is_short.get(claimed.task):
                 self.flush()  # It may take its time, or never come back.
                 kept = 0
             self._place.set(number)
+            if self._place.is_void(number):  # At this moment; they may think that it has begun.
+                self.send(Revoked([claimed.job_id]))
+                continue
             began = monotonic()
             self.ended(claimed, self._attempt(claimed))
             now = monotonic()
@@ -462,8 +469,9 @@ class LoopChild(Child):
         self._loop.run_forever()
 
     def take(self, jobs: list[Claimed], first: int) -> None:
-        """Start jobs on the loop."""
-        self._loop.call_soon_threadsafe(self._start, jobs)
+        """Start jobs on the loop. Until it has time for them they are in line, and can be given back."""
+        self._waiting.extend(jobs)
+        self._loop.call_soon_threadsafe(self._start)
 
     def stop(self, job_id: str, attempt: int) -> None:
         """Cancel a job on the loop."""
@@ -479,18 +487,19 @@ class LoopChild(Child):
                     given.append(claimed.job_id)
                 else:
                     self._waiting.append(claimed)
+        self._loop.call_soon_threadsafe(self._start)  # It may have looked while they were in our hands.
         return given
 
     def finish(self) -> None:
         """End when nothing runs."""
         self._loop.call_soon_threadsafe(self._finish)
 
-    def _start(self, jobs: Iterable[Claimed] = ()) -> None:
-        self._waiting.extend(jobs)
-        while self._waiting and len(self._running) < self._width:
-            claimed = self._waiting.popleft()
-            task = self._loop.create_task(self._attempt(claimed))
-            self._running[claimed.job_id] = (claimed.attempt, task)
+    def _start(self) -> None:
+        with contextlib.suppress(IndexError):  # Somebody took back the last one.
+            while len(self._running) < self._width:
+                claimed = self._waiting.popleft()
+                task = self._loop.create_task(self._attempt(claimed))
+                self._running[claimed.job_id] = (claimed.attempt, task)
 
     async def _attempt(self, claimed: Claimed) -> None:
         try:
@@ -522,8 +531,9 @@ class LoopChild(Child):
             return
         for claimed in list(self._waiting):
             if (claimed.job_id, claimed.attempt) == (job_id, attempt):
-                self._waiting.remove(claimed)
-                self.send(Stopped(job_id, attempt))
+                with contextlib.suppress(ValueError):  # Somebody took it back meanwhile.
+                    self._waiting.remove(claimed)
+                    self.send(Stopped(job_id, attempt))
 
     def _finish(self) -> None:
         self._finishing = True

@@ -171,7 +171,7 @@ class Context:
         if total is None and isinstance(items, Sized):
             total = len(items)
         gauge = self._measure()
-        gauge.begin_count(step, total)
+        gauge.begin_count(step, None if total is None else max(total, 0))
         self._line.note(self)
         for done, item in enumerate(items):
             self.check()

@@ -375,7 +375,7 @@ class Crew:
             while pool.suspects:
                 self._foreman.ended(pool.suspects.popleft(), Released(reason))
             for child in pool.children:
-                self._take_back(child, [claimed.job_id for claimed, _ in child.waiting])
+                self._take_back_all(child)
 
     def release_all(self, reason: str) -> None:
         """Hand back everything now: children are killed, their jobs are released when they are dead."""
@@ -396,6 +396,17 @@ class Crew:
                     self._reasons[claimed.job_id] = outcome
         if ids:
             self._send(child, Revoke(ids))
+
+    def _take_back_all(self, child: _Child) -> None:
+        """Take back whatever waits in a child. One that runs a job at a time need not answer, it may be deaf."""
+        if child.kind != "process":
+            self._take_back(child, [claimed.job_id for claimed, _ in child.waiting])
+        elif child.waiting:
+            child.place.void(child.waiting[-1][1])
+            self._catch_up(child, self._clock.monotonic())  # What has begun by now goes on.
+            back = [claimed for claimed, _ in child.waiting]
+            child.waiting.clear()
+            self._give_back(back)
 
     def watch(self) -> None:
         """Look after everything that only time can show; called several times a second."""
@@ -431,7 +442,7 @@ class Crew:
                 )
         if child.waiting and now - oldest > STUCK_S:
             pool.job_s = max(pool.job_s, now - oldest)
-            self._take_back(child, [claimed.job_id for claimed, _ in child.waiting])
+            self._take_back_all(child)
         if not child.is_leaving and (self._is_spent(child) or self._is_idle_solo(pool, child)):
             self._retire(child)
 
@@ -499,6 +510,8 @@ class Crew:
                 self._retire(child)
         if pool.suspects:
             self._try_suspects(pool)
+        else:
+            pool.kept.clear()
 
     def _spawn(self, pool: _Pool, *, solo_width: int = 0) -> None:
         self._numbers += 1
@@ -565,7 +578,7 @@ class Crew:
             self._try_suspects(pool)
 
     def _left_processes(self, child: _Child, job_id: str) -> bool:
-        """Say whether a job that was made to stop has started what goes on; nobody can say of one that shares a child."""
+        """Say whether a job that was made to stop has started what goes on. Where jobs share a child nobody knows."""
         running = child.running.get(job_id)
         if child.kind != "process" or running is None or running.stop_as is None:
             return False
@@ -630,12 +643,15 @@ class Crew:
         for job_id in child.revoked - given:
             self._reasons.pop(job_id, None)  # It has begun; whoever wants it to stop will say so again.
         child.revoked.clear()
-        for claimed in back:
-            del self._where[claimed.job_id]
-            self._foreman.ended(claimed, self._reasons.pop(claimed.job_id, Released("handed back: it had to wait")))
+        self._give_back(back)
         now = self._clock.monotonic()
         while child.waiting and len(child.running) < child.width:
             self._begin(child, *child.waiting.popleft(), now)
+
+    def _give_back(self, jobs: Iterable[Claimed]) -> None:
+        for claimed in jobs:
+            del self._where[claimed.job_id]
+            self._foreman.ended(claimed, self._reasons.pop(claimed.job_id, Released("handed back: it had to wait")))
 
     def _greet(self, pool: _Pool, child: _Child, hello: Hello) -> None:
         if hello.error is not None:
@@ -708,8 +724,11 @@ class Crew:
 
     def _kill(self, child: _Child, reason: str) -> None:
         """Kill a child with all that it has started, also what has left its process group."""
+        now = self._clock.monotonic()
+        if child.killed_because is not None and now - child.kill_sent <= HARD_S:
+            return  # It is dying; a hundred jobs may be in it, and each would have all processes looked at.
         child.killed_because = child.killed_because or reason
-        child.kill_sent = self._clock.monotonic()
+        child.kill_sent = now
         self._end_group(child)
 
     def _end_group(self, child: _Child) -> None:

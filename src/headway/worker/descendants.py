@@ -26,15 +26,19 @@ def descendants_of(pid: int, mark: str) -> list[int]:
     """Return the processes that descend from this one, or carry its mark in their environment."""
     parents: dict[int, int] = {}
     marked: set[int] = set()
+    dead: set[int] = set()
     needle = mark.encode()
     for entry in _PROC.glob("[0-9]*"):
         number = int(entry.name)
         with contextlib.suppress(OSError, ValueError, IndexError):
-            parents[number] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            parents[number] = int(parent)
+            if state in b"ZX":  # Dead already; somebody has yet to take note of it.
+                dead.add(number)
             if needle in (entry / "environ").read_bytes().split(b"\0"):
                 marked.add(number)
     found = {number for number in parents if _descends(number, pid, parents)} | marked
-    return sorted(found - {pid, os.getpid()})
+    return sorted(found - dead - {pid, os.getpid()})
 
 
 def _descends(number: int, ancestor: int, parents: dict[int, int]) -> bool:
@@ -60,8 +64,11 @@ def start_warden(mark: str) -> "subprocess.Popen[bytes] | None":
     """Have everything that carries a mark beginning so end with this process; close its `stdin` to end it."""
     if not _PROC.is_dir():
         return None
-    command = [sys.executable, "-I", "-S", __file__, mark]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env={})
+    command = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), mark]
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, cwd="/", start_new_session=True, env={}
+    )
 
 
 def _marked(beginning: bytes) -> list[int]:

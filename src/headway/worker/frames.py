@@ -176,7 +176,12 @@ def frame(message: ToChild | ToSupervisor) -> bytearray:
 
 
 class Place:
-    """The number of the job that a child is at, in a page of memory that child and supervisor share."""
+    """Two numbers in a page of memory that child and supervisor share: where the child is, and what it shall leave out.
+
+    A child may be deaf, because a task holds the interpreter. Jobs that wait in it can be taken back all the same: the
+    supervisor says up to which number they are void, and looks where the child is; the child says where it is, and
+    looks what is void.
+    """
 
     def __init__(self, number: int | None = None) -> None:
         self.file = number if number is not None else _memory_file()
@@ -190,6 +195,15 @@ class Place:
         """Return the number of the job that began last."""
         (number,) = _NUMBER.unpack_from(self._page, 0)
         return int(number)
+
+    def void(self, number: int) -> None:
+        """Say that the jobs up to this one, as far as they have not begun, shall not begin."""
+        _NUMBER.pack_into(self._page, _NUMBER.size, number)
+
+    def is_void(self, number: int) -> bool:
+        """Say whether a job shall not begin; asked after `set`."""
+        (void,) = _NUMBER.unpack_from(self._page, _NUMBER.size)
+        return number <= int(void)
 
     def close(self) -> None:
         """Let go of the page."""

@@ -141,6 +141,7 @@ class Supervisor:
         self._unpark_at = 0.0
         self._extend_at = 0.0
         self._draining: str | None = None
+        self._is_claiming = False
         self._idle = asyncio.Event()
         self._idle.set()
         self.completed = 0
@@ -209,15 +210,24 @@ class Supervisor:
         crew = self.crew
         if crew is None or self.is_draining or not crew.tasks:
             return self._poll_s
+        self._is_claiming = True  # Nobody is idle who may have jobs and has not heard of it yet.
+        self._idle.clear()
+        try:
+            return await self._claim(crew)
+        finally:
+            self._is_claiming = False
+            self._note_idle()
+
+    async def _claim(self, crew: CrewPort) -> float:
         await self._unpark(crew)
         await self._look_for_queues()
         room = {kind: min(crew.room(kind), CLAIM_MAX) for kind in crew.kinds}
         may_be_more = False
         for _ in range(len(self._ready)):
-            if not any(room.values()) or self.is_draining:
+            if max(room.values()) <= 0 or self.is_draining:
                 break
             may_be_more |= await self._claim_from(crew, self._ready[0], room)
-        return 0.0 if may_be_more and any(room.values()) else self._poll_s
+        return 0.0 if may_be_more and max(room.values()) > 0 else self._poll_s
 
     async def _unpark(self, crew: CrewPort) -> None:
         """Look again at jobs that nobody knew. All parked ones when we are new here: perhaps our code is."""
@@ -265,7 +275,8 @@ class Supervisor:
         jobs = await self._work.claim(queue, node=self._clock.node, lease=self._lease, limit=limit, skip=skip)
         if mix & full:
             took_s = self._clock.monotonic() - started
-            self._probe_at[queue] = started + max(PROBE_EVERY_S, PROBE_SHARE * took_s)
+            # A store that was slow once, or a process that stood still, must not make these jobs wait for long.
+            self._probe_at[queue] = started + max(PROBE_EVERY_S, min(PROBE_SHARE * took_s, self._poll_s))
         kinds = [crew.tasks[job.task].isolation for job in jobs if job.task in crew.tasks]
         for kind in kinds:
             room[kind] -= 1
@@ -399,8 +410,7 @@ class Supervisor:
             if self._held.get(held.claimed.job_id) is held:
                 del self._held[held.claimed.job_id]
         self._tell(settlements, stale)
-        if not self._held:
-            self._idle.set()
+        self._note_idle()
         return 0.0 if self._ended else self._poll_s
 
     def _next_batch(self) -> list[tuple[_Held, Outcome]]:
@@ -526,8 +536,7 @@ class Supervisor:
             self._held.pop(job_id, None)
             self._reporting.pop(job_id, None)
         emit(AttemptsLost(node=self._clock.node, job_ids=tuple(h.claimed.job_id for h in lost), reason=reason))
-        if not self._held:
-            self._idle.set()
+        self._note_idle()
 
     # --- watchman
 
@@ -558,9 +567,18 @@ class Supervisor:
         if self.crew is not None:
             self.crew.release_all(f"handed back: {self._draining or 'the worker ends'}")
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held, and nothing is on its way to us."""
+        return self._idle.is_set()
+
     async def idle(self) -> None:
         """Wait until nothing is held any more."""
         await self._idle.wait()
+
+    def _note_idle(self) -> None:
+        if not self._held and not self._is_claiming:
+            self._idle.set()
 
 
 def _nobody() -> None:

@@ -775,6 +775,7 @@ TRIGGERS: list[Trigger] = [
 ]
 
 
+@pytest.mark.slow
 @given(st.lists(OPERATIONS, min_size=1, max_size=25), st.sampled_from(["latest", "all", "skip"]))
 @settings(max_examples=60, deadline=None)
 async def test_whatever_is_done_to_a_schedule_the_ledger_stays_clean(

@@ -177,6 +177,7 @@ def test_rare_ones_run_when_the_oracle_says(oracle: Oracle, window: tuple[str, i
     assert enumerate_s(make(oracle, tz, dst), start, stop) == oracle.instants(tz, dst, start, stop)
 
 
+@pytest.mark.slow
 @slow_but_fine
 @given(
     oracles(busy=True, second=fields(number_items("second"))),

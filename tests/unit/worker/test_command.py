@@ -182,6 +182,7 @@ def test_lines_arrive_while_the_command_runs(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_flood_is_bounded() -> None:
     code = (
         "import sys\n"

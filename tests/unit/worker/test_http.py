@@ -145,6 +145,21 @@ def test_of_a_long_body_the_beginning_is_kept_and_can_be_stored(server: Server, 
     assert len(encode_result(result)) <= RESULT_BYTES_MAX
 
 
+def test_a_body_without_end_is_not_read_to_its_end(server: Server) -> None:
+    def pour(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        end = time.monotonic() + WAIT_S_MAX
+        with contextlib.suppress(OSError):  # The client has hung up.
+            while time.monotonic() < end:
+                handler.wfile.write(b"x" * 65_536)
+
+    server.answers["/endless"] = pour
+    began = time.monotonic()
+    assert send(f"{server.url}/endless")["truncated"] is True
+    assert time.monotonic() - began < WAIT_S_MAX / 2
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 410, 422])
 def test_other_refusals_are_final(server: Server, status: int) -> None:
     with pytest.raises(HttpRefused, match=rf"the answer was {status} .*: no such thing"):

@@ -1,0 +1,90 @@
+"""Rows that nobody can run, and jobs that say too much. Others flow, and every bound holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headway.model import LOG_BYTES_MAX
+from tests.chaos.worker_arena import WorkerArena, everywhere, wait_for
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(180)]
+
+LONG = "x" * 10_000_000
+DEEP = "[" * 50_000
+CAUSES = {
+    "args = '{not json'": "unreadable",
+    "args = '[1, 2]'": "unreadable",
+    "args = ''": "unreadable",
+    f"args = '{{\"seconds\": {DEEP}'": "unreadable",
+    f'args = \'{{"seconds": "{LONG}"}}\'': "unreadable",
+    "args = '{\"no such argument\": 1}'": "arguments",
+    "options = 'not json'": "unreadable",
+    'options = \'{"timeout": "soon"}\'': "unreadable",
+    "task = 'ghost'": "unknown task",
+    "task = '../../bin/sh; drop table'": "unknown task",
+}
+ONLY_SQLITE = {
+    "args = cast(x'ff7b7d' as text)": "unreadable",
+    "args = x'00ff'": "unreadable",
+    "task = cast(x'ff' as text)": "unknown task",
+}
+HARMLESS = ("metadata = '{{{'", "tags = 'no tags'", "detail = 'nothing'", "key = 'k'")
+
+
+def test_poison_rows_and_floods(stores: dict[str, str], tmp_path: Path) -> None:
+    everywhere(_poison, stores, tmp_path)
+
+
+def _poison(arena: WorkerArena) -> None:
+    causes = CAUSES | (ONLY_SQLITE if arena.store.startswith("sqlite") else {})
+    poison = {change: arena.enqueue("short", priority=5) for change in causes}
+    harmless = {change: arena.enqueue("short", priority=5) for change in HARMLESS}
+    for change, job_id in (poison | harmless).items():
+        arena.write(f"update headway_jobs set {change} where id = '{job_id}'")
+    latecomer = arena.enqueue("latecomer", priority=5)
+    others = arena.enqueue_many("short", [{}] * 50)
+    flood = arena.enqueue("flood", {"lines": 100_000, "calls": 100_000})
+    counting = arena.enqueue("count_up", {"seconds": 3})
+    shouting = arena.enqueue("shout", {"lines": 20_000})
+
+    worker = arena.start("--processes", "2", "--poll", "0.5s")
+    assert arena.wait_final([*others, *harmless.values()], 40).keys() == {"COMPLETED"}
+    for change, cause in causes.items():
+        job_id = poison[change]
+        arena.wait_status(job_id, "BLOCKED")
+        row = arena.sql(f"select parked, reason, failures from headway_jobs where id = '{job_id}'")
+        assert row[0][0] == cause, (change[:60], row)
+        assert row[0][1], change[:60]
+        assert row[0][2] == 0
+    arena.wait_status(latecomer, "BLOCKED")
+    assert worker.process.poll() is None, worker.log.read_text()
+    assert worker.log.read_text().count("child_ended") == 0, "a row brought a child down"
+
+    newer = arena.start("--processes", "1", "--poll", "0.5s", WITH_LATECOMER="1")
+    arena.wait_status(latecomer, "COMPLETED")
+    arena.wait_final([flood, counting, shouting], 60)
+    _check_flood(arena, flood, counting)
+    assert arena.job(shouting, "status") == "COMPLETED"
+    parked = "select count(*) from headway_jobs where parked is not null"
+    wait_for(lambda: arena.sql(parked) == [(len(causes),)], "all but the latecomer to be parked again", 20)
+    attempts = arena.sql("select max(attempt) from headway_jobs where parked is not null")[0][0]
+    assert attempts <= 6, f"parked jobs are tried again and again: {attempts}"
+    assert worker.process.poll() is None
+    assert newer.process.poll() is None
+
+
+def _check_flood(arena: WorkerArena, flood: str, counting: str) -> None:
+    status, progress, detail = arena.job(flood, "status", "progress", "detail")
+    assert (status, progress) == ("FAILED", 97), "the last value is never lost, and 100 is for success"
+    assert json.loads(detail)["step"] == "the last word"
+    [(size, lines)] = arena.sql(f"select sum(length(line) + 1), count(*) from headway_log where job_id = '{flood}'")
+    assert LOG_BYTES_MAX - 10_000 < size <= LOG_BYTES_MAX + 100
+    newest = f"select line from headway_log where job_id = '{flood}' order by seq desc limit 2"
+    note, last = (row[0] for row in arena.sql(newest))
+    assert "full" in note
+    assert last.startswith(f"line {lines - 2:09}"), "a line is missing before the note"
+
+    status, progress, version = arena.job(counting, "status", "progress", "version")
+    assert (status, progress) == ("COMPLETED", 100)
+    assert 4 <= version <= 4 + 2 * 3 + 3, "more than two writes a second, or none"

@@ -1,0 +1,154 @@
+"""From arguments to an outcome: what fits, what does not, and what an exception means."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from headway import Cancel, Context, Headway, Retry
+from headway.errors import LeaseLost
+from headway.model import ERROR_BYTES_MAX, RESULT_BYTES_MAX
+from headway.settings import Settings
+from headway.worker.attempt import Ended, error_json, resolve, run_async, run_sync
+from headway.worker.context import TaskStopped
+from headway.worker.frames import Cancelled, Done, Failed, Stopped, Unfit
+from tests.unit.worker.test_context import Task as Running
+from tests.unit.worker.test_frames import claimed
+
+app = Headway(settings=Settings(store="sqlite://"), name="unit")
+
+
+@app.task
+def add(one: int, two: int = 2) -> int:
+    """Add."""
+    return one + two
+
+
+@app.task
+def with_context(ctx: Context, **more: Any) -> list[Any]:
+    """Say what came."""
+    return [ctx.job_id, sorted(more)]
+
+
+@app.task(retry=Retry(retry_on=(OSError,), give_up_on=ConnectionError))
+def raising(what: str) -> Any:
+    """Raise, or return something that cannot be kept."""
+    if what in RETURNED:
+        return RETURNED[what]
+    raise RAISED[what]
+
+
+@app.task(name="raising_async")
+async def raising_async(what: str) -> Any:
+    """Raise on a loop."""
+    await asyncio.sleep(0)
+    return raising(what)
+
+
+class Wordless(Exception):
+    """An exception that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+RETURNED = {"none": None, "text": "ö", "object": object(), "long": "x" * (RESULT_BYTES_MAX + 1)}
+RAISED: dict[str, BaseException] = {
+    "os": OSError("disk"),
+    "connection": ConnectionResetError("peer"),
+    "value": ValueError("x" * 100_000),
+    "wordless": Wordless(),
+    "retry": Retry(after="10m", reason="later"),
+    "cancel": Cancel("no need"),
+    "stopped": TaskStopped(),
+    "cancelled": asyncio.CancelledError(),
+    "lost": LeaseLost("over"),
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt(),
+}
+
+
+def _run(task: str, args: str, *, was_asked: bool = False) -> Ended:
+    job = claimed(task=task, args=args)
+    found = resolve(app.tasks, job)
+    if isinstance(found, Unfit):
+        return found
+    context = Running().ctx
+    if found[0].is_async:
+        return asyncio.run(run_async(*found, lambda: context, job, lambda _: was_asked))
+    return run_sync(*found, lambda: context, job, lambda _: was_asked)
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "cause"),
+    [
+        ("ghost", "{}", "unknown task"),
+        ("add", "{", "unreadable"),
+        ("add", "[1]", "unreadable"),
+        ("add", "", "unreadable"),
+        ("add", "[" * 100_000, "unreadable"),
+        ("add", "{}", "arguments"),
+        ("add", '{"one":1,"three":3}', "arguments"),
+    ],
+)
+def test_what_cannot_be_run_says_why(task: str, args: str, cause: str) -> None:
+    ended = _run(task, args)
+    assert isinstance(ended, Unfit)
+    assert ended.cause == cause
+    assert 0 < len(ended.reason) <= 520
+
+
+def test_arguments_and_context_arrive() -> None:
+    assert _run("add", '{"one":40}') == Done("job_1", 1, "42")
+    assert _run("with_context", '{"x":1,"ctx2":2}') == Done("job_1", 1, '["job_1",["ctx2","x"]]')
+
+
+@pytest.mark.parametrize("task", ["raising", "raising_async"])
+def test_what_exceptions_mean(task: str) -> None:
+    def run(what: str, *, was_asked: bool = False) -> Ended:
+        return _run(task, json.dumps({"what": what}), was_asked=was_asked)
+
+    assert run("none") == Done("job_1", 1, None)
+    assert run("text") == Done("job_1", 1, '"ö"')
+    assert run("cancel") == Cancelled("job_1", 1, "no need")
+    assert run("lost") == Stopped("job_1", 1)
+    for what in ("stopped", "cancelled"):
+        assert run(what, was_asked=True) == Stopped("job_1", 1)
+        assert isinstance(run(what), Failed), "nobody asked it to stop: again and again would be for ever"
+    retry = run("retry")
+    assert isinstance(retry, Failed)
+    assert (retry.retryable, retry.retry_in) == (True, 600_000_000)
+    is_picky = task == "raising"
+    for what, retryable in {"os": True, "connection": not is_picky, "value": not is_picky}.items():
+        failed = run(what)
+        assert isinstance(failed, Failed)
+        assert failed.retryable is retryable, what
+    for what in ("object", "long"):
+        failed = run(what)
+        assert isinstance(failed, Failed)
+        assert not failed.retryable, "doing all the work again would not make it better"
+
+
+@pytest.mark.parametrize("what", ["exit", "interrupt", "wordless"])
+def test_no_exception_gets_away(what: str) -> None:
+    ended = _run("raising", json.dumps({"what": what}))
+    assert isinstance(ended, Failed)
+    assert json.loads(ended.error)["type"].rpartition(".")[2] == type(RAISED[what]).__name__
+
+
+def test_errors_are_bounded_and_keep_both_ends() -> None:
+    def deep(levels: int) -> None:
+        if levels == 0:
+            raise ValueError("the cause\0 \ud800" + "x" * 100_000)
+        deep(levels - 1)
+
+    try:
+        deep(400)
+    except ValueError as caught:
+        text = error_json(caught)
+    assert len(text) < 2 * ERROR_BYTES_MAX
+    error = json.loads(text)
+    assert error["type"] == "ValueError"
+    assert error["message"].startswith("the cause␀ ?")
+    assert error["traceback"].startswith("Traceback")

@@ -1,0 +1,246 @@
+"""What a task says becomes percent, step, rate and time left; what it says twice is sent once; nothing gets lost."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headway.clock import Clock
+from headway.errors import InvalidTask, LeaseLost
+from headway.model import LOG_LINE_LENGTH_MAX, METADATA_BYTES_MAX, RESULT_BYTES_MAX, Report
+from headway.worker.context import STEPS_MAX, Context, TaskStopped
+from tests.unit.worker.test_frames import claimed
+
+
+class Paper:
+    """A line that only writes down, and answers as told."""
+
+    def __init__(self) -> None:
+        self.notes = 0
+        self.asked: list[tuple[str, str]] = []
+        self.is_lost = False
+
+    def note(self, context: Context) -> None:
+        self.notes += 1
+
+    def ask(self, context: Context, question: str, body: str) -> str:
+        if self.is_lost:
+            raise LeaseLost("over")
+        self.asked.append((question, body))
+        return '["job_child"]'
+
+    async def ask_async(self, context: Context, question: str, body: str) -> str:
+        return self.ask(context, question, body)
+
+
+class Task:
+    """A context with its line and a clock that is moved by hand."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now = 100.0
+        self.paper = Paper()
+        self.ctx = Context(
+            claimed(**options.pop("job", {})), self.paper, clock=Clock(monotonic=lambda: self.now), **options
+        )
+
+    def report(self) -> Report:
+        found = self.ctx.take_report()
+        assert found is not None
+        return found
+
+    def detail(self) -> dict[str, Any]:
+        text = self.report().detail
+        assert text is not None
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+def test_percent_is_shown_as_it_was_said() -> None:
+    task = Task()
+    for percent in range(1, 100):
+        task.ctx.progress(percent)
+        assert task.report().progress == percent
+
+
+@pytest.mark.parametrize(("said", "shown"), [(100, 99), (99.99, 99), (250, 99), (-5, 0), (float("inf"), 99), (0.4, 0)])
+def test_percent_is_bounded(said: float, shown: int) -> None:
+    task = Task()
+    task.ctx.progress(said)
+    assert task.report().progress == shown
+
+
+def test_what_is_not_a_number_says_nothing() -> None:
+    task = Task()
+    task.ctx.progress(40)
+    task.ctx.progress(float("nan"), "still here")
+    report = task.report()
+    assert report.progress == 40
+    assert "still here" in (report.detail or "")
+
+
+def test_only_news_is_reported() -> None:
+    task = Task()
+    assert task.ctx.take_report() is None
+    task.ctx.progress(10, "first")
+    task.ctx.progress(10, "first")
+    assert task.report().progress == 10
+    assert task.ctx.take_report() is None
+    task.ctx.log("a\nb")
+    report = task.report()
+    assert (report.progress, report.detail, [line[2] for line in report.lines]) == (None, None, ["a", "b"])
+
+
+def test_tracking_counts_rates_and_estimates() -> None:
+    task = Task()
+    for number in task.ctx.track(range(10), "Writing"):
+        task.now += 2
+        if number == 4:
+            break
+    assert task.detail() == {"step": "Writing", "done": 4, "total": 10, "rate": 0.4, "eta": 15.0}
+    list(task.ctx.track(iter("abc"), "Reading"))
+    detail = task.detail()
+    assert (detail["step"], detail["done"], "total" in detail) == ("Reading", 3, False)
+    list(task.ctx.track([], "Nothing"))
+    list(task.ctx.track([1], total=-3))
+    assert task.detail() == {"step": "Nothing", "done": 1, "total": 0}
+
+
+def test_tracking_stops_when_asked() -> None:
+    task = Task()
+    items = task.ctx.track(iter(int, 1))
+    next(items)
+    task.ctx.check()
+    task.ctx.stop()
+    assert task.ctx.cancelled
+    with pytest.raises(TaskStopped):
+        next(items)
+    with pytest.raises(TaskStopped):
+        task.ctx.check()
+
+
+def test_steps_have_weights_and_times() -> None:
+    task = Task()
+    with task.ctx.steps(("Load", 10), "Store") as step:
+        with step("Load"):
+            task.now += 3
+            task.ctx.progress(50)
+            assert task.report().progress == int(5 / 11 * 100)
+        with step("Store"):
+            report = task.report()
+            assert report.progress == int(10 / 11 * 100)
+            assert json.loads(report.detail or "")["steps"] == [["Load", "done", 3.0], ["Store", "running", None]]
+        with step("Store"), pytest.raises(ZeroDivisionError):  # One more than was announced; it is the last one.
+            1 / 0  # noqa: B018
+    assert [row[:2] for row in task.detail()["steps"]] == [["Load", "done"], ["Store", "done"], ["Store", "done"]]
+
+
+def test_steps_are_bounded_and_sane() -> None:
+    task = Task()
+    for wrong in ((), ["x"] * (STEPS_MAX + 1), [("x", float("nan"))], [("x", float("inf"))], [("x", -1)]):
+        with pytest.raises(InvalidTask), task.ctx.steps(*wrong):
+            pass
+    with task.ctx.steps("only") as step:
+        for number in range(STEPS_MAX + 50):
+            with step(f"step {number}"):
+                pass
+    assert len(task.detail()["steps"]) == STEPS_MAX
+
+
+def test_a_step_that_fails_is_not_done() -> None:
+    task = Task()
+    with task.ctx.steps("a") as step, pytest.raises(ValueError), step("a"):
+        raise ValueError
+    assert task.detail()["steps"] == [["a", "running", None]]
+
+
+def test_log_lines_are_bounded_and_storable() -> None:
+    task = Task()
+    task.ctx.log("x" * (LOG_LINE_LENGTH_MAX + 100))
+    task.ctx.log("nul \0 and half \ud800", "stderr")
+    task.ctx.log("")
+    task.ctx.log(object)
+    lines = task.report().lines
+    assert len(lines) == 4
+    assert all(len(text) <= LOG_LINE_LENGTH_MAX + 20 for _, _, text in lines)
+    assert lines[1][1:] == ("stderr", "nul ␀ and half ?")
+
+
+def test_metadata_is_kept_and_bounded() -> None:
+    task = Task(job={"metadata": '{"a":1}'})
+    assert dict(task.ctx.metadata) == {"a": 1}
+    task.ctx.metadata["b"] = [1, {"c": None}]
+    assert json.loads(task.report().metadata or "") == {"a": 1, "b": [1, {"c": None}]}
+    assert task.ctx.take_report() is None
+    del task.ctx.metadata["a"]
+    assert json.loads(task.report().metadata or "") == {"b": [1, {"c": None}]}
+    for wrong in (object(), "x" * METADATA_BYTES_MAX):
+        with pytest.raises(InvalidTask):
+            task.ctx.metadata["c"] = wrong
+    assert "c" not in task.ctx.metadata
+    assert dict(Task(job={"metadata": "{{{"}).ctx.metadata) == {}
+
+
+async def test_steps_that_were_finished_are_not_repeated() -> None:
+    task = Task(kept={"old": '{"x":1}'})
+    assert task.ctx.once("old", _never) == {"x": 1}
+
+    async def compute(value: int) -> int:
+        return value
+
+    assert task.ctx.once("new", lambda: 5) == 5
+    assert await task.ctx.once("async", compute, 6) == 6
+    assert task.ctx.once("new", _never) == 5
+    assert await task.ctx.once("async", compute, 99) == 6
+    assert task.paper.asked == [("step", '["new","5"]'), ("step", '["async","6"]')]
+    for wrong in (object(), "x" * (RESULT_BYTES_MAX + 1)):
+        with pytest.raises(InvalidTask):
+            task.ctx.once("wrong", lambda wrong=wrong: wrong)
+    task.paper.is_lost = True
+    with pytest.raises(LeaseLost):
+        task.ctx.once("late", lambda: 1)
+    assert len(task.paper.asked) == 2
+
+
+def _never() -> object:
+    raise AssertionError("a finished step was repeated")
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
+def test_nothing_is_lost_between_threads() -> None:
+    """The task writes while another thread sends: every line arrives once and in order, and the last value too."""
+    task = Task()
+    reports: list[Report] = []
+    done = threading.Event()
+
+    def send() -> None:
+        while not done.is_set():
+            if (report := task.ctx.take_report()) is not None:
+                reports.append(report)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with task.ctx.steps(*map(str, range(STEPS_MAX))) as step:
+        for number in range(STEPS_MAX):
+            with step(str(number)):
+                for part in range(40):
+                    task.ctx.log(f"{number} {part}")
+                    task.ctx.progress(part)
+    done.set()
+    sender.join()
+    if (last := task.ctx.take_report()) is not None:
+        reports.append(last)
+    lines = [line[2] for report in reports for line in report.lines]
+    assert lines == [f"{number} {part}" for number in range(STEPS_MAX) for part in range(40)]
+    assert [report.progress for report in reports if report.progress is not None][-1] == 99

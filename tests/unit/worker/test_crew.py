@@ -1,0 +1,164 @@
+"""How the crew spreads, prefetches, suspects and cuts; and that what a dead supervisor leaves is ended."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from headway.lifecycle import Cancelled, Parked, Raised, Released
+from headway.worker import frames
+from headway.worker.crew import (
+    PREFETCH_MAX,
+    RUN_BYTES_MAX,
+    _Child,
+    _company_of,
+    _how_it_ended,
+    _in_frames,
+    _outcome_of,
+    _Pool,
+    _Running,
+)
+from headway.worker.descendants import descendants_of, kill_group, start_warden
+from tests.unit.worker.test_frames import claimed
+
+
+def _child(**options: object) -> _Child:
+    """A child of which only the books are looked at."""
+    nothing: dict[str, object] = dict.fromkeys(("process", "line", "place", "reader"))
+    given = {"kind": "process", "width": 1, "mark": "m", "born": 0.0, "is_ready": True, **nothing, **options}
+    return _Child(**given)  # type: ignore[arg-type]
+
+
+def test_only_short_jobs_are_prefetched() -> None:
+    pool = _Pool("process", 2, 1)
+    child = _child()
+    assert pool.capacity_of(child) == 1, "nothing is known yet"
+    for _ in range(50):
+        pool.learn(0.001, 1)
+    assert 40 <= pool.capacity_of(child) <= 51
+    for _ in range(50):
+        pool.learn(1e-9, 20)
+    assert pool.capacity_of(child) == 1 + PREFETCH_MAX
+    pool.learn(5.0, 1)
+    assert pool.capacity_of(child) == 1
+    for state in ({"is_ready": False}, {"is_leaving": True}, {"is_solo": True}):
+        assert pool.capacity_of(_child(**state)) == 0
+
+
+def test_room_counts_what_runs_waits_and_is_suspected() -> None:
+    pool = _Pool("loop", 1, 10)
+    child = _child(kind="loop", width=10)
+    pool.children.append(child)
+    child.running["a"] = _Running(claimed(), 1, 0.0, None, True)
+    child.unheard["b"] = claimed()
+    assert pool.room() == 8
+    pool.suspects.extend([claimed()] * 3)
+    assert pool.room() == 5
+    pool.suspects.extend([claimed()] * 30)
+    assert pool.room() == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "company"),
+    [
+        ("", 0),
+        ("handed back: the worker ends", 0),
+        ("handed back: its process died while 100 jobs ran in it", 25),
+        ("handed back: its process died while 5 jobs ran in it", 2),
+        ("handed back: its process died while 2 jobs ran in it", 1),
+        ("crashed, failure 1 of 3, retrying", 1),
+        ("raised, failure 1 of 3, retrying", 0),
+    ],
+)
+def test_suspects_have_ever_less_company(reason: str, company: int) -> None:
+    assert _company_of(claimed(reason=reason)) == company
+
+
+def test_the_one_is_found_within_a_few_crashes() -> None:
+    running, rounds = 100_000, 0
+    while running > 1:
+        running = _company_of(claimed(reason=f"handed back: its process died while {running} jobs ran in it"))
+        rounds += 1
+    assert rounds <= 9
+
+
+def test_frames_are_cut_where_arguments_are_large() -> None:
+    jobs = [claimed(job_id=f"job_{number}", args="x" * (RUN_BYTES_MAX // 3)) for number in range(10)]
+    parts = list(_in_frames(jobs))
+    assert [job for part in parts for job in part] == jobs
+    assert max(map(len, parts)) <= 3
+    assert list(_in_frames([claimed(args="x" * 2 * RUN_BYTES_MAX)])) != [[]]
+    small = [claimed()] * 1_000
+    assert list(_in_frames(small)) == [small]
+
+
+def test_what_messages_mean() -> None:
+    child = _child()
+    child.running["job_1"] = _Running(claimed(), 1, 0.0, None, True)
+    assert _outcome_of(child, frames.Stopped("job_1", 1)) == Released("the task stopped by itself")
+    child.running["job_1"].stop_as = Cancelled("enough")
+    assert _outcome_of(child, frames.Stopped("job_1", 1)) == Cancelled("enough")
+    assert _outcome_of(child, frames.Failed("job_1", 1, "{}", False, 5)) == Raised("{}", False, 5)
+    assert _outcome_of(child, frames.Cancelled("job_1", 1, "why")) == Cancelled("why")
+    assert _outcome_of(child, frames.Unfit("job_1", 1, "why", "arguments")) == Parked("why", "arguments")
+    assert _outcome_of(child, frames.Reports([])) is None
+    assert _how_it_ended(-9) == "was killed by SIGKILL"
+    assert _how_it_ended(-250) == "was killed by signal 250"
+    assert _how_it_ended(3) == "ended with exit code 3"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_everything_that_a_process_has_started_is_found() -> None:
+    mark = f"MARK=crew-{os.getpid()}-1"
+    script = "sleep 60 & setsid sleep 60 & (setsid sleep 60 &) ; wait"
+    parent = _start(script, mark)
+    try:
+        _wait(lambda: len(descendants_of(parent.pid, mark)) == 3)
+        found = descendants_of(parent.pid, mark)
+        assert os.getpid() not in found
+        assert parent.pid not in found
+        assert descendants_of(parent.pid, f"{mark}0") != [], "by ancestry, at least"
+        kill_group(parent.pid, found)
+        parent.wait(5)
+        while left := descendants_of(parent.pid, mark):  # Started between looking and killing.
+            kill_group(parent.pid, left)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            parent.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_warden_ends_what_a_killed_supervisor_leaves() -> None:
+    mark = f"MARK=crew-{os.getpid()}-"
+    warden = start_warden(mark)
+    assert warden is not None
+    assert warden.stdin is not None
+    ours, other = _start("setsid sleep 60 & sleep 60", f"{mark}7"), _start("sleep 60", "MARK=another-1")
+    try:
+        _wait(lambda: len(descendants_of(ours.pid, f"{mark}7")) == 2)
+        warden.stdin.close()  # As the kernel does when the supervisor dies.
+        assert warden.wait(10) == 0
+        assert ours.wait(5) == -signal.SIGKILL
+        assert descendants_of(ours.pid, f"{mark}7") == []
+        assert other.poll() is None
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait(5)
+
+
+def _start(script: str, mark: str) -> "subprocess.Popen[bytes]":
+    name, _, value = mark.partition("=")
+    return subprocess.Popen(["sh", "-c", script], env={**os.environ, name: value}, start_new_session=True)
+
+
+def _wait(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,113 @@
+"""Frames survive any cut of the stream; nonsense is noticed, not waited for."""
+
+import os
+import random
+
+import msgspec
+import pytest
+
+from headway.model import Claimed, Report
+from headway.worker.frames import (
+    FRAME_BYTES_MAX,
+    Answer,
+    Ask,
+    Done,
+    Failed,
+    Finish,
+    Flush,
+    Place,
+    Reader,
+    Reports,
+    Revoke,
+    Run,
+    Stop,
+    ToChild,
+    ToSupervisor,
+    Unfit,
+    frame,
+    pair,
+)
+
+
+def claimed(**changes: object) -> Claimed:
+    """Make a claimed job."""
+    given = {
+        "job_id": "job_1",
+        "attempt": 1,
+        "failures": 0,
+        "max_attempts": 3,
+        "task": "work",
+        "args": "{}",
+        "tenant": "default",
+        "queue": "default",
+        "priority": 0,
+        "run_at": 0,
+    }
+    return Claimed(**{**given, **changes})  # type: ignore[arg-type]
+
+
+TO_CHILD = [
+    Run(7, [claimed(args='{"ö":"\\u0000"}'), claimed(job_id="job_2")], {"job_1": 5}, {"job_1": {"step": "[1]"}}),
+    Stop("job_1", 2),
+    Revoke([]),
+    Answer(3, "body"),
+    Answer(4, error="no", is_lost=True),
+    Flush(),
+    Finish(),
+]
+TO_SUPERVISOR = [
+    Done("job_1", 1, None),
+    Done("job_1", 1, '"x"'),
+    Failed("job_1", 1, "{}", retryable=False, retry_in=5),
+    Unfit("job_1", 1, "why", "arguments"),
+    Reports([Report(job_id="job_1", attempt=1, progress=3, lines=((None, "log", "line"),))]),
+    Ask(1, "job_1", 1, "step", "body"),
+]
+
+
+@pytest.mark.parametrize(("messages", "kind"), [(TO_CHILD, ToChild), (TO_SUPERVISOR, ToSupervisor)])
+def test_messages_survive_any_cut(messages: list[object], kind: object) -> None:
+    stream = b"".join(bytes(frame(message)) for message in messages)  # type: ignore[arg-type]
+    chance = random.Random(1)
+    for size in (1, 3, 17, len(stream)):
+        reader: Reader[object] = Reader(kind)
+        heard: list[object] = []
+        start = 0
+        while start < len(stream):
+            end = start + chance.randint(1, size)
+            heard += reader.feed(stream[start:end])
+            start = end
+        assert heard == messages
+
+
+def test_nonsense_is_an_error() -> None:
+    for nonsense in ((FRAME_BYTES_MAX + 1).to_bytes(4, "big"), b"\0\0\0\2[]", b'\0\0\0\x08["Nobody', b"\0\0\0\1\xff"):
+        reader: Reader[object] = Reader(ToSupervisor)
+        with pytest.raises((ValueError, msgspec.DecodeError)):
+            list(reader.feed(nonsense + b"      "))
+
+
+def test_both_sides_see_the_same_place() -> None:
+    ours = Place()
+    theirs = Place(os.dup(ours.file))
+    try:
+        assert ours.get() == 0
+        theirs.set(2**40)
+        assert ours.get() == 2**40
+        assert not theirs.is_void(1)
+        ours.void(2**41)
+        assert theirs.is_void(2**41)
+        assert not theirs.is_void(2**41 + 1)
+        assert ours.get() == 2**40
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def test_the_ends_of_a_line() -> None:
+    ours, theirs = pair()
+    with ours, theirs:
+        ours.sendall(b"x")
+        assert theirs.recv(10) == b"x"
+        theirs.close()
+        assert ours.recv(10) == b""

@@ -1,0 +1,271 @@
+"""The supervisor on the real store, in virtual time: whom it no longer trusts, and what must not get lost."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+
+from headway.errors import LeaseLost, StoreUnavailable
+from headway.events import AttemptsLost
+from headway.instants import SECOND
+from headway.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
+from headway.model import LOG_BYTES_MAX, Claimed, NewJob, Node, Report
+from headway.worker.frames import Ask, TaskInfo
+from headway.worker.supervisor import REPORT_EVERY_S, Supervisor
+from tests.simulation.stage import Seat, Stage
+from tests.simulation.virtual_loop import virtual
+
+LEASE_S = 10.0
+
+
+class Bystanders:
+    """A crew that runs nothing and writes down what it is told."""
+
+    def __init__(self) -> None:
+        info = [TaskInfo(name="work", isolation="process"), TaskInfo(name="wait", isolation="loop")]
+        self.tasks: Mapping[str, TaskInfo] = {one.name: one for one in info}
+        self.kinds = {"process": frozenset({"work"}), "loop": frozenset({"wait"})}
+        self.rooms = {"process": 10, "loop": 10}
+        self.started: list[Claimed] = []
+        self.kept: dict[str, dict[str, str]] = {}
+        self.stopped: list[tuple[str, Outcome]] = []
+        self.abandoned: list[str] = []
+
+    def room(self, kind: str) -> int:
+        return self.rooms[kind]
+
+    def slots(self) -> int:
+        return 20
+
+    def count(self) -> int:
+        return 2
+
+    def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
+        self.started += jobs
+        self.kept.update(kept or {})
+
+    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+        self.stopped.append((job_id, outcome))
+
+    def abandon(self, job_id: str, attempt: int) -> None:
+        self.abandoned.append(job_id)
+
+    def release_waiting(self, reason: str) -> None:
+        """Nothing waits here."""
+
+    def release_all(self, reason: str) -> None:
+        """Nothing runs here."""
+
+    def watch(self) -> None:
+        """Nothing to see."""
+
+
+class Post:
+    """A supervisor at its seat."""
+
+    def __init__(self, stage: Stage, **options: object) -> None:
+        self.stage = stage
+        self.seat: Seat = stage.seat("node_w")
+        self.crew = Bystanders()
+        self.supervisor = Supervisor(
+            self.seat.store.queue,
+            clock=self.seat.clock,
+            lease=round(LEASE_S * SECOND),
+            poll=SECOND,
+            **options,  # type: ignore[arg-type]
+        )
+        self.supervisor.crew = self.crew
+
+    async def take(self, count: int = 1, **options: object) -> list[Claimed]:
+        """Enqueue jobs and claim them."""
+        jobs = [
+            NewJob(**{"id": self.seat.clock.new_id("job"), "task": "work", **options})  # type: ignore[arg-type]
+            for _ in range(count)
+        ]
+        await self.seat.store.queue.enqueue(jobs)
+        self.supervisor.hear("anything")
+        before = len(self.crew.started)
+        await self.supervisor.claim()
+        return self.crew.started[before:]
+
+    def job(self, job: Claimed, *columns: str) -> tuple[object, ...]:
+        [row] = self.stage.sql(f"select {', '.join(columns)} from headway_jobs where id = ?", job.id)
+        return tuple(row)
+
+    def log(self, job: Claimed) -> list[str]:
+        return [row[0] for row in self.stage.sql("select line from headway_log where job_id = ? order by seq", job.id)]
+
+
+def _said(job: Claimed, *lines: str, progress: int | None = None) -> Report:
+    texts = tuple((None, "log", line) for line in lines)
+    return Report(job_id=job.id, attempt=job.attempt, progress=progress, lines=texts)
+
+
+@virtual
+async def test_an_end_does_not_overtake_what_was_said_before() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        [job] = await post.take()
+        post.supervisor.reported([_said(job, "one", progress=10)])
+        await asyncio.sleep(1)
+        post.seat.driver.asking_s = 0.3  # The report is on its way,
+        reporting = asyncio.ensure_future(post.supervisor.report())
+        await asyncio.sleep(0.1)
+        post.seat.driver.asking_s = 0.0  # and what comes after it is faster.
+        post.supervisor.reported([_said(job, "two", progress=20)])
+        post.supervisor.ended(job, Raised('{"type":"X"}'))
+        await post.supervisor.settle()
+        await reporting
+        assert post.log(job) == ["one", "two"]
+        assert post.job(job, "status", "progress") == ("FAILED", 20)
+        assert post.supervisor.running() == 0
+
+
+@virtual
+async def test_a_report_that_could_not_be_written_is_written_later() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        [job] = await post.take()
+        post.supervisor.reported([_said(job, "one", progress=10)])
+        post.seat.driver.is_down = True
+        await asyncio.sleep(1)
+        with pytest.raises(StoreUnavailable):
+            await post.supervisor.report()
+        post.supervisor.reported([_said(job, "two")])
+        post.supervisor.ended(job, Succeeded())
+        with pytest.raises(StoreUnavailable):
+            await post.supervisor.settle()
+        post.seat.driver.is_down = False
+        await post.supervisor.settle()
+        assert post.log(job) == ["one", "two"]
+        assert post.job(job, "status", "progress") == ("COMPLETED", 100)
+
+
+@virtual
+async def test_progress_is_written_twice_a_second_and_the_latest_wins() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        [job] = await post.take()
+        written = set()
+        for percent in range(80):
+            post.supervisor.reported([_said(job, progress=percent)])
+            await post.supervisor.report()
+            written.add(post.job(job, "version", "progress"))
+            await asyncio.sleep(REPORT_EVERY_S / 10)
+        assert 7 <= len(written) <= 10
+        post.supervisor.ended(job, Released("enough"))
+        await post.supervisor.settle()
+        assert post.job(job, "progress") == (79,)
+
+
+@virtual
+async def test_a_log_has_an_end_and_says_so() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        [job] = await post.take(max_attempts=3)
+        for _ in range(12):
+            post.supervisor.reported([_said(job, *["x" * 999] * 100)])
+            await asyncio.sleep(1)
+            await post.supervisor.keep()
+            await post.supervisor.report()
+        log = post.log(job)
+        assert sum(len(line) + 1 for line in log) <= LOG_BYTES_MAX + 100
+        assert len(log) == LOG_BYTES_MAX // 1000 + 1
+        assert "full" in log[-1]
+
+
+@virtual
+async def test_a_lease_that_cannot_be_extended_is_not_trusted() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        lost, known = await post.take(2)
+        post.supervisor.ended(known, Succeeded("1"))
+        post.seat.driver.is_down = True
+        await asyncio.sleep(LEASE_S - post.supervisor.margin_s - 0.1)
+        await post.supervisor.watch()
+        assert post.crew.abandoned == []
+        await asyncio.sleep(0.2)
+        await post.supervisor.watch()
+        assert post.crew.abandoned == [lost.id], "it must not go on until somebody else can have it"
+        assert [event.job_ids for event in stage.said(AttemptsLost)] == [(lost.id,)]
+        post.supervisor.reported([_said(lost, "late", progress=50)])
+        post.supervisor.ended(lost, Succeeded("2"))
+        for question in ("step", "enqueue"):
+            with pytest.raises(LeaseLost):
+                await post.supervisor.answer(Ask(1, lost.id, lost.attempt, question, "[]"))
+        post.seat.driver.is_down = False
+        await post.supervisor.settle()
+        await post.supervisor.report()
+        assert post.job(known, "status", "result") == ("COMPLETED", "1"), "what is known is written when it can be"
+        assert post.job(lost, "status", "progress", "result") == ("RUNNING", 0, None)
+        assert post.log(lost) == []
+
+
+@virtual
+async def test_an_attempt_that_was_given_to_others_is_abandoned_and_can_write_nothing() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        [job] = await post.take(max_attempts=3)
+        other = stage.seat("node_other").store.queue
+        await asyncio.sleep(LEASE_S + 1)  # We stood still.
+        assert await other.expire(10) == [job.id]
+        await other.promote(10)
+        [again] = await other.claim("default", node="node_other", lease=60 * SECOND, limit=1)
+        post.supervisor.ended(job, Succeeded('"stale"'))
+        await post.supervisor.settle()
+        assert post.job(job, "status", "attempt", "result") == ("RUNNING", 2, None)
+        refused = stage.sql("select data from headway_events where event = 'settle_refused'")
+        assert [msgspec.json.decode(row[0]) for row in refused] == [{"attempt": 1, "outcome": "completed"}]
+        assert again.attempt == 2
+        assert post.supervisor.running() == 0
+
+
+@virtual
+async def test_cancels_and_the_steps_of_earlier_attempts_reach_the_crew() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        [job] = await post.take(max_attempts=3)
+        await post.supervisor.answer(Ask(1, job.id, job.attempt, "step", '["first","41"]'))
+        post.supervisor.ended(job, Released("moved"))
+        await post.supervisor.settle()
+        [again] = await post.take(0)
+        assert (again.attempt, post.crew.kept) == (2, {job.id: {"first": "41"}})
+        await post.seat.store.queue.cancel(job.id, author="me", reason="enough")
+        await post.supervisor.keep()
+        assert post.crew.stopped == [(job.id, Cancelled("cancelled by me: enough"))]
+
+
+@virtual
+async def test_full_kinds_and_tasks_of_others_are_left_alone() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        peer = Node(id="node_x", name="x", roles=("worker",), state={"worker": {"tasks": ["theirs", "work"]}})
+        post.supervisor.meet([peer])
+        post.crew.rooms["process"] = 0
+        await post.take(3, task="work")
+        await post.take(1, task="theirs")
+        await asyncio.sleep(1)
+        waiting = await post.take(2, task="wait")
+        assert [job.task for job in waiting] == ["wait", "wait"]
+        assert {job.task for job in post.crew.started} == {"wait"}
+        statuses = stage.sql("select task, status, count(*) from headway_jobs group by 1, 2 order by 1")
+        assert [tuple(row) for row in statuses] == [
+            ("theirs", "PENDING", 1),
+            ("wait", "RUNNING", 2),
+            ("work", "PENDING", 3),
+        ]
+
+
+@virtual
+async def test_whoever_drains_takes_nothing_more() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        [job] = await post.take()
+        post.supervisor.drain("the worker ends")
+        assert await post.take(2) == []
+        post.supervisor.ended(job, Succeeded())
+        assert post.supervisor.running() == 1
+        await post.supervisor.settle()
+        async with asyncio.timeout(1):
+            await post.supervisor.idle()
