@@ -44,9 +44,10 @@ from headway.store.sqlite import path_of
 from headway.task import Conduct, JobHandle, Options, Retry, Task
 from headway.worker.command import CommandRefused, command
 from headway.worker.context import Context
-from headway.worker.crew import CrewPlan, child_command
+from headway.worker.crew import CrewPlan
 from headway.worker.frames import Hello, TaskInfo
 from headway.worker.http import HttpRefused, http_request
+from headway.worker.process import child_command
 from headway.worker.supervisor import Supervisor
 
 P = ParamSpec("P")

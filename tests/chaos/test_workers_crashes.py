@@ -10,6 +10,7 @@ from tests.chaos.worker_arena import FULL, WorkerArena, everywhere
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(180)]
 
 WAYS = ("kill", "exit", "segfault", "close")
+AGAIN = WAYS if FULL else ("kill", "close")
 LONG_LEASE = ("--worker-lease", "10m", "--processes", "3", "--concurrency", "60", "--poll", "0.5s")
 
 
@@ -24,9 +25,9 @@ def _crashes(arena: WorkerArena) -> None:
     # Neighbours before, between and behind: in the same children, on the same loop, prefetched.
     sync = arena.enqueue_many("short", [{"seconds": 0.002}] * 100)
     slow = arena.enqueue_many("rest", [{"seconds": 1}] * 48)
-    poison = {how: arena.enqueue("crash", {"how": how}, max_attempts=3, priority=1) for how in WAYS}
+    poison = {how: arena.enqueue("crash", {"how": how}, max_attempts=3, priority=1) for how in AGAIN}
     # Whether the end of the line or the end of the process is seen first must not matter: many, where there is time.
-    single = [arena.enqueue("crash", {"how": how}, max_attempts=1) for how in ("exit", "kill") * (20 if FULL else 1)]
+    single = [arena.enqueue("crash", {"how": how}, max_attempts=1) for how in WAYS * (10 if FULL else 1)]
     leaving = arena.enqueue("crash", {"how": "raise"}, max_attempts=1)
     on_loop = arena.enqueue("crash_async", {"how": "exit"}, max_attempts=2)
     remembering = arena.enqueue("steps_once_async", max_attempts=2)
@@ -41,7 +42,7 @@ def _crashes(arena: WorkerArena) -> None:
     arena.check_ended_once([*neighbours, *dead, remembering])
     for job_id in neighbours:
         assert arena.job(job_id, "failures") == 0
-    for how in WAYS:
+    for how in AGAIN:
         assert arena.outcomes(poison[how]) == ["crashed", "crashed", "crashed"], how
     for job_id in single:
         assert arena.outcomes(job_id) == ["crashed"]

@@ -16,7 +16,7 @@ from tests.support.postgres import PostgresServer
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SECONDS = 60 if FULL else 14
+SECONDS = 60 if FULL else 12
 FLAGS = ("--worker-lease", "3s", "--leader-lease", "3s", "--poll", "0.3s", "--processes", "2", "--grace", "1s")
 
 

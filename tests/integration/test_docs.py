@@ -54,7 +54,7 @@ from headway.scheduling import expression, planner, scheduler, triggers
 from headway.settings import SHARDS_MAX, Settings
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
-from headway.worker import context, crew, supervisor
+from headway.worker import context, crew, pool, supervisor
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -306,8 +306,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         "progress of a job": f"every {supervisor.REPORT_EVERY_S:g} s",
         "lost workers of a job": f"{lifecycle.LOSSES_MAX}; ",
         "jobs in one claim or one settlement of a worker": number(max(supervisor.CLAIM_MAX, supervisor.SETTLE_MAX)),
-        "jobs that wait in a child process behind those that run": f"within {crew.PREFETCH_S * 1000:g} ms, at most "
-        f"{crew.PREFETCH_MAX}; those behind a job of more than {crew.STUCK_S:g} s",
+        "jobs that wait in a child process behind those that run": f"within {pool.PREFETCH_S * 1000:g} ms, at most "
+        f"{pool.PREFETCH_MAX}; those behind a job of more than {crew.STUCK_S:g} s",
         "threads of a worker": number(THREADS_MAX),
         "time from asking a job to stop to SIGTERM, and from there to SIGKILL": f"{crew.SOFT_S:g} s, {crew.HARD_S:g} s",
         "time for a child process to import the app": f"{crew.START_S_MAX:g} s",

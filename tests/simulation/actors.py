@@ -43,8 +43,8 @@ class Place(Sea, Protocol):
         """End the simulation: something is wrong."""
         ...
 
-    def ask_node(self, node_id: str, what: str) -> None:
-        """Ask something of a node, in the store."""
+    def ask_node(self, node_id: str, what: str) -> bool:
+        """Ask something of a node, in the store; False when it is not there."""
         ...
 
     def begins(self, claimed: Claimed) -> None:
@@ -164,9 +164,9 @@ class NodeActor:
         """Have the node end once its jobs have, as an operator would."""
         if self.process is not None and self.stays:
             self._place.log(self.process.id, "is asked to drain")
-            self._place.saw("asked to drain")
-            self._is_stopping = True
-            self._place.ask_node(self.process.id, "drain")
+            if self._place.ask_node(self.process.id, "drain"):  # Nobody can ask whom the store has not heard of.
+                self._place.saw("asked to drain")
+                self._is_stopping = True
 
     def stop(self) -> None:
         """End in good order."""

@@ -44,6 +44,7 @@ LOG_LINES_MAX: Final = 4_000
 TAKEOVER_S: Final = 5.0  # Promise L4: the lease and this long.
 RESCUE_S: Final = 10.0  # Promise L3: the job's lease and this long.
 LOSS_WAIT_S: Final = 5.0
+DRAIN_S_MAX: Final = 120.0  # No made-up job takes as long.
 STOP_S: Final = 2.0  # Promise L7: the grace and this long.
 CALLS_PER_S_MAX: Final = 50.0  # Busy nodes come to half of that.
 CALLS_WINDOW_S: Final = 5.0
@@ -209,9 +210,9 @@ class Simulation:
             self._notify(actor, changes)
             self._wake_the_robbed(changes)
 
-    def ask_node(self, node_id: str, what: str) -> None:
-        """Ask something of a node, in the store."""
-        self.fetch("operator", call("ask_node", id=node_id, asked=what))
+    def ask_node(self, node_id: str, what: str) -> bool:
+        """Ask something of a node, in the store; False when it is not there."""
+        return bool(self.fetch("operator", call("ask_node", id=node_id, asked=what)))
 
     # What crews tell.
 
@@ -382,7 +383,10 @@ class Simulation:
 
     async def _man_the_workers(self) -> None:
         """Have the first worker, who knows every task, and whoever else stays."""
+        until = self._loop.time() + DRAIN_S_MAX
         while self._workers[0].is_alive and not self._workers[0].stays:
+            if self._loop.time() > until:
+                raise Violation(f"L7: a drain does not end: {self._workers[0].task}")
             await asyncio.sleep(0.5)
         self._workers[0].start()
 

@@ -304,7 +304,7 @@ async def _synchronise(
 
 @contextmanager
 def stopped_by_signals(stopping: asyncio.Event, log: EventLog, hurrying: asyncio.Event | None = None) -> Iterator[None]:
-    """Set one event after the other at SIGTERM or SIGINT; at the signal after the last, leave at once."""
+    """Set one event after the other at SIGTERM, SIGINT or SIGHUP; at the signal after the last, leave at once."""
     events = [stopping] if hurrying is None else [stopping, hurrying]
 
     def hear(name: str) -> Callable[[], None]:
@@ -318,7 +318,9 @@ def stopped_by_signals(stopping: asyncio.Event, log: EventLog, hurrying: asyncio
         return stop
 
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
+    signals = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Ignored under nohup; else the terminal is gone.
+        signals.append(signal.SIGHUP)
     for number in signals:
         loop.add_signal_handler(number, hear(number.name))
     try:

@@ -15,13 +15,9 @@ A child may be given more jobs than it can run at once, when its jobs are short:
 """
 
 import asyncio
-import contextlib
 import os
-import re
 import signal
-import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +32,7 @@ from headway.events import ChildEnded, ChildStarted, emit
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
 from headway.model import Claimed, Report
-from headway.worker.descendants import descendants_of, kill_group, start_warden
+from headway.worker.descendants import start_warden
 from headway.worker.frames import (
     Answer,
     Ask,
@@ -46,8 +42,6 @@ from headway.worker.frames import (
     Finish,
     Flush,
     Hello,
-    Place,
-    Reader,
     Reports,
     Revoke,
     Revoked,
@@ -56,15 +50,12 @@ from headway.worker.frames import (
     Stop,
     Stopped,
     TaskInfo,
-    ToChild,
     ToSupervisor,
     Unfit,
-    frame,
-    pair,
 )
+from headway.worker.pool import Pool, Post, Running, company_of
+from headway.worker.process import MARK, ChildProcess
 
-PREFETCH_S: Final = 0.05
-PREFETCH_MAX: Final = 500
 STUCK_S: Final = 0.5  # So long a job may make others wait in its child before they are taken back.
 SOFT_S: Final = 1.0  # From asking to SIGTERM
 HARD_S: Final = 2.0  # and from there to SIGKILL.
@@ -72,12 +63,8 @@ DEAF_S_MAX: Final = 1.0
 START_S_MAX: Final = 60.0
 RESPAWN_S: Final = 0.5
 RESPAWN_S_MAX: Final = 15.0
-READ_BYTES: Final = 1 << 20
 RUN_BYTES_MAX: Final = 8 << 20  # Of arguments in one frame.
-SUSPECT: Final = re.compile("handed back: its process died while ([0-9]{1,6}) jobs ran in it")
-SUSPECT_GROUPS: Final = 4
 SOLO_MAX: Final = 10
-MARK: Final = "HEADWAY_CHILD"
 
 
 class Foreman(Protocol):
@@ -113,86 +100,6 @@ class CrewPlan:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Running:
-    claimed: Claimed
-    number: int
-    since: float
-    timeout_s: float | None
-    retries_timeouts: bool
-    stop_as: Outcome | None = None
-    stop_since: float = 0.0
-    stage: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Child:
-    """One process and the jobs in it: those that run, and those that wait behind them."""
-
-    kind: str
-    width: int
-    process: subprocess.Popen[bytes]
-    line: socket.socket
-    place: Place
-    reader: Reader[ToSupervisor]
-    mark: str
-    born: float
-    is_solo: bool = False
-    is_ready: bool = False
-    is_leaving: bool = False
-    deaf_since: float | None = None
-    killed_because: str | None = None
-    kill_sent: float = 0.0
-    running: dict[str, _Running] = field(default_factory=dict)
-    waiting: deque[tuple[Claimed, int]] = field(default_factory=deque)
-    unheard: dict[str, Claimed] = field(default_factory=dict)  # Done, but their outcomes are still over there.
-    revoked: set[str] = field(default_factory=set)
-    jobs: int = 0
-    unsent: deque[bytes | bytearray] = field(default_factory=deque)
-    pidfd: int | None = None
-    is_gone: bool = False
-
-    @property
-    def load(self) -> int:
-        return len(self.running) + len(self.waiting) + len(self.unheard)
-
-
-class _Pool:
-    """The children of one kind."""
-
-    def __init__(self, kind: str, children_max: int, width: int) -> None:
-        self.kind = kind
-        self.children_max = children_max
-        self.width = width
-        self.children: list[_Child] = []
-        self.job_s = 1.0  # How long its jobs take, lately; nothing is prefetched until that is known.
-        self.suspects: deque[Claimed] = deque()
-        self.kept: dict[str, dict[str, str]] = {}  # Finished steps of suspects, for when it is their turn.
-        self.failures = 0
-        self.spawn_at = 0.0
-
-    def capacity_of(self, child: _Child) -> int:
-        """How many jobs a child may hold."""
-        if not child.is_ready or child.is_leaving or child.is_solo:
-            return 0
-        short = min(int(child.width * PREFETCH_S / self.job_s), PREFETCH_MAX)
-        return child.width + short
-
-    def capacity(self) -> int:
-        """How many jobs the pool may hold."""
-        return sum(map(self.capacity_of, self.children))
-
-    def room(self) -> int:
-        """How many more jobs the pool may be given. Suspects that wait for their turn count."""
-        free = sum(max(0, self.capacity_of(child) - child.load) for child in self.children)
-        return max(0, free - len(self.suspects))
-
-    def learn(self, took_s: float, jobs: int) -> None:
-        """Take note of how long some jobs took, one by one."""
-        weight = 0.8 ** min(jobs, 20)
-        self.job_s = max(weight * self.job_s + (1 - weight) * took_s, 1e-5)
-
-
 class Crew:
     """The children of one worker. Used by one event loop."""
 
@@ -201,11 +108,11 @@ class Crew:
         self._clock = clock
         self.foreman = foreman  # The first child says which store it is, so it is there before the supervisor.
         self._pools = {
-            "process": _Pool("process", plan.processes, 1),
-            "loop": _Pool("loop", 1, plan.concurrency),
-            "thread": _Pool("thread", 1, plan.threads),
+            "process": Pool("process", plan.processes, 1),
+            "loop": Pool("loop", 1, plan.concurrency),
+            "thread": Pool("thread", 1, plan.threads),
         }
-        self._where: dict[str, _Child] = {}
+        self._where: dict[str, Post] = {}
         self._reasons: dict[str, Outcome] = {}  # Of jobs that are being taken back: what they end with.
         self._answers: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -252,13 +159,13 @@ class Crew:
             if mine:
                 self._distribute(self._pools[kind], mine, kept or {})
 
-    def _distribute(self, pool: _Pool, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+    def _distribute(self, pool: Pool, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
         """Spread jobs over the children so that all have about the same to do."""
         if pool.kind != "process":
-            suspects = [claimed for claimed in jobs if claimed.reason and _company_of(claimed)]
+            suspects = [claimed for claimed in jobs if claimed.reason and company_of(claimed)]
             pool.suspects.extend(suspects)
             pool.kept.update({claimed.job_id: kept[claimed.job_id] for claimed in suspects if claimed.job_id in kept})
-            jobs = [claimed for claimed in jobs if not (claimed.reason and _company_of(claimed))]
+            jobs = [claimed for claimed in jobs if not (claimed.reason and company_of(claimed))]
         children = sorted((child for child in pool.children if pool.capacity_of(child)), key=lambda child: child.load)
         if not children:  # They have all just gone.
             for claimed in jobs:
@@ -276,7 +183,7 @@ class Crew:
         if pool.suspects:
             self._try_suspects(pool)
 
-    def _assign(self, child: _Child, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+    def _assign(self, child: Post, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
         first, now = child.jobs + 1, self._clock.monotonic()
         child.jobs += len(jobs)
         where, waiting = self._where, child.waiting
@@ -288,14 +195,14 @@ class Crew:
                 waiting.append((claimed, number))
         self._send_jobs(child, first, jobs, kept)
 
-    def _begin(self, child: _Child, claimed: Claimed, number: int, now: float) -> None:
+    def _begin(self, child: Post, claimed: Claimed, number: int, now: float) -> None:
         info = self.tasks[claimed.task]
         timeout = claimed.timeout or info.timeout
-        child.running[claimed.job_id] = _Running(
+        child.running[claimed.job_id] = Running(
             claimed, number, now, None if timeout is None else timeout / SECOND, info.retries_timeouts
         )
 
-    def _send_jobs(self, child: _Child, first: int, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+    def _send_jobs(self, child: Post, first: int, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
         deadlines: dict[str, Instant] = {}
         for claimed in jobs:
             timeout = claimed.timeout or self.tasks[claimed.task].timeout
@@ -303,16 +210,16 @@ class Crew:
                 deadlines[claimed.job_id] = self._clock.now() + timeout
         for part in _in_frames(jobs):
             steps = {claimed.job_id: kept[claimed.job_id] for claimed in part if claimed.job_id in kept} if kept else {}
-            self._send(child, Run(first, part, deadlines, steps))
+            child.process.send(Run(first, part, deadlines, steps))
             first += len(part)
             deadlines = {}
 
-    def _try_suspects(self, pool: _Pool) -> None:
+    def _try_suspects(self, pool: Pool) -> None:
         """Let suspects run in children of their own, each with as much company as it may have."""
         solos = [child for child in pool.children if child.is_solo and not child.is_leaving]
         for _ in range(len(pool.suspects)):
             suspect = pool.suspects.popleft()
-            company = _company_of(suspect)
+            company = company_of(suspect)
             fit = (child for child in solos if child.is_ready and child.load < child.width <= company)
             solo = next(fit, None)
             if solo is None:
@@ -323,7 +230,7 @@ class Crew:
         coming = sum(child.width for child in solos if not child.is_ready)
         free = SOLO_MAX - len(solos)
         while coming < len(pool.suspects) and free > 0:
-            width = _company_of(pool.suspects[coming])
+            width = company_of(pool.suspects[coming])
             self._spawn(pool, solo_width=width)
             coming, free = coming + width, free - 1
 
@@ -337,12 +244,12 @@ class Crew:
             return
         running = child.running.get(job_id)
         if job_id in child.unheard:
-            self._send(child, Flush())  # It is done; its outcome is on the way.
+            child.process.send(Flush())  # It is done; its outcome is on the way.
         elif running is None:
             self._take_back(child, [job_id], outcome)
         elif running.claimed.attempt == attempt and running.stop_as is None:
             running.stop_as, running.stop_since = outcome, self._clock.monotonic()
-            self._send(child, Stop(job_id, attempt))
+            child.process.send(Stop(job_id, attempt))
 
     def _drop_suspect(self, job_id: str, attempt: int, outcome: Outcome) -> None:
         for pool in self._pools.values():
@@ -363,7 +270,7 @@ class Crew:
             child.waiting = deque(item for item in child.waiting if item[0].job_id != job_id)
             child.unheard.pop(job_id, None)
             del self._where[job_id]
-            self._send(child, Revoke([job_id]))
+            child.process.send(Revoke([job_id]))
         elif running.claimed.attempt == attempt:
             self._kill(child, f"the lease of {job_id} was lost")
             child.running.pop(job_id)
@@ -386,7 +293,7 @@ class Crew:
                     running.stop_as = running.stop_as or Released(reason)
                 self._kill(child, reason)
 
-    def _take_back(self, child: _Child, job_ids: Iterable[str], outcome: Outcome | None = None) -> None:
+    def _take_back(self, child: Post, job_ids: Iterable[str], outcome: Outcome | None = None) -> None:
         """Ask a child for jobs that wait in it; they come back with its answer, or begin before it is asked."""
         ids = [job_id for job_id in job_ids if job_id not in child.revoked]
         child.revoked.update(ids)
@@ -395,14 +302,14 @@ class Crew:
                 if claimed.job_id in ids:
                     self._reasons[claimed.job_id] = outcome
         if ids:
-            self._send(child, Revoke(ids))
+            child.process.send(Revoke(ids))
 
-    def _take_back_all(self, child: _Child) -> None:
+    def _take_back_all(self, child: Post) -> None:
         """Take back whatever waits in a child. One that runs a job at a time need not answer, it may be deaf."""
         if child.kind != "process":
             self._take_back(child, [claimed.job_id for claimed, _ in child.waiting])
         elif child.waiting:
-            child.place.void(child.waiting[-1][1])
+            child.process.place.void(child.waiting[-1][1])
             self._catch_up(child, self._clock.monotonic())  # What has begun by now goes on.
             back = [claimed for claimed, _ in child.waiting]
             child.waiting.clear()
@@ -416,14 +323,14 @@ class Crew:
                 self._watch_child(pool, child, now)
             self._keep_staffed(pool, now)
 
-    def _watch_child(self, pool: _Pool, child: _Child, now: float) -> None:
-        if child.process.poll() is not None:
+    def _watch_child(self, pool: Pool, child: Post, now: float) -> None:
+        if child.process.has_ended:
             self._bury(pool, child)
             return
         if not child.is_ready and child.killed_because is None and now - child.born > START_S_MAX:
             self._kill(child, f"it did not start within {START_S_MAX:g} s")
         if child.deaf_since is not None and now - child.deaf_since > DEAF_S_MAX:
-            self._end_group(child)  # Nobody can speak with it. Whatever closed its line has crashed it.
+            child.process.kill()  # Nobody can speak with it. Whatever closed its line has crashed it.
         if child.killed_because is not None and now - child.kill_sent > HARD_S:
             self._kill(child, child.killed_because)
         if child.kind == "process":
@@ -446,15 +353,15 @@ class Crew:
         if not child.is_leaving and (self._is_spent(child) or self._is_idle_solo(pool, child)):
             self._retire(child)
 
-    def _is_idle_solo(self, pool: _Pool, child: _Child) -> bool:
+    def _is_idle_solo(self, pool: Pool, child: Post) -> bool:
         """Say whether a child for suspects has none left that it could take."""
         if not child.is_solo or not child.is_ready or child.load:
             return False
-        return not any(child.width <= _company_of(suspect) for suspect in pool.suspects)
+        return not any(child.width <= company_of(suspect) for suspect in pool.suspects)
 
-    def _catch_up(self, child: _Child, now: float) -> None:
+    def _catch_up(self, child: Post, now: float) -> None:
         """See which job a child is really at: outcomes of short ones before it may not have been sent yet."""
-        at = child.place.get()
+        at = child.process.place.get()
         done = [running for running in child.running.values() if running.number < at]
         for running in done:
             del child.running[running.claimed.job_id]
@@ -466,29 +373,29 @@ class Crew:
             else:
                 self._begin(child, claimed, number, now)
         if child.unheard and not child.is_gone:
-            self._send(child, Flush())
+            child.process.send(Flush())
 
-    def _press(self, child: _Child, running: _Running, now: float) -> None:
+    def _press(self, child: Post, running: Running, now: float) -> None:
         """Ask, then SIGTERM, then SIGKILL. Threads and loops cannot be interrupted by a signal, so it ends them all."""
         waited = now - running.stop_since
         if running.stage == 0 and waited >= SOFT_S:
             running.stage = 1
             if child.kind == "process":
-                self._signal(child, signal.SIGTERM)
+                child.process.signal(signal.SIGTERM)
         elif running.stage == 1 and waited >= SOFT_S + HARD_S:
             running.stage = 2
             self._kill(child, f"{running.claimed.job_id} did not stop")
 
-    def _is_spent(self, child: _Child) -> bool:
+    def _is_spent(self, child: Post) -> bool:
         plan = self._plan
         if plan.max_jobs and child.jobs >= plan.max_jobs:
             return True
-        return bool(plan.max_memory) and child.is_ready and _resident_bytes(child.process.pid) > plan.max_memory
+        return bool(plan.max_memory) and child.is_ready and child.process.resident_bytes() > plan.max_memory
 
-    def _retire(self, child: _Child) -> None:
+    def _retire(self, child: Post) -> None:
         """Let a child end what it has and go; another takes its place at once."""
         child.is_leaving = True
-        self._send(child, Finish())
+        child.process.send(Finish())
 
     # --- the life of a child
 
@@ -497,7 +404,7 @@ class Crew:
         self._warden = start_warden(f"{MARK}={self._name}-")
         self._spawn(self._pools["process"])
 
-    def _keep_staffed(self, pool: _Pool, now: float) -> None:
+    def _keep_staffed(self, pool: Pool, now: float) -> None:
         if self._closing or (self.hello is None and pool.kind != "process"):
             return
         wanted = pool.children_max if self.hello is None or pool.kind in self.kinds else 0
@@ -513,51 +420,23 @@ class Crew:
         else:
             pool.kept.clear()
 
-    def _spawn(self, pool: _Pool, *, solo_width: int = 0) -> None:
+    def _spawn(self, pool: Pool, *, solo_width: int = 0) -> None:
         self._numbers += 1
-        mark = f"{self._name}-{self._numbers}"
-        ours, theirs = pair()
-        place = Place()
         width = solo_width or pool.width
-        command = [*self._plan.command, str(theirs.fileno()), str(place.file), pool.kind, str(width)]
-        process = subprocess.Popen(
-            command,
-            pass_fds=(theirs.fileno(), place.file),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, **self._plan.environ, MARK: mark},
-        )
-        theirs.close()
-        ours.setblocking(False)
-        child = _Child(pool.kind, width, process, ours, place, Reader(ToSupervisor), mark, self._clock.monotonic())
-        child.is_solo = solo_width > 0
+        mark = f"{self._name}-{self._numbers}"
+        process = ChildProcess(self._plan.command, pool.kind, width, mark, self._plan.environ)
+        child = Post(pool.kind, width, process, self._clock.monotonic(), is_solo=solo_width > 0)
         pool.children.append(child)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(ours, self._read, pool, child)
-        with contextlib.suppress(AttributeError, OSError):  # Not on every system; `watch` sees it a little later there.
-            child.pidfd = os.pidfd_open(process.pid)
-            loop.add_reader(child.pidfd, self._bury, pool, child)
+        process.watch(lambda: self._read(pool, child), lambda: self._bury(pool, child))
 
-    def _read(self, pool: _Pool, child: _Child) -> None:
-        try:
-            data = child.line.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            asyncio.get_running_loop().remove_reader(child.line)
+    def _read(self, pool: Pool, child: Post) -> None:
+        messages = child.process.read()
+        if messages is None:
             child.deaf_since = self._clock.monotonic()  # It is about to end, most likely.
-            return
-        try:
-            messages = list(child.reader.feed(data))
-        except (ValueError, msgspec.DecodeError):  # Somebody else wrote into the line: that is as good as none.
-            asyncio.get_running_loop().remove_reader(child.line)
-            self._end_group(child)
-            return
-        self._hear(pool, child, messages)
+        else:
+            self._hear(pool, child, messages)
 
-    def _hear(self, pool: _Pool, child: _Child, messages: Sequence[ToSupervisor]) -> None:
+    def _hear(self, pool: Pool, child: Post, messages: Sequence[ToSupervisor]) -> None:
         now = self._clock.monotonic()
         ended, took_s = 0, 0.0
         for message in messages:
@@ -577,15 +456,14 @@ class Crew:
         if pool.suspects:
             self._try_suspects(pool)
 
-    def _left_processes(self, child: _Child, job_id: str) -> bool:
+    def _left_processes(self, child: Post, job_id: str) -> bool:
         """Say whether a job that was made to stop has started what goes on. Where jobs share a child nobody knows."""
         running = child.running.get(job_id)
         if child.kind != "process" or running is None or running.stop_as is None:
             return False
-        is_alive = child.process.returncode is None
-        return is_alive and bool(descendants_of(child.process.pid, f"{MARK}={child.mark}"))
+        return not child.process.has_ended and child.process.has_company()
 
-    def _hear_other(self, pool: _Pool, child: _Child, message: ToSupervisor) -> None:
+    def _hear_other(self, pool: Pool, child: Post, message: ToSupervisor) -> None:
         match message:
             case Reports(reports):
                 self._foreman.reported(reports)
@@ -607,7 +485,7 @@ class Crew:
         if self.foreman is not None:
             self.foreman.has_room()
 
-    def _end(self, child: _Child, job_id: str, attempt: int, outcome: Outcome, now: float) -> float:
+    def _end(self, child: Post, job_id: str, attempt: int, outcome: Outcome, now: float) -> float:
         """An attempt has ended; return how long it took."""
         running = child.running.get(job_id)
         if running is None:
@@ -622,7 +500,7 @@ class Crew:
         self._foreman.ended(running.claimed, outcome)
         return now - running.since
 
-    def _end_unseen(self, child: _Child, job_id: str, attempt: int, outcome: Outcome) -> float:
+    def _end_unseen(self, child: Post, job_id: str, attempt: int, outcome: Outcome) -> float:
         """End a job that we had not seen begin: it was done before we looked, or others before it were given back."""
         claimed = child.unheard.pop(job_id, None)
         if claimed is None:
@@ -633,7 +511,7 @@ class Crew:
             self._foreman.ended(claimed, outcome)
         return 0.0
 
-    def _revoked(self, child: _Child, job_ids: Sequence[str]) -> None:
+    def _revoked(self, child: Post, job_ids: Sequence[str]) -> None:
         """Hand back what a child gave back. What is not in its list had begun, and goes on."""
         given = set(job_ids)
         back = [claimed for claimed, _ in child.waiting if claimed.job_id in given]
@@ -653,7 +531,7 @@ class Crew:
             del self._where[claimed.job_id]
             self._foreman.ended(claimed, self._reasons.pop(claimed.job_id, Released("handed back: it had to wait")))
 
-    def _greet(self, pool: _Pool, child: _Child, hello: Hello) -> None:
+    def _greet(self, pool: Pool, child: Post, hello: Hello) -> None:
         if hello.error is not None:
             pool.failures += 1
             emit(ChildEnded(node=self._clock.node, pid=child.process.pid, kind=child.kind, reason=hello.error))
@@ -675,7 +553,7 @@ class Crew:
             for each in self._pools.values():
                 self._keep_staffed(each, self._clock.monotonic())
 
-    def _answer(self, child: _Child, ask: Ask) -> None:
+    def _answer(self, child: Post, ask: Ask) -> None:
         async def reply() -> None:
             try:
                 answer = Answer(ask.number, await self._foreman.answer(ask))
@@ -683,73 +561,38 @@ class Crew:
                 answer = Answer(ask.number, error=str(error), is_lost=True)
             except HeadwayError as error:
                 answer = Answer(ask.number, error=str(error))
-            self._send(child, answer)
+            child.process.send(answer)
 
         task = asyncio.get_running_loop().create_task(reply())
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
-    def _send(self, child: _Child, message: ToChild) -> None:
-        if child.is_gone:
-            return
-        data: bytes | bytearray = frame(message)
-        if not child.unsent:
-            data = self._write(child, data)
-        if data:
-            if not child.unsent:
-                asyncio.get_running_loop().add_writer(child.line, self._flush, child)
-            child.unsent.append(data)
-
-    def _flush(self, child: _Child) -> None:
-        while child.unsent:
-            child.unsent[0] = self._write(child, child.unsent[0])
-            if child.unsent[0]:
-                return
-            child.unsent.popleft()
-        asyncio.get_running_loop().remove_writer(child.line)
-
-    def _write(self, child: _Child, data: bytes | bytearray) -> bytes | bytearray:
-        """Write what the socket takes; return the rest."""
-        try:
-            sent = child.line.send(data)
-        except BlockingIOError:
-            return data
-        except OSError:
-            return b""  # It is dying; its end will be seen.
-        return data[sent:]
-
-    def _signal(self, child: _Child, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.process.pid, number)
-
-    def _kill(self, child: _Child, reason: str) -> None:
+    def _kill(self, child: Post, reason: str) -> None:
         """Kill a child with all that it has started, also what has left its process group."""
         now = self._clock.monotonic()
         if child.killed_because is not None and now - child.kill_sent <= HARD_S:
             return  # It is dying; a hundred jobs may be in it, and each would have all processes looked at.
         child.killed_because = child.killed_because or reason
         child.kill_sent = now
-        self._end_group(child)
+        child.process.kill()
 
-    def _end_group(self, child: _Child) -> None:
-        kill_group(child.process.pid, descendants_of(child.process.pid, f"{MARK}={child.mark}"))
-
-    def _bury(self, pool: _Pool, child: _Child) -> None:
+    def _bury(self, pool: Pool, child: Post) -> None:
         """A child is dead: hear its last words, and settle what was in it."""
-        if child.is_gone or child.process.poll() is None:
+        if child.is_gone or not child.process.has_ended:
             return
-        self._hear_last_words(pool, child)
+        for messages in child.process.last_words():
+            self._hear(pool, child, messages)
         child.is_gone = True
         if child.kind == "process":
             self._catch_up(child, self._clock.monotonic())
         pool.children.remove(child)
         self._settle_dead(pool, child)
-        self._forget(child)
+        child.process.close()
         now = self._clock.monotonic()
         if child.killed_because is None and not child.is_leaving:
             pool.failures += 1 if not child.jobs else 0
             pool.spawn_at = now + (min(RESPAWN_S * 2.0**pool.failures, RESPAWN_S_MAX) if pool.failures else 0.0)
-            reason = _how_it_ended(child.process.returncode)
+            reason = child.process.ending
         else:
             reason = child.killed_because or "it was replaced"
         if not self._closing:
@@ -761,23 +604,7 @@ class Crew:
         self._keep_staffed(pool, now)
         self._say_room()
 
-    def _hear_last_words(self, pool: _Pool, child: _Child) -> None:
-        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
-            while data := child.line.recv(READ_BYTES):
-                self._hear(pool, child, list(child.reader.feed(data)))
-
-    def _forget(self, child: _Child) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(child.line)
-        loop.remove_writer(child.line)
-        child.line.close()
-        child.place.close()
-        if child.pidfd is not None:
-            loop.remove_reader(child.pidfd)
-            os.close(child.pidfd)
-        self._end_group(child)  # What it has started must not outlive it, however it died.
-
-    def _settle_dead(self, pool: _Pool, child: _Child) -> None:
+    def _settle_dead(self, pool: Pool, child: Post) -> None:
         ended = [(running.claimed, self._end_of(child, running)) for running in child.running.values()]
         ended += [(claimed, Released("handed back: its outcome was lost")) for claimed in child.unheard.values()]
         ended += [
@@ -791,16 +618,16 @@ class Crew:
             self._where.pop(claimed.job_id, None)
             self._foreman.ended(claimed, outcome)
 
-    def _end_of(self, child: _Child, running: _Running) -> Outcome:
+    def _end_of(self, child: Post, running: Running) -> Outcome:
         if running.stop_as is not None:
             return running.stop_as
         if child.killed_because is not None:
             return Released(f"handed back: {child.killed_because}")
-        if child.kind == "process" and running.number > child.place.get():
+        if child.kind == "process" and running.number > child.process.place.get():
             return Released("handed back: its child died before it began")
         if len(child.running) > 1:
             return Released(f"handed back: its process died while {len(child.running)} jobs ran in it")
-        text = f"its process {_how_it_ended(child.process.returncode)}"
+        text = f"its process {child.process.ending}"
         return Crashed(_error("Crashed", text))
 
     async def close(self, within_s: float) -> None:
@@ -827,23 +654,6 @@ class Crew:
             self._warden.communicate()  # It ends, after a last look.
 
 
-def child_command(app_path: str | None) -> tuple[str, ...]:
-    """Say how a child is started, and with which app; socket, kind and width are added to it."""
-    return (sys.executable, "-m", "headway.cli.child", app_path or "")
-
-
-def _company_of(claimed: Claimed) -> int:
-    """Say with how many others at most a job may run that took part in the death of its process; 0 when it did not.
-
-    They are tried in a few groups. The group of the one that did it dies again and is split further, until that one
-    is alone and its crash is its own; all others go on as they were.
-    """
-    if claimed.reason.startswith("crashed, "):
-        return 1
-    suspect = SUSPECT.fullmatch(claimed.reason)
-    return -(-int(suspect[1]) // SUSPECT_GROUPS) if suspect else 0
-
-
 def _in_frames(jobs: list[Claimed]) -> Iterator[list[Claimed]]:
     """Cut jobs into as many frames as their arguments need."""
     part: list[Claimed] = []
@@ -857,7 +667,7 @@ def _in_frames(jobs: list[Claimed]) -> Iterator[list[Claimed]]:
     yield part
 
 
-def _outcome_of(child: _Child, message: ToSupervisor) -> Outcome | None:
+def _outcome_of(child: Post, message: ToSupervisor) -> Outcome | None:
     """Return what a message says about the end of an attempt; None when it is about something else."""
     match message:
         case Failed(_, _, error, retryable, retry_in):
@@ -874,19 +684,3 @@ def _outcome_of(child: _Child, message: ToSupervisor) -> Outcome | None:
 
 def _error(kind: str, message: str) -> str:
     return msgspec.json.encode({"type": kind, "message": message}).decode()
-
-
-def _how_it_ended(code: int | None) -> str:
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"was killed by signal {-code}"
-    return f"ended with exit code {code}"
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -10,7 +10,7 @@ from headway.cli.log import EventLog
 from headway.cli.serve import INTERRUPTED, stopped_by_signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_the_first_signal_stops_and_the_second_leaves(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

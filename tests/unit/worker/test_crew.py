@@ -12,30 +12,21 @@ import pytest
 
 from headway.lifecycle import Cancelled, Parked, Raised, Released
 from headway.worker import frames
-from headway.worker.crew import (
-    PREFETCH_MAX,
-    RUN_BYTES_MAX,
-    _Child,
-    _company_of,
-    _how_it_ended,
-    _in_frames,
-    _outcome_of,
-    _Pool,
-    _Running,
-)
+from headway.worker.crew import RUN_BYTES_MAX, _in_frames, _outcome_of
 from headway.worker.descendants import descendants_of, kill_group, start_warden
+from headway.worker.pool import PREFETCH_MAX, Pool, Post, Running, company_of
+from headway.worker.process import how_it_ended
 from tests.unit.worker.test_frames import claimed
 
 
-def _child(**options: object) -> _Child:
+def _child(**options: object) -> Post:
     """A child of which only the books are looked at."""
-    nothing: dict[str, object] = dict.fromkeys(("process", "line", "place", "reader"))
-    given = {"kind": "process", "width": 1, "mark": "m", "born": 0.0, "is_ready": True, **nothing, **options}
-    return _Child(**given)  # type: ignore[arg-type]
+    given = {"kind": "process", "width": 1, "process": None, "born": 0.0, "is_ready": True, **options}
+    return Post(**given)  # type: ignore[arg-type]
 
 
 def test_only_short_jobs_are_prefetched() -> None:
-    pool = _Pool("process", 2, 1)
+    pool = Pool("process", 2, 1)
     child = _child()
     assert pool.capacity_of(child) == 1, "nothing is known yet"
     for _ in range(50):
@@ -51,10 +42,10 @@ def test_only_short_jobs_are_prefetched() -> None:
 
 
 def test_room_counts_what_runs_waits_and_is_suspected() -> None:
-    pool = _Pool("loop", 1, 10)
+    pool = Pool("loop", 1, 10)
     child = _child(kind="loop", width=10)
     pool.children.append(child)
-    child.running["a"] = _Running(claimed(), 1, 0.0, None, True)
+    child.running["a"] = Running(claimed(), 1, 0.0, None, True)
     child.unheard["b"] = claimed()
     assert pool.room() == 8
     pool.suspects.extend([claimed()] * 3)
@@ -76,13 +67,13 @@ def test_room_counts_what_runs_waits_and_is_suspected() -> None:
     ],
 )
 def test_suspects_have_ever_less_company(reason: str, company: int) -> None:
-    assert _company_of(claimed(reason=reason)) == company
+    assert company_of(claimed(reason=reason)) == company
 
 
 def test_the_one_is_found_within_a_few_crashes() -> None:
     running, rounds = 100_000, 0
     while running > 1:
-        running = _company_of(claimed(reason=f"handed back: its process died while {running} jobs ran in it"))
+        running = company_of(claimed(reason=f"handed back: its process died while {running} jobs ran in it"))
         rounds += 1
     assert rounds <= 9
 
@@ -99,7 +90,7 @@ def test_frames_are_cut_where_arguments_are_large() -> None:
 
 def test_what_messages_mean() -> None:
     child = _child()
-    child.running["job_1"] = _Running(claimed(), 1, 0.0, None, True)
+    child.running["job_1"] = Running(claimed(), 1, 0.0, None, True)
     assert _outcome_of(child, frames.Stopped("job_1", 1)) == Released("the task stopped by itself")
     child.running["job_1"].stop_as = Cancelled("enough")
     assert _outcome_of(child, frames.Stopped("job_1", 1)) == Cancelled("enough")
@@ -107,9 +98,9 @@ def test_what_messages_mean() -> None:
     assert _outcome_of(child, frames.Cancelled("job_1", 1, "why")) == Cancelled("why")
     assert _outcome_of(child, frames.Unfit("job_1", 1, "why", "arguments")) == Parked("why", "arguments")
     assert _outcome_of(child, frames.Reports([])) is None
-    assert _how_it_ended(-9) == "was killed by SIGKILL"
-    assert _how_it_ended(-250) == "was killed by signal 250"
-    assert _how_it_ended(3) == "ended with exit code 3"
+    assert how_it_ended(-9) == "was killed by SIGKILL"
+    assert how_it_ended(-250) == "was killed by signal 250"
+    assert how_it_ended(3) == "ended with exit code 3"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

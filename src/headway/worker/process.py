@@ -1,0 +1,166 @@
+"""One child process, seen from the supervisor: how it is started, spoken with, and ended with all that it has started.
+
+What runs in it is the business of `pool.py` and `crew.py`.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from headway.worker.descendants import descendants_of, kill_group
+from headway.worker.frames import Place, Reader, ToChild, ToSupervisor, frame, pair
+
+READ_BYTES: Final = 1 << 20
+MARK: Final = "HEADWAY_CHILD"
+
+
+class ChildProcess:
+    """A process with a line to it and a page of memory that both can read."""
+
+    def __init__(self, command: Sequence[str], kind: str, width: int, mark: str, environ: Mapping[str, str]) -> None:
+        ours, theirs = pair()
+        self.place = Place()
+        self._mark = f"{MARK}={mark}"
+        self._process = subprocess.Popen(
+            [*command, str(theirs.fileno()), str(self.place.file), kind, str(width)],
+            pass_fds=(theirs.fileno(), self.place.file),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **environ, MARK: mark},
+        )
+        theirs.close()
+        ours.setblocking(False)
+        self._line = ours
+        self._reader: Reader[ToSupervisor] = Reader(ToSupervisor)
+        self._unsent: deque[bytes | bytearray] = deque()
+        self._pidfd: int | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is dead."""
+        return self._process.poll() is not None
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        return how_it_ended(self._process.returncode)
+
+    def watch(self, readable: Callable[[], None], ended: Callable[[], None]) -> None:
+        """Have these called when there is something to read, and when it is dead."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._line, readable)
+        with contextlib.suppress(AttributeError, OSError):  # Not on every system; looking now and then has to do there.
+            self._pidfd = os.pidfd_open(self.pid)
+            loop.add_reader(self._pidfd, ended)
+
+    def read(self) -> list[ToSupervisor] | None:
+        """Return the messages that have arrived; None when the line is closed, or somebody else has written into it."""
+        try:
+            data = self._line.recv(READ_BYTES)
+            messages = list(self._reader.feed(data))
+        except BlockingIOError:
+            return []
+        except (OSError, ValueError, msgspec.DecodeError):
+            data, messages = b"", []
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._line)
+            return None
+        return messages
+
+    def last_words(self) -> Iterator[list[ToSupervisor]]:
+        """Yield what it had sent before it died."""
+        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+            while data := self._line.recv(READ_BYTES):
+                yield list(self._reader.feed(data))
+
+    def send(self, message: ToChild) -> None:
+        """Send a message; what the line does not take now follows when it does."""
+        if self._is_closed:
+            return
+        data: bytes | bytearray = frame(message)
+        if not self._unsent:
+            data = self._write(data)
+        if data:
+            if not self._unsent:
+                asyncio.get_running_loop().add_writer(self._line, self._flush)
+            self._unsent.append(data)
+
+    def _flush(self) -> None:
+        while self._unsent:
+            self._unsent[0] = self._write(self._unsent[0])
+            if self._unsent[0]:
+                return
+            self._unsent.popleft()
+        asyncio.get_running_loop().remove_writer(self._line)
+
+    def _write(self, data: bytes | bytearray) -> bytes | bytearray:
+        """Write what the socket takes; return the rest."""
+        try:
+            sent = self._line.send(data)
+        except BlockingIOError:
+            return data
+        except OSError:
+            return b""  # It is dying; its end will be seen.
+        return data[sent:]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and to what it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it with all that it has started, also what has left its process group."""
+        kill_group(self.pid, descendants_of(self.pid, self._mark))
+
+    def has_company(self) -> bool:
+        """Say whether anything that it has started is alive."""
+        return bool(descendants_of(self.pid, self._mark))
+
+    def resident_bytes(self) -> int:
+        """Return how much memory it has; 0 where nobody can tell."""
+        try:
+            with open(f"/proc/{self.pid}/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def close(self) -> None:
+        """Let go of one that is dead; what it has started must not outlive it, however it died."""
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._line)
+        loop.remove_writer(self._line)
+        self._line.close()
+        self.place.close()
+        if self._pidfd is not None:
+            loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        self.kill()
+
+
+def child_command(app_path: str | None) -> tuple[str, ...]:
+    """Say how a child is started, and with which app; socket, place, kind and width are added to it."""
+    return (sys.executable, "-m", "headway.cli.child", app_path or "")
+
+
+def how_it_ended(code: int | None) -> str:
+    """Say how a process ended."""
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"
