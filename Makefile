@@ -60,8 +60,8 @@ servers: ## Install PostgreSQL and PgBouncer where they are missing
 	@scripts/install-servers
 
 .PHONY: test
-test: setup servers check ## Everything: check, then all tests on SQLite and PostgreSQL
-	$(BIN)/pytest $(ARGS)
+test: setup servers check ## Everything: check, then all tests on SQLite and PostgreSQL (ARGS= for a part of them)
+	$(if $(ARGS),$(BIN)/pytest $(ARGS),scripts/run-tests $(BIN))
 
 .PHONY: test-fast
 test-fast: setup ## Unit tests, conformance on SQLite, architecture (no server, under a minute)
@@ -72,8 +72,8 @@ sim: setup ## Simulate many seeds (SEEDS=1000), or replay one (SEED=42)
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(ARGS)
 
 .PHONY: chaos
-chaos: setup servers ## Kill, freeze and restart real processes and a real PostgreSQL
-	$(BIN)/pytest tests/chaos $(ARGS)
+chaos: setup servers ## Kill, freeze and restart real processes and a real PostgreSQL, for longer than the tests do
+	HEADWAY_CHAOS_FULL=1 $(BIN)/pytest tests/chaos $(ARGS)
 
 .PHONY: bench
 bench: setup servers ## Measure against the bare database (ARGS= for options)

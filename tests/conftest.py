@@ -1,6 +1,7 @@
 """Servers for the tests that need them, started when the first one does."""
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -9,6 +10,10 @@ import pytest
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.server import ServerMissing
+
+# Whoever starts the tests in the background may have had these signals ignored, and so would the processes under test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Three schedulers, twenty schedules of two seconds, a minute of SIGKILL and SIGSTOP: every instant decided once.
+"""Three schedulers, twenty schedules of two seconds, half a minute of SIGKILL and SIGSTOP: every instant decided once.
 
 The ledger is read with plain SQL and compared with arithmetic that shares no code with the product; then
 `headway audit` has to come to the same verdict.
@@ -12,14 +12,15 @@ import pytest
 
 from tests.chaos.arena import Arena, headway
 from tests.chaos.ledger import check_audit, check_ledger, put_schedules, wait_until_decided
+from tests.chaos.worker_arena import FULL
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("database", "mode", "seconds"),
     [
-        pytest.param("sqlite", "leader", 60, id="sqlite-leader"),
-        pytest.param("postgres", "leader", 60, id="postgres-leader", marks=pytest.mark.postgres),
+        pytest.param("sqlite", "leader", 60 if FULL else 30, id="sqlite-leader"),
+        pytest.param("postgres", "leader", 60 if FULL else 30, id="postgres-leader", marks=pytest.mark.postgres),
         pytest.param("postgres", "lock", 25, id="postgres-lock", marks=pytest.mark.postgres),
     ],
 )

@@ -310,6 +310,17 @@ async def test_a_retry_of_an_exclusive_schedule_waits_in_line(backend: Backend) 
     assert ran == [first.id, second.id, third.id]
 
 
+async def test_a_retry_follows_the_schedule_as_it_is_now(backend: Backend) -> None:
+    store = backend.store
+    await store.schedules.put("s", spec("1d"))
+    old = await _exclusive(store)
+    await run_one(store, FAILED)
+    await store.queue.retry(old, author="ada")
+    await store.schedules.put("s", spec("1d", overlap="allow"))
+    beside = await store.queue.retry(old, author="ada")
+    assert (beside.status, beside.exclusive, beside.blocked_by) == (Status.PENDING, False, None)
+
+
 async def test_racing_retries_and_decisions_leave_one_live_job(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
     await shared.store.schedules.put("s", spec("1s", overlap="queue", queue_limit=1000, max_attempts=1))

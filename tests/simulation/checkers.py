@@ -508,6 +508,10 @@ class Liveness:
         """Say whether a live job keeps this one from its turn, as any does while the schedule is exclusive."""
         return bool(job.exclusive and self._checker.live(job.schedule))
 
+    def _last_end(self, schedule: str | None) -> Instant:
+        """Return when a job of a schedule last got out of the way."""
+        return max((job.finished_at or 0 for job in self._checker.jobs.values() if job.schedule == schedule), default=0)
+
     def moving(self, now: Instant, late: Duration) -> None:
         """No job and no fixed-delay schedule waits for something that has happened already."""
         checker = self._checker
@@ -518,7 +522,8 @@ class Liveness:
             if overdue and job.status == "BLOCKED" and job.parked is None and not self._in_the_way(job):
                 before = checker.jobs.get(job.blocked_by or "")
                 ended = before is None or (before.finished_at is not None and before.finished_at < now - late)
-                require(not ended, "L2: still blocked by an ended job", now, job, before)
+                free = not job.exclusive or self._last_end(job.schedule) < now - late
+                require(not (ended and free), "L2: still blocked by an ended job", now, job, before)
             if job.lease_until is not None:
                 require(job.lease_until >= now - late, "L3: not expired", now, job)
         for schedule in checker.schedules.values():

@@ -87,7 +87,7 @@ class Scenario:
             schedules=chance.randint(3, 6),
             settings=settings,
             wake_ups=chance.choice(("notify", "notify", "watch", "poll")),
-            chaos_s=chance.uniform(80, 180) if chance.random() < 0.9 else chance.uniform(300, 450),
+            chaos_s=chance.uniform(60, 140) if chance.random() < 0.9 else chance.uniform(300, 400),
             outages=chance.choice((0, 1, 1, 2)),
             mishaps=Mishaps(before=0.004 * harm, after=0.004 * harm, freeze=0.002 * harm, crash=0.001 * harm),
         )

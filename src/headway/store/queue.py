@@ -16,6 +16,7 @@ import msgspec
 from headway.clock import Clock
 from headway.errors import (
     AlreadyFinal,
+    DefinitionError,
     DuplicateKey,
     InvalidTask,
     JobNotFound,
@@ -25,7 +26,7 @@ from headway.errors import (
 )
 from headway.instants import DAY, DURATION_MAX, HOUR, Duration, Instant
 from headway.lifecycle import FINAL, Attempt, Backoff, LeaseExpired, Settlement, Status, settle
-from headway.model import ARGS_BYTES_MAX, Claimed, EnqueuedRow, Job, NewJob, Report
+from headway.model import ARGS_BYTES_MAX, Claimed, EnqueuedRow, Job, NewJob, Report, ScheduleSpec
 from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Transaction, as_json, call
 
 ENQUEUE_MAX: Final = 10_000
@@ -561,7 +562,8 @@ def _retry(job_id: str, author: str, clock: Clock) -> Transaction[str]:
         return job_id
     if not job.status.is_final:
         raise NotFinal(f"{job_id} is {job.status}; only a job that has ended can be retried")
-    blocked_by = yield from _last_in_line(job)
+    exclusive = yield from _is_exclusive(job)
+    blocked_by = (yield from _last_in_line(job.schedule)) if exclusive and job.schedule else None
     new_id = clock.new_id("job")
     again = NewJob(
         id=new_id,
@@ -576,7 +578,7 @@ def _retry(job_id: str, author: str, clock: Clock) -> Transaction[str]:
         tags=job.tags,
         schedule=job.schedule,
         occurrence_at=job.occurrence_at,
-        exclusive=job.exclusive,
+        exclusive=exclusive,
         blocked_by=blocked_by,
         metadata=job.metadata,
         parent=job.parent,
@@ -588,10 +590,19 @@ def _retry(job_id: str, author: str, clock: Clock) -> Transaction[str]:
     return new_id
 
 
-def _last_in_line(job: Job) -> Transaction[str | None]:
-    if not job.exclusive or job.schedule is None:
-        return None
-    rows = yield call("live_jobs", names=as_json([{"name": job.schedule}]))
+def _is_exclusive(job: Job) -> Transaction[bool]:
+    """Say whether the job's schedule, as it is by now, wants one job at a time."""
+    rows = (yield call("schedule", name=job.schedule)) if job.schedule is not None else []
+    if not rows:
+        return job.exclusive
+    try:
+        return ScheduleSpec.from_json(rows[0]["definition"]).exclusive
+    except DefinitionError:
+        return job.exclusive
+
+
+def _last_in_line(schedule: str) -> Transaction[str | None]:
+    rows = yield call("live_jobs", names=as_json([{"name": schedule}]))
     waiting = [row["id"] for row in rows if row["status"] == Status.BLOCKED]
     others = {row["blocked_by"] for row in rows}
     last = [job_id for job_id in waiting if job_id not in others] or [row["id"] for row in rows]
