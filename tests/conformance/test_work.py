@@ -435,6 +435,7 @@ UNREADABLE: list[tuple[str, str | dict[str, str], bool]] = [
 ]
 
 
+@pytest.mark.slow
 async def test_rows_that_cannot_be_read_hold_up_nobody(backend: Backend) -> None:
     store = backend.store
     cases = [*UNREADABLE, *([("args", "x'ff00'", False)] if backend.name == "sqlite" else [])]

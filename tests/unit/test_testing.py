@@ -357,6 +357,7 @@ def test_there_must_be_a_worker_to_kill(shop: Shop, world: World) -> None:
         world.kill_worker(job)
 
 
+@pytest.mark.slow
 def test_drain_says_what_is_left(shop: Shop, world: World) -> None:
     job = world.enqueue(shop.work, {"seconds": 7200})
     with pytest.raises(TimeoutError, match=job.id):

@@ -111,6 +111,7 @@ def cron_of(expr: str, tz: str, dst: str = "shift") -> Cron:
         raise
 
 
+@pytest.mark.slow
 @given(
     EXPRESSIONS,
     st.sampled_from(zones_with_changes()),
@@ -136,6 +137,7 @@ def test_the_expansion_equals_the_engines(expr: str, tz: str, dst: str, year: in
     assert count_expected(spec(cron), after, until) == len(seen) == cron.count_between(after, until)
 
 
+@pytest.mark.slow
 @given(EXPRESSIONS, st.sampled_from(zones_with_changes()), st.integers(2000, 2100))
 @settings(max_examples=30, deadline=None)
 def test_the_count_of_years_equals_the_engines(expr: str, tz: str, year: int) -> None:

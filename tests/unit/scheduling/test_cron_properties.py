@@ -170,6 +170,7 @@ def test_runs_when_the_oracle_says(oracle: Oracle, window: tuple[str, int, int],
     assert enumerate_s(make(oracle, tz, dst), start, stop) == oracle.instants(tz, dst, start, stop)
 
 
+@pytest.mark.slow
 @slow_but_fine
 @given(oracles(busy=False), windows(), st.sampled_from(POLICIES))
 def test_rare_ones_run_when_the_oracle_says(oracle: Oracle, window: tuple[str, int, int], dst: str) -> None:
@@ -327,6 +328,7 @@ def at_local(second: int, zone: ZoneInfo, hour: int, minute: int) -> int:
     return int(local.replace(tzinfo=zone).timestamp())
 
 
+@pytest.mark.slow
 @slow_but_fine
 @given(windows(), st.integers(1, 12), st.sampled_from(POLICIES))
 def test_every_real_hour_has_the_same_runs(window: tuple[str, int, int], per_hour: int, dst: str) -> None:
@@ -443,6 +445,7 @@ def test_agrees_with_cronsim_across_changes(
     assert ours(timetable(text, tz), start.astimezone(UTC), 6) == expected
 
 
+@pytest.mark.slow
 @slow_but_fine
 @given(
     plain_fields("minute"),
