@@ -639,7 +639,6 @@ def hello_of(app: Headway) -> Hello:
             isolation=task.conduct.isolation,
             timeout=task.conduct.timeout,
             retries_timeouts=task.conduct.retry is None or task.conduct.retry.retry_timeouts,
-            queue=task.defaults.queue,
         )
         for task in app.tasks.values()
     ]

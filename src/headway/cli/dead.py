@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from headway.cli.given import YesOption, confirm
-from headway.cli.session import AUTHOR, Desk, Session, command, new_group
+from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group, paged
 from headway.cli.shapes import job_shape
 from headway.cli.show import Column
 from headway.cli.text import away, clean, count
@@ -20,7 +20,6 @@ from headway.model import Job
 from headway.why import error_line
 
 LIST_MAX: Final = 10_000
-PAGE: Final = 200
 FAILED: Final = 1
 
 app = new_group(help="List, retry and drop dead letters: jobs that failed for good and await a look.")
@@ -48,7 +47,7 @@ async def list_(
     """List dead letters, newest first."""
     filters = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
     async with session.open() as desk:
-        found = await _dead(desk, filters, before, limit + 1)
+        found = await paged(desk.store.queue.dead, filters, before, limit + 1)
         now = desk.now
     if session.as_json:
         session.out.json([job_shape(job, now) for job in found[:limit]])
@@ -72,17 +71,6 @@ async def list_(
 def _row(job: Job, now: Instant) -> tuple[object, ...]:
     ended = job.finished_at if job.finished_at is not None else now
     return job.id, job.status, job.task, job.schedule, away(ended, now), error_line(job.error) or job.reason
-
-
-async def _dead(desk: Desk, filters: Filters, before: str | None, limit: int) -> list[Job]:
-    found: list[Job] = []
-    while len(found) < limit:
-        page = await desk.store.queue.dead(**filters, before=before, limit=min(limit - len(found), PAGE))
-        found += page
-        if not page:
-            break
-        before = page[-1].id
-    return found
 
 
 @command(app)
@@ -173,7 +161,7 @@ async def _chosen(desk: Desk, ids: list[str] | None, filters: Filters, everythin
     if not ids and not filtered and not everything:
         raise DefinitionError("say which: ids, a filter such as --task, or --all")
     if not ids:
-        return [job.id for job in reversed(await _dead(desk, filters, None, LIST_MAX))]
+        return [job.id for job in reversed(await paged(desk.store.queue.dead, filters, None, LIST_MAX))]
     return sorted({await _letter(desk, given) for given in ids})
 
 

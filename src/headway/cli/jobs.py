@@ -10,7 +10,7 @@ import typer
 from headway.cli.around import node_names
 from headway.cli.around import why as find_out
 from headway.cli.given import TimeoutOption, read_timeout
-from headway.cli.session import AUTHOR, Desk, Session, command, new_group
+from headway.cli.session import AUTHOR, Desk, Session, command, new_group, paged
 from headway.cli.shapes import Shape, attempt_shape, job_shape
 from headway.cli.show import Column, Output, to_json
 from headway.cli.text import away, clean, span, stamp
@@ -24,7 +24,6 @@ from headway.store import Store
 from headway.why import Step, error_line, read_detail, read_json
 
 LIST_MAX: Final = 10_000
-PAGE: Final = 200
 LOG_PAGE: Final = 1_000
 LOG_LINES_MAX: Final = 1_000_000
 TRACEBACK_LINES_MAX: Final = 40
@@ -53,7 +52,7 @@ async def list_(
     """List jobs, newest first."""
     filters = {"status": _status(status), "task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
     async with session.open() as desk:
-        found = await _jobs(desk.store, filters, before, limit + 1)
+        found = await paged(desk.store.queue.page, filters, before, limit + 1)
         names = await node_names(desk.store) if any(job.status is Status.RUNNING for job in found) else {}
         now = desk.now
     if session.as_json:
@@ -82,17 +81,6 @@ def _status(text: str | None) -> str | None:
         return str(Status(text.upper()))
     except ValueError:
         raise DefinitionError(f"--status must be one of {', '.join(Status)}, not {text[:40]!r}") from None
-
-
-async def _jobs(store: Store, filters: dict[str, str | None], before: str | None, limit: int) -> list[Job]:
-    found: list[Job] = []
-    while len(found) < limit:
-        page = await store.queue.page(**filters, before=before, limit=min(limit - len(found), PAGE))
-        found += page
-        if not page:
-            break
-        before = page[-1].id
-    return found
 
 
 def _row(job: Job, now: Instant, names: dict[str, str]) -> tuple[object, ...]:

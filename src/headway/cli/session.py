@@ -7,7 +7,7 @@ Which store? `--store`, else the one of the app when there is an app, else HEADW
 """
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from headway.clock import Clock
     from headway.errors import StoreUnavailable
     from headway.instants import Instant
+    from headway.model import Job
     from headway.settings import Settings
     from headway.store import Store
 
+PAGE: Final = 200
 AUTHOR: Final = "cli"  # Who did it, in the ledger.
 
 # What to do where an embedded store does not exist yet: say so, make it, or look into an empty one for a dry run.
@@ -137,6 +139,20 @@ def no_store(url: str) -> "StoreUnavailable":
     return StoreUnavailable(
         f"there is no store at {path_of(url)} yet; `headway migrate` makes one, --store or HEADWAY_STORE names another"
     )
+
+
+async def paged(
+    read: "Callable[..., Awaitable[list[Job]]]", filters: Mapping[str, str | None], before: str | None, limit: int
+) -> "list[Job]":
+    """Read jobs page by page, newest first, until there are enough or no more."""
+    found: list[Job] = []
+    while len(found) < limit:
+        page = await read(**filters, before=before, limit=min(limit - len(found), PAGE))
+        found += page
+        if not page:
+            break
+        before = page[-1].id
+    return found
 
 
 async def hear_time(store: "Store", clock: "Clock") -> float:

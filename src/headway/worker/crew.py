@@ -148,10 +148,6 @@ class Crew:
         """How many children there are."""
         return sum(len(pool.children) for pool in self._pools.values())
 
-    def pids(self) -> list[int]:
-        """The process ids of the children."""
-        return [child.process.pid for pool in self._pools.values() for child in pool.children]
-
     def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
         """Give jobs to children that have room for them."""
         for kind, names in self.kinds.items():

@@ -34,7 +34,6 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     isolation: str
     timeout: Duration | None = None
     retries_timeouts: bool = True
-    queue: str = "default"
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):

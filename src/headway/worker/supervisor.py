@@ -144,7 +144,6 @@ class Supervisor:
         self._is_claiming = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self.completed = 0
 
     # --- what others may know
 
@@ -433,7 +432,6 @@ class Supervisor:
     def _tell(self, settlements: Sequence[Settlement], stale: frozenset[str]) -> None:
         others = tuple([s for s in settlements if s.status is not Status.COMPLETED and s.job_id not in stale])
         completed = len(settlements) - len(others) - len(stale)
-        self.completed += completed
         emit(JobsSettled(node=self._clock.node, completed=completed, others=others))
         if stale:
             emit(AttemptsLost(node=self._clock.node, job_ids=tuple(sorted(stale)), reason="their end was refused"))
