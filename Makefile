@@ -61,11 +61,11 @@ servers: ## Install PostgreSQL and PgBouncer where they are missing
 
 .PHONY: test
 test: setup servers check ## Everything: check, then all tests on SQLite and PostgreSQL (ARGS= for a part of them)
-	$(if $(ARGS),$(BIN)/pytest $(ARGS),scripts/run-tests $(BIN))
+	$(if $(ARGS),$(BIN)/pytest $(ARGS),scripts/run-tests $(BIN) all)
 
 .PHONY: test-fast
 test-fast: setup ## Unit tests, conformance on SQLite, architecture (no server, under a minute)
-	$(BIN)/pytest -q -m 'not slow and not postgres' $(wildcard tests/unit tests/conformance tests/tidy) $(ARGS)
+	$(if $(ARGS),$(BIN)/pytest -q -m 'not slow and not postgres' $(ARGS),scripts/run-tests $(BIN) fast)
 
 .PHONY: sim
 sim: setup ## Simulate many seeds (SEEDS=1000), or replay one (SEED=42)

@@ -176,8 +176,17 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
     """Decide what a finished attempt makes of its job; `spread` in [0, 1) jitters a back-off."""
     match outcome:
-        case Succeeded(result):
-            return _settlement(attempt, Status.COMPLETED, "completed", "", result=result)
+        case Succeeded(result):  # What most of them are; written out, it takes half the time.
+            return Settlement(
+                job_id=attempt.job_id,
+                attempt=attempt.attempt,
+                status=Status.COMPLETED,
+                outcome="completed",
+                reason="",
+                failures=attempt.failures,
+                schedule=attempt.schedule,
+                result=result,
+            )
         case Cancelled(reason):
             return _settlement(attempt, Status.CANCELLED, "cancelled", reason)
         case Released(reason):

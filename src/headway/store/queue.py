@@ -329,12 +329,12 @@ def _settle_completed(settlements: Sequence[Settlement]) -> Transaction[set[tupl
     return {(row["id"], row["attempt"]) for row in rows}
 
 
-class _CompletedRow(msgspec.Struct, frozen=True):
-    """A success as the row that the statement `settle_completed` unfolds."""
+class _CompletedRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A success as the row that the statement `settle_completed` unfolds; most have no result."""
 
     job_id: str
     job_attempt: int
-    to_result: str | None
+    to_result: str | None = None
 
 
 def completed(settlements: Sequence[Settlement]) -> Call:

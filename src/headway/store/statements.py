@@ -8,6 +8,7 @@ SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL 
                                      see it, so it is for values and not for conditions that an index shall serve
     {rows jobs as r (id text, …)}    a JSON parameter as a table with typed columns
     {list ids}                       a JSON parameter as the right side of `in`
+    {addressed} … {end_addressed}    the row is one of those that a subquery picks and locks; it is asked once
     {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
     {notify_ready} …                 a wake-up that travels with the commit; SQLite watches its data version instead
     {text} {bytewise}                text that sorts by its bytes, on every locale; a column read like that
@@ -98,6 +99,8 @@ SQLITE: Final = Dialect(
         "view_now": _fixed(_SQLITE_WALL),
         "rows": _sqlite_rows,
         "list": lambda parameter: f"(select value from json_each(:{parameter}))",
+        "addressed": _fixed("rowid in (select rowid"),
+        "end_addressed": _fixed(")"),
         "skip_locked": _fixed(""),
         "lock": _fixed(""),
         "share": _fixed(""),
@@ -130,6 +133,8 @@ POSTGRES: Final = Dialect(
         "view_now": _fixed(_POSTGRES_NOW),
         "rows": _postgres_rows,
         "list": lambda parameter: f"(select json_array_elements_text(cast(:{parameter} as json)))",
+        "addressed": _fixed("ctid = any (array(select ctid"),
+        "end_addressed": _fixed("))"),
         "skip_locked": _fixed("for update skip locked"),
         "lock": _fixed("for update"),
         "share": _fixed("for share"),

@@ -33,6 +33,7 @@ from headway.task import Task
 from headway.worker.attempt import Ended, Registry, outcome_of, resolve, run_async, run_sync
 from headway.worker.context import LINES_WAITING_MAX, Context, Hand, TaskStopped
 from headway.worker.frames import (
+    MESSAGES_MAX,
     Answer,
     Ask,
     Failed,
@@ -74,7 +75,7 @@ class Child:
         self._clock = Clock()
         self._sending = threading.Lock()
         self._telling = threading.Lock()  # So that what a job says arrives in the order in which it said it.
-        self._unsent = bytearray()
+        self._unsent: deque[ToSupervisor] = deque()
         self._noted: dict[str, Context] = {}
         self._contexts: dict[str, Context] = {}
         self._deadlines: dict[str, int] = {}
@@ -94,16 +95,14 @@ class Child:
 
     def keep(self, message: ToSupervisor) -> None:
         """Keep a message back, to be sent with the next ones."""
-        data = frame(message)
-        with self._sending:
-            self._unsent += data
+        self._unsent.append(message)
 
     def flush(self) -> None:
         """Send what was kept back."""
+        unsent = self._unsent
         with self._sending:
-            if self._unsent:
-                data, self._unsent = self._unsent, bytearray()
-                self._line.sendall(data)
+            while unsent:
+                self._line.sendall(frame([unsent.popleft() for _ in range(min(len(unsent), MESSAGES_MAX))]))
 
     def note(self, context: Context) -> None:
         """Remember that a context has news. Whoever writes faster than we send is made to wait."""
@@ -558,7 +557,7 @@ def serve(
     try:
         registry, hand, hello = load()
     except HeadwayError as error:
-        line.sendall(frame(Hello(os.getpid(), "", "", [], {}, error=str(error))))
+        line.sendall(frame([Hello(os.getpid(), "", "", [], {}, error=str(error))]))
         sys.exit(2)
     child = KINDS[kind](line, place, registry, hand, width)
     child.send(hello)

@@ -1,11 +1,12 @@
-"""What supervisor and child say to each other: JSON frames with their length in front. Never pickle.
+"""What supervisor and child say to each other: lists of messages as JSON, with their length in front. Never pickle.
 
     supervisor → child   Run · Stop · Revoke · Answer · Flush · Finish
     child → supervisor   Hello · Done · Failed · Cancelled · Stopped · Unfit · Reports · Revoked · Ask · Spent
 
-A frame of jobs holds many of them, and while more of them wait a child sends the outcomes of short ones together: both
-sides do few system calls when there is much to do, and wait for nothing when there is little. So that nobody is blamed
-for another's crash meanwhile, a child notes the number of the job it is at in a page of memory that both can read.
+A message with jobs holds many of them, and while more of them wait a child sends the outcomes of short ones in one
+frame: both sides do few calls when there is much to do, and wait for nothing when there is little. So that nobody is
+blamed for another's crash meanwhile, a child notes the number of the job it is at in a page of memory that both can
+read.
 """
 
 import mmap
@@ -13,7 +14,7 @@ import os
 import socket
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from headway.instants import Duration
 from headway.model import Claimed, Report
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+MESSAGES_MAX: Final = 32  # In one frame: so many of the largest results fit into it.
 _HEAD: Final = 4
 
 M = TypeVar("M")
@@ -166,10 +168,10 @@ ToSupervisor: TypeAlias = Hello | Done | Failed | Cancelled | Stopped | Unfit | 
 _encoder: Final = msgspec.json.Encoder()
 
 
-def frame(message: ToChild | ToSupervisor) -> bytearray:
-    """Write a message as a frame."""
+def frame(messages: Sequence[ToChild | ToSupervisor]) -> bytearray:
+    """Write messages as a frame, at most `MESSAGES_MAX` of them."""
     buffer = bytearray(_HEAD)
-    _encoder.encode_into(message, buffer, _HEAD)
+    _encoder.encode_into(messages, buffer, _HEAD)
     buffer[:_HEAD] = (len(buffer) - _HEAD).to_bytes(_HEAD, "big")
     return buffer
 
@@ -223,7 +225,7 @@ class Reader(Generic[M]):
     """Cuts a stream of bytes into messages."""
 
     def __init__(self, kind: Any) -> None:
-        self._decode = msgspec.json.Decoder(kind).decode
+        self._decode = msgspec.json.Decoder(list[kind]).decode
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[M]:
@@ -238,9 +240,9 @@ class Reader(Generic[M]):
             end = start + _HEAD + size
             if len(buffer) < end:
                 break
-            message: M = self._decode(memoryview(buffer)[start + _HEAD : end])
+            messages: list[M] = self._decode(memoryview(buffer)[start + _HEAD : end])
             start = end
-            yield message
+            yield from messages
         del buffer[:start]
 
 

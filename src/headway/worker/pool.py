@@ -3,6 +3,7 @@
 Nothing here talks to a process; `crew.py` does, and keeps these books.
 """
 
+import math
 import re
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from headway.model import Claimed
 from headway.worker.process import ChildProcess
 
 PREFETCH_S: Final = 0.05
-PREFETCH_MAX: Final = 500
+PREFETCH_MAX: Final = 2_000
 SUSPECT: Final = re.compile("handed back: its process died while ([0-9]{1,6}) jobs ran in it")
 SUSPECT_GROUPS: Final = 4
 
@@ -67,7 +68,8 @@ class Pool:
         self.children_max = children_max
         self.width = width
         self.children: list[Post] = []
-        self.job_s = 1.0  # How long its jobs take, lately; nothing is prefetched until that is known.
+        self.job_s = math.inf  # How long its jobs take, lately; nothing is prefetched until that is known.
+        self.seen = 0
         self.suspects: deque[Claimed] = deque()
         self.kept: dict[str, dict[str, str]] = {}  # Finished steps of suspects, for when it is their turn.
         self.failures = 0
@@ -91,8 +93,11 @@ class Pool:
 
     def learn(self, took_s: float, jobs: int) -> None:
         """Take note of how long some jobs took, one by one."""
-        weight = 0.8 ** min(jobs, 20)
-        self.job_s = max(weight * self.job_s + (1 - weight) * took_s, 1e-5)
+        before = 2 * PREFETCH_S if math.isinf(self.job_s) else self.job_s
+        # The mean of all at first, so that short jobs are soon recognised; later the last few dozen count.
+        weight = min(0.8 ** min(jobs, 20), (self.seen + 1) / (self.seen + 1 + jobs))
+        self.seen += jobs
+        self.job_s = max(weight * before + (1 - weight) * took_s, 1e-5)
 
 
 def company_of(claimed: Claimed) -> int:

@@ -91,7 +91,7 @@ class ChildProcess:
         """Send a message; what the line does not take now follows when it does."""
         if self._is_closed:
             return
-        data: bytes | bytearray = frame(message)
+        data: bytes | bytearray = frame([message])
         if not self._unsent:
             data = self._write(data)
         if data:

@@ -234,7 +234,7 @@ def test_nothing_is_lost_between_threads() -> None:
     with task.ctx.steps(*map(str, range(STEPS_MAX))) as step:
         for number in range(STEPS_MAX):
             with step(str(number)):
-                for part in range(40):
+                for part in range(20):
                     task.ctx.log(f"{number} {part}")
                     task.ctx.progress(part)
     done.set()
@@ -242,5 +242,5 @@ def test_nothing_is_lost_between_threads() -> None:
     if (last := task.ctx.take_report()) is not None:
         reports.append(last)
     lines = [line[2] for report in reports for line in report.lines]
-    assert lines == [f"{number} {part}" for number in range(STEPS_MAX) for part in range(40)]
+    assert lines == [f"{number} {part}" for number in range(STEPS_MAX) for part in range(20)]
     assert [report.progress for report in reports if report.progress is not None][-1] == 99

@@ -108,21 +108,18 @@ from headway_jobs where status in ('SCHEDULED', 'RETRYING');
 
 -- name: claim
 -- transition: PENDING -> RUNNING
--- Take up to :limit ready jobs of one queue, unless it is paused; tasks in :skip are left for others. The CTE is
--- materialised so that the planner cannot run the limited subquery again and lock more rows than asked for. What it
--- picked is ready and locked; to say so again below would let the planner go through all ready jobs for each of them.
-with picked as materialized (
-  select id from headway_jobs
+-- Take up to :limit ready jobs of one queue, unless it is paused; tasks in :skip are left for others. What is picked is
+-- ready and locked, so it is found again by its address; nothing has to be asked twice.
+update headway_jobs
+set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
+  progress = 0, detail = null, updated_at = {now_once}, version = version + 1
+where {addressed} from headway_jobs
   where status = 'PENDING' and queue = :queue and (expires_at is null or expires_at > {now_once})
     and task not in {list skip}
     and not exists (select 1 from headway_queues where name = :queue and paused_at is not null)
   order by priority desc, run_at, id
   limit :limit {skip_locked}
-)
-update headway_jobs
-set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
-  progress = 0, detail = null, updated_at = {now_once}, version = version + 1
-where id in (select id from picked)
+{end_addressed}
 returning id, task, args, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at, options,
   metadata, reason, run_at, log_bytes;
 
