@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from bench import decide, drain, enqueue, flat, idle, latency, outage, scale, sleepers, worker_idle
+from bench import api, decide, drain, enqueue, flat, idle, latency, outage, scale, sleepers, worker_idle
 from bench.figures import Figure, append_json, table
 from bench.peers.catalogue import TOP, UnknownPeer, chosen
 from bench.places import Run, in_memory, places
@@ -27,6 +27,7 @@ BENCHES: Final[dict[str, Measure]] = {
     "flat": flat.measure,
     "worker-idle": worker_idle.measure,
     "sleepers": sleepers.measure,
+    "api": api.measure,
 }
 AGAINST_PEERS: Final = {"drain", "latency"}
 STORES: Final = ("postgresql", "sqlite")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, overload
 
 from headway.clock import Clock
 from headway.definitions import Definitions
@@ -49,6 +49,9 @@ from headway.worker.frames import Hello, TaskInfo
 from headway.worker.http import HttpRefused, http_request
 from headway.worker.process import child_command
 from headway.worker.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from headway.status.api import Api
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -544,6 +547,17 @@ class Headway:
         """Bring the store in line with the schedules declared here; return what became of each."""
         return self.blocking(self.sync())
 
+    def api(self) -> "Api":
+        """Return the API as an ASGI application, to be served alone or mounted into another.
+
+        It starts with its first request and ends with the loop. Who may use it is decided by its tokens, as everywhere;
+        behind an application of your own requests come from everywhere, so without a token it answers nobody.
+        """
+        from headway.status.api import Api
+
+        clock = Clock(node=new_node_id(self._clock))
+        return Api(self.store, self.settings, clock, tasks=self.tasks, is_loopback=False)
+
     def _handle(self, job: NewJob, row: EnqueuedRow) -> JobHandle:
         return JobHandle(
             self,
@@ -613,6 +627,24 @@ def worker_node(
     return node, supervisor
 
 
+def api_node(store: Store, settings: Settings, clock: Clock, version: str = "") -> EngineNode:
+    """Wire a node that neither decides nor works: it says that it lives, and keeps house like everybody."""
+    return EngineNode(world_of(store), settings, clock, version=version, schedules=False, is_api=True)
+
+
+def api_of(
+    store: Store, settings: Settings, clock: Clock, tasks: "Mapping[str, Task[Any, Any]] | None" = None
+) -> "Api":
+    """Make the API of an open store."""
+    from headway.status.api import Api  # Here, since who only enqueues needs no HTTP.
+    from headway.status.gate import is_loopback
+
+    async def opened() -> Store:
+        return store
+
+    return Api(opened, settings, clock, tasks=tasks, is_loopback=is_loopback(settings.host))
+
+
 def crew_plan(settings: Settings, store: str | None = None) -> CrewPlan:
     """Say how many children of which kind a worker has; their app uses its own store unless another is given."""
     return CrewPlan(
@@ -639,6 +671,7 @@ def hello_of(app: Headway) -> Hello:
             isolation=task.conduct.isolation,
             timeout=task.conduct.timeout,
             retries_timeouts=task.conduct.retry is None or task.conduct.retry.retry_timeouts,
+            defaults=task.defaults.told(),
         )
         for task in app.tasks.values()
     ]

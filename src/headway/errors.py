@@ -15,6 +15,7 @@
     │   ├── AlreadyFinal      the job has ended, and final states never change
     │   ├── NotFinal          the job has not ended yet
     │   └── DuplicateKey      the idempotency key was used with other arguments
+    ├── Denied                the credential is missing, wrong, or not enough for what was asked
     ├── LeaseLost             this attempt or term is no longer ours: stop, write nothing
     ├── JobFailed             the job that was waited for did not complete
     └── StoreError
@@ -87,6 +88,10 @@ class NotFinal(Conflict):
 
 class DuplicateKey(Conflict):
     """The idempotency key was used before with other arguments."""
+
+
+class Denied(HeadwayError):
+    """The token is missing, wrong, or not enough for this."""
 
 
 class LeaseLost(HeadwayError):

@@ -25,12 +25,13 @@ class TermWon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermLost:
-    """This node no longer holds the lease on a role, and why."""
+    """This node no longer holds the lease on a role, and why; `is_handed_over` when it gave it up itself."""
 
     node: str
     role: str
     token: int
     reason: str
+    is_handed_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +106,35 @@ class JobsSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptsLost:
-    """Attempts that are not ours any more; their code was stopped and what they said is not kept."""
+    """Attempts that are not ours any more; their code was stopped and what they said is not kept.
+
+    `is_refused` when we found out because the store did not take their end.
+    """
 
     node: str
     job_ids: tuple[str, ...]
     reason: str
+    is_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportsRefused:
+    """Attempts that are over had something to say about themselves, and the store did not keep it."""
+
+    node: str
+    job_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """How long something took, for those who measure: `claim`, `run` or `settle`. Each is (seconds, how many of them).
+
+    One is said for a batch, so that a measurement costs the same for one job and for thousands.
+    """
+
+    node: str
+    what: str
+    lots: tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +165,15 @@ class TickFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed:
+    """A request could not be answered through a mistake of ours."""
+
+    node: str
+    request_id: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClockStepped:
     """The measured offset between this process and the store moved by more than a second."""
 
@@ -157,6 +191,16 @@ class WakeModeChanged:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRefused:
+    """Somebody came with a token that does not count; `is_limited` when the next ones are not even looked at."""
+
+    node: str
+    client: str
+    reason: str
+    is_limited: bool
+
+
 Event: TypeAlias = (
     TermWon
     | TermLost
@@ -169,11 +213,15 @@ Event: TypeAlias = (
     | ChildEnded
     | JobsSettled
     | AttemptsLost
+    | ReportsRefused
+    | Timed
     | Draining
     | Pruned
     | TickFailed
     | ClockStepped
     | WakeModeChanged
+    | AccessRefused
+    | RequestFailed
 )
 
 _subscribers: list[Callable[[Event], None]] = []

@@ -208,6 +208,13 @@ def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> s
     return value
 
 
+def check_tenant(value: object, what: str) -> str:
+    """Return the name of one tenant; `*` stands for all of them, and nothing belongs to all."""
+    if value == "*":
+        raise InvalidTask(f"{what} must be one tenant; * stands for all of them")
+    return check_name(value, what)
+
+
 def storable(text: str, length_max: int) -> str:
     """Return free text as every database can keep it: no NUL, no half characters, and not endless."""
     if len(text) > length_max:
@@ -290,7 +297,7 @@ def _read_rate(name: str, value: object) -> Rate:
 # One reader per option, in the order in which people would list them. Unknown options are refused against this table.
 _SPEC_READERS: Final[dict[str, Any]] = {
     "args": lambda name, value: encode_args(value, name),
-    "tenant": lambda name, value: check_name(value, name),
+    "tenant": lambda name, value: check_tenant(value, name),
     "queue": lambda name, value: check_name(value, name),
     "priority": lambda name, value: check_int(value, name, -PRIORITY_MAX, PRIORITY_MAX),
     "max_attempts": lambda name, value: check_int(value, name, 1, ATTEMPTS_MAX),
@@ -437,6 +444,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     metadata: str | None = None
     parent: str | None = None
     rerun_of: str | None = None
+    callback: str | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -481,6 +489,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: Instant | None = None
     reviewed_at: Instant | None = None
     exclusive: bool = False
+    callback: str | None = None
 
 
 class EnqueuedRow(msgspec.Struct, frozen=True):
@@ -566,3 +575,32 @@ class Node:
     beat_at: Instant = 0
     state: JsonObject = field(default_factory=dict)
     asked: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """What is known of a token; its value is known to its holder only. `state` is valid, expired or revoked."""
+
+    id: str
+    tenant: str
+    role: str
+    name: str
+    created_at: Instant
+    created_by: str
+    expires_at: Instant | None
+    revoked_at: Instant | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A line of the trail: who did what to what, of which tenant, from where."""
+
+    seq: int
+    at: Instant
+    actor: str
+    tenant: str
+    origin: str
+    action: str
+    target: str
+    detail: JsonObject

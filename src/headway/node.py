@@ -23,6 +23,7 @@ from headway.clock import Clock, Loop
 from headway.coordination.elector import Elector
 from headway.coordination.heartbeat import Heartbeat
 from headway.errors import StoreError
+from headway.events import subscribed
 from headway.instants import SECOND
 from headway.model import JsonObject, Node
 from headway.ports import Leases, Ledger, Nodes, Queue, WakeUps
@@ -30,10 +31,12 @@ from headway.queue.janitor import Janitor
 from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import LeaderMandate, LockMandate, Mandate, Scheduler
 from headway.settings import Settings
+from headway.status.tally import Tally
 from headway.worker.supervisor import HAND_BACK_S_MAX, Supervisor
 
 SCHEDULER: Final = "scheduler"
 WORKER: Final = "worker"
+API: Final = "api"
 HOUSEKEEPING: Final = "housekeeping"
 GOODBYE_S_MAX: Final = 2.0
 WORKER_GOODBYE_S_MAX: Final = 0.7  # A worker that ends has promised to be gone two seconds after its grace.
@@ -62,12 +65,14 @@ class EngineNode:
         version: str = "",
         schedules: bool = True,
         supervisor: Supervisor | None = None,
+        is_api: bool = False,
     ) -> None:
         self._world = world
         self._settings = settings
         self._clock = clock
         self._supervisor = supervisor
         self._schedules = schedules
+        self._tally = Tally(clock)
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
         self._leaving = asyncio.Event()  # The grace runs from here; a drain alone takes as long as the jobs do.
@@ -80,7 +85,11 @@ class EngineNode:
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._worker_loops = self._workers(supervisor) if supervisor else ()
-        roles = (*((SCHEDULER,) if schedules else ()), *((WORKER,) if supervisor else ()))
+        roles = (
+            *((SCHEDULER,) if schedules else ()),
+            *((WORKER,) if supervisor else ()),
+            *((API,) if is_api else ()),
+        )
         self._heartbeat = Heartbeat(
             world.nodes,
             lambda: world.watch(self._hear),
@@ -96,17 +105,18 @@ class EngineNode:
 
     async def run(self) -> None:
         """Work until `stop`. An error that is not the store's absence ends the node, and leaves its leases in order."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = {loop: group.create_task(loop.run(), name=loop.name) for loop in self._loops()}
-                await self._stopping.wait()
-                if self._supervisor is not None:
-                    await self._stop_deciding([tasks[loop] for loop in self._deciding_loops()])
-                    await self._drain(self._supervisor)
-                for loop in self._loops():
-                    loop.stop()
-        finally:
-            await self._say_goodbye()
+        with subscribed(self._tally):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = {loop: group.create_task(loop.run(), name=loop.name) for loop in self._loops()}
+                    await self._stopping.wait()
+                    if self._supervisor is not None:
+                        await self._stop_deciding([tasks[loop] for loop in self._deciding_loops()])
+                        await self._drain(self._supervisor)
+                    for loop in self._loops():
+                        loop.stop()
+            finally:
+                await self._say_goodbye()
 
     def stop(self) -> None:
         """End soon, in good order: what runs has the grace to end."""
@@ -279,6 +289,7 @@ class EngineNode:
             "wake_ups": self._heartbeat.wake_mode,
             "skew_s": round(self._clock.skew_s(), 3),
             "mode": self._settings.coordination_mode,
+            "tally": self._tally.cells(),
             **({} if self._supervisor is None else {"worker": self._supervisor.state()}),
         }
 

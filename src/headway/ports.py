@@ -176,7 +176,7 @@ class Nodes(Protocol):
         ...
 
     async def leave(self, node_id: str) -> None:
-        """Forget the node."""
+        """Forget the node, but not what it has counted."""
         ...
 
 

@@ -3,12 +3,13 @@
 A wrong value stops the start with one line that names the setting, where it came from and what it may be.
 """
 
+import ipaddress
 import os
 import re
 import socket
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,12 @@ from headway.instants import DAY, SECOND, Duration, parse_duration
 
 STORE_DEFAULT: Final = "sqlite:///headway.db"
 FILE_DEFAULT: Final = "headway.toml"
+HOST_DEFAULT: Final = "127.0.0.1"
+PORT_DEFAULT: Final = 8480
 SHARDS_MAX: Final = 256
+SECRET_LENGTH_MIN: Final = 16
+SECRET_LENGTH_MAX: Final = 512
+_SECRET_LETTERS_MIN: Final = 8
 DEFINITIONS: Final = ("name", "tasks", "schedules")  # In the file beside the settings; see `headway.definitions`.
 
 
@@ -42,6 +48,10 @@ class Settings:
     child_max_memory: int = 0
     retention: Duration = 30 * DAY
     sqlite_synchronous: str = "full"
+    host: str = HOST_DEFAULT
+    port: int = PORT_DEFAULT
+    token: str | None = field(default=None, repr=False)
+    webhook_allow: tuple[str, ...] = ()
 
     @classmethod
     def load(
@@ -157,6 +167,59 @@ def _names(label: str, value: object) -> tuple[str, ...]:
     return () if names == ("*",) else names
 
 
+_HOST: Final = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-)){0,31}\.?")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_host_name(text: str) -> bool:
+    """Say whether this can be the name of a host; what ends in a number is an address, and then a wrong one."""
+    return bool(_HOST.fullmatch(text)) and not text.rstrip(".").rpartition(".")[2].isdecimal()
+
+
+def _host(label: str, value: object) -> str:
+    text = _text(label, value).strip()
+    if not _is_address(text) and not _is_host_name(text):
+        raise InvalidConfig(f"{label} must be an address or the name of a host, not {text[:60]!r}")
+    return text
+
+
+def _secret(label: str, value: object) -> str:
+    """Read a secret. It is never shown, and what people write to try things out is no secret."""
+    is_text = isinstance(value, str) and value.isascii() and value.isprintable() and " " not in value
+    if (
+        not is_text
+        or not SECRET_LENGTH_MIN <= len(str(value)) <= SECRET_LENGTH_MAX
+        or len(set(str(value))) < _SECRET_LETTERS_MIN
+    ):
+        raise InvalidConfig(
+            f"{label} must be a secret that nobody can guess, of at least {SECRET_LENGTH_MIN} characters without"
+            " blanks; `openssl rand -hex 32` makes one"
+        )
+    return str(value)
+
+
+def _allowed(label: str, value: object) -> tuple[str, ...]:
+    """Read networks, such as 10.0.0.0/8, and names of hosts."""
+    names = _names(label, value)
+    for name in names:
+        try:
+            ipaddress.ip_network(name)
+        except ValueError:
+            if not _is_host_name(name):
+                raise InvalidConfig(
+                    f"{label} must be networks such as 10.0.0.0/8 or names of hosts, with commas between them,"
+                    f" not {name[:60]!r}"
+                ) from None
+    return names
+
+
 _MEMORY: Final = re.compile(r"(\d{1,12})\s*(B|KB|MB|GB)?", re.IGNORECASE)
 _MEMORY_UNITS: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
@@ -192,5 +255,9 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "child_max_memory": _memory,
     "retention": _duration(60 * SECOND, 3650 * DAY),
     "sqlite_synchronous": _choice("full", "normal"),
+    "host": _host,
+    "port": _whole(0, 65_535),
+    "token": _secret,
+    "webhook_allow": _allowed,
 }
 assert _READERS.keys() == {setting.name for setting in fields(Settings)}

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from headway.errors import InvalidTask, JobFailed
+from headway.errors import HeadwayError, InvalidTask, JobFailed
 from headway.instants import (
     SECOND,
     Duration,
@@ -37,6 +37,7 @@ from headway.model import (
     check_int,
     check_name,
     check_tags,
+    check_tenant,
     encode_args,
 )
 from headway.settings import parse_memory
@@ -129,11 +130,36 @@ class Options:
             raise InvalidTask("delay and at exclude each other: say when in one way")
         return merged
 
+    def told(self) -> dict[str, Any]:
+        """Write what differs from a job that says nothing, for processes that do not have the task."""
+        plain = Options()
+        told = {name: getattr(self, name) for name in _TOLD if getattr(self, name) != getattr(plain, name)}
+        if self.backoff is not None:
+            told["backoff"] = str(self.backoff)
+        return told
 
+    @classmethod
+    def heard(cls, told: Mapping[str, Any]) -> "Options":
+        """Read what another process told; what cannot be read is as if it had not been said."""
+        try:
+            values = {name: _TOLD[name](told[name]) for name in _TOLD if name in told}
+            backoff = Backoff.parse(str(told["backoff"])) if "backoff" in told else None
+        except (TypeError, ValueError, HeadwayError):
+            return cls()
+        return cls(**values, backoff=backoff)
+
+
+_TOLD: Final[dict[str, Callable[[Any], Any]]] = {
+    "queue": lambda value: check_name(value, "queue"),
+    "priority": int,
+    "tenant": lambda value: check_tenant(value, "tenant"),
+    "max_attempts": int,
+    "expires": int,
+}
 _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "queue": lambda value: check_name(value, "queue"),
     "priority": lambda value: check_int(value, "priority", -PRIORITY_MAX, PRIORITY_MAX),
-    "tenant": lambda value: check_name(value, "tenant"),
+    "tenant": lambda value: check_tenant(value, "tenant"),
     "max_attempts": lambda value: check_int(value, "max_attempts", 1, ATTEMPTS_MAX),
     "delay": lambda value: parse_duration(value, what="delay"),
     "at": lambda value: parse_instant(value, what="at"),

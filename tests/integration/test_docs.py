@@ -5,13 +5,15 @@ Marks in the pages, each an HTML comment right above a code block:
     run                  the Python blocks of a page so marked are one program; a print's comment is its output
     run: test            another one
     run: worker          and another one, beside which a worker runs the tasks that it defines
+    run: server          and another one, with a worker and the API, at the address that the page names
     sql: both            runs on both databases; `sqlite` or `postgresql` on that one
     file: NAME           is written into the folder in which the page's commands run
     session              its commands run and end well; `exact` also compares what they print
     session: background  its commands keep running until the page is done
     session: postgresql  its commands run with the store at a real PostgreSQL
 
-In a session, `job_…` is the newest job that no schedule made, and `kill -9` kills the worker that runs it.
+In a session, `job_…` is the newest job that no schedule made, and `kill -9` kills the worker that runs it. What curl
+asks must be answered well. Wherever a page says 8480, the tests use a port of their own.
 """
 
 import ast
@@ -22,12 +24,13 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
@@ -52,6 +55,8 @@ from headway.instants import (
 from headway.model import Decided, Decision, LiveJobs, Pause, Schedule, ScheduleSpec
 from headway.scheduling import expression, planner, scheduler, triggers
 from headway.settings import SHARDS_MAX, Settings
+from headway.status import follow, hub, openapi, web
+from headway.status.api import ROUTES
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
 from headway.worker import context, crew, pool, supervisor
@@ -114,6 +119,21 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "NO_COLOR": "1", "COLUMNS": "200", **more}
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + READY_S_MAX
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        assert time.monotonic() < deadline, f"nobody listens at {port}"
+        time.sleep(0.1)
+
+
 # --- the pages as such
 
 
@@ -121,7 +141,8 @@ def test_every_fence_is_closed_and_every_mark_is_known() -> None:
     for page, text in PAGES.items():
         assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(blocks(page)), page
     known = re.compile(
-        r"|run(: (test|worker))?|sql: (both|sqlite|postgresql)|file: [\w.]+|session(: (exact|background|postgresql))?"
+        r"|run(: (test|worker|server))?|sql: (both|sqlite|postgresql)|file: [\w.]+"
+        r"|session(: (exact|background|postgresql))?"
     )
     assert [str(block) for block in all_blocks() if not known.fullmatch(block.mark)] == []
 
@@ -317,6 +338,36 @@ def test_the_limits_are_those_of_the_code() -> None:
         assert bound in table[what], what
 
 
+def test_the_limits_of_the_api_are_those_of_the_code() -> None:
+    table = {row[0]: row[1] for row in rows("docs/api.md") if len(row) == 2}
+    number = "{:,}".format
+    expected = {
+        "body": f"{web.BODY_BYTES_MAX >> 20} MiB; {web.BULK_BYTES_MAX >> 20} MiB",
+        "nesting of JSON": number(web.DEPTH_MAX),
+        "parameter of the query or part of a path": number(web.TEXT_LENGTH_MAX),
+        "page": number(web.PAGE_MAX),
+        "long poll": f"{follow.WAIT_S_MAX:g} s",
+        "open streams of one process": number(hub.FOLLOWERS_MAX),
+        "events that wait for one follower": f"{number(hub.EVENTS_MAX)}, or {hub.BYTES_MAX >> 20} MiB",
+        "subscriptions of one WebSocket": number(follow.SUBSCRIPTIONS_MAX),
+    }
+    for what, bound in expected.items():
+        assert bound in table[what], what
+
+
+def test_every_error_of_the_api_is_documented() -> None:
+    listed = {row[0] for row in rows("docs/api.md")}
+    answers = {status for route in ROUTES for status in openapi.error_statuses(route)}
+    assert {str(status) for status in answers | {405}} <= listed
+
+
+def test_every_event_that_is_streamed_is_documented() -> None:
+    kinds = set(re.findall(r'(?:Event|job_event)\("(\w+)"', inspect.getsource(hub) + inspect.getsource(follow)))
+    assert {"resync", "gone", "log", "ready"} <= kinds
+    for kind in kinds | {"status", "progress", "done"}:
+        assert f"`{kind}`" in PAGES["docs/follow.md"], kind
+
+
 def test_the_reference_instants() -> None:
     found = 0
     for row in rows("docs/time.md"):
@@ -436,8 +487,9 @@ PROGRAMS = sorted({(block.page, block.mark) for block in all_blocks() if block.m
 @pytest.mark.parametrize(("page", "mark"), PROGRAMS)
 def test_python_samples_run_and_print_what_they_say(page: str, mark: str, tmp_path: Path) -> None:
     program = "\n".join(block.body for block in blocks(page) if block.mark == mark)
-    (tmp_path / "sample.py").write_text(program)
-    with _worker_for(program, tmp_path) if mark == "run: worker" else nullcontext():
+    port = free_port()
+    (tmp_path / "sample.py").write_text(program.replace("127.0.0.1:8480", f"127.0.0.1:{port}"))
+    with _node_for(program, tmp_path, mark, port) if mark in ("run: worker", "run: server") else nullcontext():
         run = subprocess.run(
             [sys.executable, "-c", RUNNER, "sample.py"],
             cwd=tmp_path,
@@ -452,23 +504,26 @@ def test_python_samples_run_and_print_what_they_say(page: str, mark: str, tmp_pa
 
 
 @contextmanager
-def _worker_for(program: str, folder: Path) -> Iterator[None]:
-    """Have a worker for the tasks of a program, of which it gets the definitions only."""
+def _node_for(program: str, folder: Path, mark: str, port: int) -> Iterator[None]:
+    """Have a worker for the tasks of a program, of which it gets the definitions only, or a node with the API."""
     lines = compile(program, "sample", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST).body
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef)
     kept = [line for line in lines if isinstance(line, kinds) or ast.unparse(line).startswith("app = ")]
     (folder / "defined.py").write_text("\n".join(map(ast.unparse, kept)))
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "headway", "worker", "--app", "defined:app", "--processes", "1"],
+    role = mark.replace("run: server", "serve").removeprefix("run: ")
+    node = subprocess.Popen(
+        [sys.executable, "-m", "headway", role, "--app", "defined:app", "--processes", "1"],
         cwd=folder,
-        env=environment(),
+        env=environment(HEADWAY_PORT=str(port)),
         stderr=subprocess.DEVNULL,
     )
     try:
+        if role == "serve":
+            wait_for_port(port)
         yield
     finally:
-        worker.send_signal(signal.SIGTERM)
-        worker.wait(READY_S_MAX)
+        node.send_signal(signal.SIGTERM)
+        node.wait(READY_S_MAX)
 
 
 # --- SQL
@@ -547,12 +602,16 @@ def test_the_number_to_page_on_grows_when_nobody_decides(filled_sqlite: Path) ->
 # --- commands
 
 
+CURL = ["curl", "--silent", "--show-error", "--fail-with-body", "--noproxy", "*", "--max-time", str(RUN_S_MAX)]
+
+
 class Terminal:
     """Runs the commands of a page as a reader would, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._environment = environment(PYTHONUNBUFFERED="1")
+        self._port = free_port()
+        self._environment = environment(PYTHONUNBUFFERED="1", HEADWAY_PORT=str(self._port))
         self._background: list[subprocess.Popen[bytes]] = []
         self._orphaned: list[str] = []
 
@@ -613,11 +672,13 @@ class Terminal:
         )
 
     def _command(self, line: str) -> list[str]:
-        words = shlex.split(line)
-        job = re.compile(r"job_…")
-        if any(job.fullmatch(word) for word in words):
-            words = [self._newest_job() if job.fullmatch(word) else word for word in words]
-        assert words[0] == "headway", f"only commands of Headway are run here: {line}"
+        words = shlex.split(line.replace("127.0.0.1:8480", f"127.0.0.1:{self._port}"))
+        if "job_…" in line:
+            newest = self._newest_job()
+            words = [word.replace("job_…", newest) for word in words]
+        if words[0] == "curl":
+            return [*CURL, *words[1:]]
+        assert words[0] == "headway", f"only commands of Headway, and curl, are run here: {line}"
         return [sys.executable, "-m", "headway", *words[1:]]
 
     def _newest_job(self) -> str:

@@ -394,6 +394,8 @@ class _Commit:
                 self._checker.seen[f"event {new.event}"] += 1
             case CounterRow() as old, CounterRow() as new:
                 require(new.value >= old.value, "counters only rise", old, new)
+            case None, CounterRow() as new:  # The first node that leaves and has counted this.
+                require(new.name.startswith("tally|") and new.value > 0, "a counter of nobody", new)
             case None, ((LogRow() | StepRow()) as new):
                 self._checker.said(self._actor, new)
             case JobRow() as old, None:

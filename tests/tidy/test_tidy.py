@@ -29,16 +29,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CORE, CORE | VOCABULARY),
     **{loop: CORE | {loop} for loop in LOOPS - {"status", "worker"}},
     "worker": CORE | {"worker", "task"},  # It runs tasks; of the worker a task knows only the context it is given.
-    "status": CORE | {"status", "why"},
+    # Like the command line it is a face of the store, and shows nearly all of it.
+    "status": CORE
+    | PLANNING
+    | {"status", "why", "shapes", "store", "task", "definitions", "headway.scheduling.zones", "headway.scheduling.audit"},
     "store": CORE | PLANNING | {"store"},
     "why": CORE,
+    "shapes": CORE | PLANNING | {"why", "headway.scheduling.zones"},
     "client": CORE | {"client"},
     "node": CORE | LOOPS,  # A process: it puts the loops together, on whatever implements their ports.
     "task": CORE | {"task", "headway.worker.context"},
     "definitions": CORE | VOCABULARY | {"task"},
     "app": CORE | LOOPS | {"node", "task", "definitions", "store", "app", "client"},
     "testing": CORE | LOOPS | {"store", "node", "task", "app", "testing", "headway"},
-    "cli": CORE | LOOPS | {"store", "node", "task", "definitions", "app", "cli", "client", "testing", "why", "headway"},
+    "cli": CORE
+    | LOOPS
+    | {"store", "node", "task", "definitions", "app", "cli", "client", "testing", "why", "shapes", "headway"},
     "__main__": {"cli"},
     "headway": CORE | LOOPS | {"app", "task", "client", "headway"},
 }

@@ -58,6 +58,10 @@ def test_every_setting_can_come_from_every_source(file: Path) -> None:
         "child_max_memory": "512MB",
         "retention": "7d",
         "sqlite_synchronous": "normal",
+        "host": "0.0.0.0",
+        "port": "8081",
+        "token": "hw_0123456789abcdef",
+        "webhook_allow": "10.0.0.0/8,hooks.internal",
     }
     assert values.keys() == set(Settings.__dataclass_fields__)
     file.write_text("".join(f'{name} = "{value}"\n' for name, value in values.items()))
@@ -97,6 +101,19 @@ WRONG = [
     ("retention", "1s"),
     ("retention", "20000d"),
     ("sqlite_synchronous", "off"),
+    ("host", "127.0.0.1:80"),
+    ("host", "10.0.0.256"),
+    ("host", "http://here"),
+    ("port", "65536"),
+    ("port", "http"),
+    ("token", "changeme"),
+    ("token", "aaaaaaaaaaaaaaaaaaaaaaaa"),
+    ("token", "with a blank 0123456789"),
+    ("token", "0123456789abcdefé"),
+    ("webhook_allow", "10.0.0.1/8"),
+    ("webhook_allow", "10.0.0.0/33"),
+    ("webhook_allow", "hooks.internal/path"),
+    ("webhook_allow", "a b"),
 ]
 
 
@@ -167,6 +184,13 @@ def test_an_error_never_shows_a_password(file: Path) -> None:
         with pytest.raises(InvalidConfig) as refused:
             Settings.load({"store": url}, environ={}, file=file)
         assert "hunter2" not in str(refused.value)
+
+
+def test_the_token_is_never_shown(file: Path) -> None:
+    assert "tell-nobody" not in repr(Settings.load({"token": "tell-nobody-0123456789"}, environ={}, file=file))
+    with pytest.raises(InvalidConfig) as refused:
+        Settings.load(environ={"HEADWAY_TOKEN": "tell-nobody"}, file=file)
+    assert "tell-nobody" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

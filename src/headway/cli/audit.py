@@ -9,7 +9,6 @@ from headway.cli.session import Session, new_command
 from headway.cli.show import Column, Output
 from headway.cli.text import count
 from headway.model import JsonObject
-from headway.scheduling import audit as auditing
 
 FOUND: Final = 1
 
@@ -29,17 +28,16 @@ async def audit(
     recorded twice, or was never one. May run at any time, also while schedulers decide.
     """
     async with session.open() as desk:
-        report = await auditing.audit(
-            desk.store.ledger,
-            schedule=schedule,
-            since=None if since is None else read_past(since, desk.now, "--since"),
-            until=None if until is None else read_past(until, desk.now, "--until"),
+        report = await desk.audit(
+            schedule,
+            None if since is None else read_past(since, desk.now, "--since"),
+            None if until is None else read_past(until, desk.now, "--until"),
         )
     if session.as_json:
-        session.out.json(report.to_dict())
+        session.out.json(report)
     else:
-        tell(session.out, report.to_dict())
-    return 0 if report.ok else FOUND
+        tell(session.out, report)
+    return 0 if report["ok"] else FOUND
 
 
 def tell(out: Output, report: JsonObject) -> None:

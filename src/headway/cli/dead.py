@@ -11,7 +11,6 @@ import typer
 
 from headway.cli.given import YesOption, confirm
 from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group, paged
-from headway.cli.shapes import job_shape
 from headway.cli.show import Column
 from headway.cli.text import away, clean, count
 from headway.errors import DefinitionError, HeadwayError, NotFinal, NotFound, StoreError
@@ -48,9 +47,9 @@ async def list_(
     filters = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
     async with session.open() as desk:
         found = await paged(desk.store.queue.dead, filters, before, limit + 1)
-        now = desk.now
+        now, shapes = desk.now, [desk.job_shape(job) for job in found[:limit]]
     if session.as_json:
-        session.out.json([job_shape(job, now) for job in found[:limit]])
+        session.out.json(shapes)
     elif not found:
         asked = any(value is not None for value in (*filters.values(), before))
         session.out.say("no dead letter matches" if asked else "no dead letters")

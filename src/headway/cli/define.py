@@ -20,23 +20,14 @@ import typer
 
 from headway.cli.given import ArgOption, ArgsOption, confirm, read_args
 from headway.cli.session import AUTHOR, Desk, Session
-from headway.cli.shapes import (
-    PREVIEW_COLUMNS,
-    Shape,
-    instants_after,
-    preview_rows,
-    preview_shape,
-    require_instants,
-    schedule_shape,
-    spec_shape,
-    zone_of,
-)
+from headway.cli.shapes import PREVIEW_COLUMNS, preview_rows
 from headway.cli.text import clean
 from headway.definitions import take_trigger
 from headway.errors import DefinitionError, InvalidSchedule, NotFound, ScheduleNotFound, ScheduleOwned, TaskNotFound
 from headway.instants import Instant
 from headway.model import Schedule, ScheduleSpec, check_name
 from headway.scheduling.triggers import After, Cron, describe
+from headway.shapes import Shape, instants_after, previews, require_instants, spec_shape, zone_of
 
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 SHOWN: Final = 3
@@ -147,7 +138,7 @@ async def put(
         outcome = await change.write(desk, dry_run=dry_run, force=force)
         after_write = spec if dry_run else (await desk.store.schedules.get(name))
     if session.as_json and isinstance(after_write, Schedule):
-        session.out.json({"outcome": outcome, **schedule_shape(after_write, desk.now)})
+        session.out.json({"outcome": outcome, **desk.schedule_shape(after_write)})
     elif session.as_json:
         session.out.json({**change.shape(desk.now), "dry_run": True, "definition": spec_shape(spec)})
     else:
@@ -163,7 +154,7 @@ def build_spec(session: Session, given: Mapping[str, Any]) -> ScheduleSpec:
 
 
 def _defaults(session: Session, task: str) -> dict[str, Any]:
-    app = session.app()
+    app = session.app() if session.server is None else None  # What tasks there are, a server knows better.
     if app is None or not app.tasks:
         return {}
     if task not in app.tasks:
@@ -201,8 +192,8 @@ class Change:
         return {
             "name": self.name,
             "outcome": self.outcome,
-            "before": None if self.old is None else _next(self.old.spec, now),
-            "after": _next(self.spec, now),
+            "before": None if self.old is None else previews(self.old.spec, now, SHOWN),
+            "after": previews(self.spec, now, SHOWN),
         }
 
     def tell(self, session: Session, now: Instant, *, dry_run: bool) -> None:
@@ -216,11 +207,6 @@ class Change:
             out.say("  after")
         if self.outcome != "unchanged":
             _tell_next(session, self.spec, now)
-
-
-def _next(spec: ScheduleSpec, now: Instant) -> list[Shape]:
-    clock = zone_of(spec.trigger)
-    return [preview_shape(instant, spec.trigger, clock) for instant in instants_after(spec, now, SHOWN)]
 
 
 def _tell_next(session: Session, spec: ScheduleSpec, now: Instant) -> None:

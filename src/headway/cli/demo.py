@@ -8,6 +8,7 @@ At the end the audit says whether each instant got exactly one decision, as it c
 """
 
 import asyncio
+import contextlib
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
@@ -23,18 +24,19 @@ from headway.cli.board import QUIET_TASKS, Picture, frame
 from headway.cli.log import EventLog
 from headway.cli.serve import run_worker
 from headway.cli.session import Session, hear_time, new_command
-from headway.cli.shapes import instants_after
 from headway.cli.show import Column, Output, console, stop_writing
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import painted
 from headway.clock import Clock
-from headway.errors import DefinitionError
+from headway.errors import DefinitionError, InvalidConfig
 from headway.events import Event, JobsSettled, SchedulesDecided, subscribed
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Status
 from headway.model import Job, ScheduleSpec
 from headway.scheduling import audit as auditing
-from headway.settings import Settings
+from headway.settings import HOST_DEFAULT, PORT_DEFAULT, Settings
+from headway.shapes import instants_after
+from headway.status.server import bind
 from headway.store import Store
 from headway.why import error_line
 
@@ -64,6 +66,7 @@ class Show:
     completed: int = 0
     hero_id: str = ""
     note: str = ""
+    port: int = PORT_DEFAULT
 
     def hear(self, event: Event) -> None:
         """Take note of what is decided and done; in a pipe, tell decisions."""
@@ -156,9 +159,11 @@ async def _play(session: Session, url: str, seconds: float | None) -> int:
     store = await Store.open(url, clock)
     try:
         await hear_time(store, clock)
-        show = Show(out, store, clock, clock.monotonic(), note=_night_without(clock.now()))
+        show = Show(out, store, clock, clock.monotonic(), note=_night_without(clock.now()), port=_free_port())
         if not out.as_json and not out.on_terminal:
             out.say("A scheduler and a worker on a SQLite file. import_orders will kill its own process half way.")
+        if not out.as_json:
+            out.say(f"API: http://127.0.0.1:{show.port}/docs")
         await _run(show, url, seconds)
         report = await auditing.audit(store.ledger)
         hero = await store.queue.get(show.hero_id)
@@ -172,13 +177,17 @@ async def _play(session: Session, url: str, seconds: float | None) -> int:
 
 
 async def _run(show: Show, url: str, seconds: float | None) -> None:
-    settings = replace(Settings(), store=url, app="headway.cli.samples:app", node="demo", grace=0, processes=PROCESSES)
+    settings = replace(
+        Settings(), store=url, app="headway.cli.samples:app", node="demo", grace=0, processes=PROCESSES, port=show.port
+    )
     job = samples.app.new_job("import_orders", {}, samples.import_orders.defaults)
     show.hero_id = (await show.store.queue.enqueue([job]))[0].id
     stopping, quiet = asyncio.Event(), EventLog(lambda _: None, look="plain")
     with subscribed(show.hear):
         async with asyncio.TaskGroup() as group:
-            working = group.create_task(run_worker(settings, quiet, store=url, schedules=True, stopping=stopping))
+            working = group.create_task(
+                run_worker(settings, quiet, store=url, schedules=True, api=True, stopping=stopping)
+            )
             working.add_done_callback(lambda _: stopping.set())
             await _present(show, stopping, seconds)
             stopping.set()
@@ -200,6 +209,14 @@ async def _present(show: Show, stopping: asyncio.Event, seconds: float | None) -
             elif not show.out.as_json:
                 show.tell(picture)
             await show.clock.rest(FRAME_S, stopping)
+
+
+def _free_port() -> int:
+    """Return the usual port, or any other that is free."""
+    for port in (PORT_DEFAULT, 0):
+        with contextlib.suppress(InvalidConfig), bind(HOST_DEFAULT, port) as listening:
+            return int(listening.getsockname()[1])
+    return PORT_DEFAULT
 
 
 def _night_without(now: Instant) -> str:

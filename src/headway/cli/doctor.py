@@ -15,12 +15,12 @@ from typing import Final
 
 from headway.cli.audit import verdict
 from headway.cli.session import Desk, Session, new_command
-from headway.cli.status import degraded, look
 from headway.cli.text import clean, count, span
 from headway.errors import HeadwayError
 from headway.instants import HOUR, SECOND
 from headway.scheduling import audit as auditing
 from headway.settings import Settings, mask_url
+from headway.status.situation import faults as faults_of
 from headway.store.facts import Facts, facts
 from headway.store.migrations import schema_version, steps_for
 
@@ -31,7 +31,7 @@ POSTGRES_MIN: Final = 13
 FOUND: Final = 1
 MARKS: Final = {"ok": ("✓", "good"), "warn": ("!", "warn"), "bad": ("✗", "bad")}
 # Not settings of the product, but known to it.
-OTHER_VARIABLES: Final = frozenset({"HEADWAY_DEBUG"})
+OTHER_VARIABLES: Final = frozenset({"HEADWAY_DEBUG", "HEADWAY_SERVER"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ async def _app(session: Session, desk: Desk) -> AsyncIterator[Finding]:
 
 
 async def _situation(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    faults = list(degraded(await look(desk, session.settings())))
+    faults = [fault.words for fault in faults_of(await desk.situation())]
     for fault in faults:
         cure = "; start one with `headway scheduler`" if fault == "no scheduler is alive" else ""
         yield Finding("running", "warn", fault + cure)

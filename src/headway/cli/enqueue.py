@@ -53,7 +53,6 @@ async def enqueue(
     if watch and wait:
         raise DefinitionError("say --watch or --wait, not both")
     timeout_s = read_timeout(timeout, watch or wait)
-    app, task = _resolve(session, task)
     options: dict[str, Any] = {
         "delay": delay,
         "at": at,
@@ -66,13 +65,30 @@ async def enqueue(
         "expires": expires,
         "timeout": job_timeout,
     }
-    async with app:
-        handle = await app.enqueue(task, read_args(arg, args), **options)
-        async with _desk(app) as desk:
-            if watch or wait:
-                return await stay(session, desk, handle.id, draws=watch, timeout_s=timeout_s)
-            await tell(session, await desk.store.queue.get(handle.id), desk)
+    async with _enqueued(session, task, read_args(arg, args), options) as (desk, job_id):
+        if watch or wait:
+            return await stay(session, desk, job_id, draws=watch, timeout_s=timeout_s)
+        await tell(session, await desk.store.queue.get(job_id), desk)
     return 0
+
+
+@asynccontextmanager
+async def _enqueued(
+    session: Session, task: str, args: dict[str, Any], options: dict[str, Any]
+) -> "AsyncIterator[tuple[Desk, str]]":
+    """Hand in the job, through the app or through the server, and return where to look at it."""
+    if session.server is not None:
+        from headway.cli.remote import RemoteDesk
+
+        async with session.open() as remote:
+            assert isinstance(remote, RemoteDesk)
+            yield remote, await remote.enqueue(task, args, options)
+        return
+    app, task = _resolve(session, task)
+    async with app:
+        handle = await app.enqueue(task, args, **options)
+        store, clock = await app.store(), Clock(node=AUTHOR)
+        yield Desk(store, clock, await hear_time(store, clock)), handle.id
 
 
 def _resolve(session: Session, task: str) -> tuple[Headway, str]:
@@ -101,12 +117,6 @@ def _function_name(app: Headway, module: str, name: str) -> str:
         ),
         name,
     )
-
-
-@asynccontextmanager
-async def _desk(app: Headway) -> "AsyncIterator[Desk]":
-    store, clock = await app.store(), Clock(node=AUTHOR)
-    yield Desk(store, clock, await hear_time(store, clock))
 
 
 app = new_command(enqueue)

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway.errors import DefinitionError, InvalidTask
-from headway.instants import SECOND, Instant, parse_duration, parse_instant
-from headway.scheduling.zones import zone
+from headway.instants import SECOND, parse_duration
+from headway.status.times import read_future as read_future
+from headway.status.times import read_past as read_past
 
 ARGS_JSON_MAX: Final = 4 * 1024 * 1024
 
@@ -58,18 +59,6 @@ def _refuse(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def read_past(text: str, now: Instant, what: str, tz: str | None = None) -> Instant:
-    """Read a time, or a duration that means so long ago: `2h`."""
-    ago = _duration(text, what)
-    return _instant(text, what, tz) if ago is None else now - ago
-
-
-def read_future(text: str, now: Instant, what: str, tz: str | None = None) -> Instant:
-    """Read a time, or a duration that means so long from now: `30m`."""
-    ahead = _duration(text, what)
-    return _instant(text, what, tz) if ahead is None else now + ahead
-
-
 def read_timeout(text: str | None, is_waiting: bool) -> float | None:
     """Read how long to wait, in seconds."""
     if text is None:
@@ -77,25 +66,6 @@ def read_timeout(text: str | None, is_waiting: bool) -> float | None:
     if not is_waiting:
         raise DefinitionError("--timeout is how long to wait: say --wait with it")
     return parse_duration(text, what="--timeout") / SECOND
-
-
-def _duration(text: str, what: str) -> int | None:
-    try:
-        return parse_duration(text, what=what)
-    except DefinitionError:
-        return None
-
-
-def _instant(text: str, what: str, tz: str | None) -> Instant:
-    if tz is not None:
-        zone(tz)
-    try:
-        return parse_instant(text, tz=tz, what=what)
-    except (DefinitionError, OverflowError):
-        raise DefinitionError(
-            f'{what} must be a time such as "2027-01-31", "2027-01-31T06:00:00Z", or a duration such as "2h",'
-            f" not {text[:60]!r}"
-        ) from None
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -7,19 +7,17 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from headway.cli.around import node_names
-from headway.cli.around import why as find_out
 from headway.cli.given import TimeoutOption, read_timeout
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group, paged
-from headway.cli.shapes import Shape, attempt_shape, job_shape
 from headway.cli.show import Column, Output, to_json
-from headway.cli.text import away, clean, span, stamp
+from headway.cli.text import away, clean, span
 from headway.cli.watch import INTERRUPTED, LOOK_S, stay, tell
 from headway.cli.watch import watch as watch_job
 from headway.errors import DefinitionError
 from headway.instants import MILLISECOND, SECOND, Instant, parse_instant, to_datetime
 from headway.lifecycle import Status
 from headway.model import Job
+from headway.shapes import Shape, attempt_shape, stamp
 from headway.store import Store
 from headway.why import Step, error_line, read_detail, read_json
 
@@ -53,10 +51,10 @@ async def list_(
     filters = {"status": _status(status), "task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
     async with session.open() as desk:
         found = await paged(desk.store.queue.page, filters, before, limit + 1)
-        names = await node_names(desk.store) if any(job.status is Status.RUNNING for job in found) else {}
-        now = desk.now
+        names = await desk.node_names() if any(job.status is Status.RUNNING for job in found) else {}
+        now, shapes = desk.now, [desk.job_shape(job, names=names) for job in found[:limit]]
     if session.as_json:
-        session.out.json([job_shape(job, now, node_name=names.get(job.node or "")) for job in found[:limit]])
+        session.out.json(shapes)
     elif not found:
         asked = any(value is not None for value in (*filters.values(), before))
         session.out.say("no job matches" if asked else "no jobs yet; `headway enqueue TASK` makes one")
@@ -69,7 +67,7 @@ async def list_(
             Column("created", "time", spare=True),
             Column("why", wraps=True),
         ]
-        session.out.table(columns, [_row(job, now, names) for job in found[:limit]])
+        session.out.table(columns, [_row(shape, now) for shape in shapes])
     if len(found) > limit:
         session.out.note(f"there are more: --before {found[limit - 1].id}")
 
@@ -83,9 +81,9 @@ def _status(text: str | None) -> str | None:
         raise DefinitionError(f"--status must be one of {', '.join(Status)}, not {text[:40]!r}") from None
 
 
-def _row(job: Job, now: Instant, names: dict[str, str]) -> tuple[object, ...]:
-    shape = job_shape(job, now, node_name=names.get(job.node or ""))
-    return job.id, job.status, job.task, job.schedule, away(job.created_at, now), shape["why"]
+def _row(shape: Shape, now: Instant) -> tuple[object, ...]:
+    created = away(parse_instant(shape["created_at"]), now)
+    return shape["id"], shape["status"], shape["type"], shape["schedule"], created, shape["why"]
 
 
 @command(app)
@@ -93,24 +91,23 @@ async def show(session: Session, job_id: IdArgument) -> None:
     """Show one job: what it is, how far it is, its attempts, what went wrong, and who repeats whom."""
     async with session.open() as desk:
         job = await _job(desk, job_id)
-        reason = await find_out(desk.store, job, desk.now)
+        reason = await desk.why(job)
         attempts = [attempt_shape(attempt) for attempt in await desk.store.queue.attempts(job.id)]
         reruns = await desk.store.queue.reruns(job.id)
-        names = await node_names(desk.store)
-        now = desk.now
-    shape = {**job_shape(job, now, why=reason.why), "history": attempts, "reruns": reruns}
+        names = await desk.node_names()
+        shape = {**desk.job_shape(job, why=reason), "history": attempts, "reruns": reruns}
     if session.as_json:
         session.out.json(shape)
         return
-    session.out.facts(_facts(shape, job, now))
+    session.out.facts(_facts(shape, job))
     _tell_steps(session.out, read_detail(job).steps)
     _tell_attempts(session.out, attempts, names)
     _tell_error(session.out, shape["error"])
 
 
-def _facts(shape: Shape, job: Job, now: Instant) -> dict[str, object]:
+def _facts(shape: Shape, job: Job) -> dict[str, object]:
     hidden = {"batch", "version", "detail", "history", "error", "progress", "eta_seconds", "attempts", "failures"}
-    hidden |= {"max_attempts", "node"}
+    hidden |= {"max_attempts", "node", "ready_at", "reviewed_at", "parked", "reason"}
     facts: dict[str, object] = {
         "id": shape["id"],
         "type": shape["type"],
@@ -200,7 +197,7 @@ async def why(session: Session, job_id: IdArgument) -> None:
     async with session.open() as desk:
         job = await _job(desk, job_id)
         now = desk.now
-        reason = await find_out(desk.store, job, now)
+        reason = await desk.explain(job)
     if session.as_json:
         session.out.json({"status": reason.status, "why": reason.why, "evidence": reason.evidence})
         return
@@ -321,7 +318,7 @@ async def events(session: Session, job_id: IdArgument) -> None:
     async with session.open() as desk:
         job = await _job(desk, job_id)
         found = await desk.store.queue.events(job.id)
-        names = await node_names(desk.store)
+        names = await desk.node_names()
     if session.as_json:
         session.out.json([{**event, "at": stamp(event["at"]), "data": read_json(event["data"])} for event in found])
         return
@@ -353,7 +350,7 @@ async def retry(
         if watch:
             return await watch_job(session, desk, job.id)
         if session.as_json:
-            session.out.json(job_shape(job, desk.now))
+            session.out.json(desk.job_shape(job))
         elif job.id == found.id:
             session.out.say(clean(f"{job.id} is looked at again"))
         else:

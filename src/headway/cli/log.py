@@ -10,6 +10,7 @@ store that stays away is told every few seconds, so that the log stays readable 
 
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ from headway.cli.show import STYLES, to_json
 from headway.cli.text import clean, span
 from headway.clock import wall_now
 from headway.events import (
+    AccessRefused,
     AttemptsLost,
     ChildEnded,
     ChildStarted,
@@ -30,11 +32,14 @@ from headway.events import (
     JobsSettled,
     LeasesExpired,
     Pruned,
+    ReportsRefused,
+    RequestFailed,
     ScheduleHeld,
     SchedulesDecided,
     TermLost,
     TermWon,
     TickFailed,
+    Timed,
     WakeModeChanged,
 )
 from headway.instants import MILLISECOND, Instant, isoformat, to_datetime
@@ -45,6 +50,7 @@ DECISIONS_TOLD_MAX: Final = 5
 FAILURES_EVERY_S: Final = 5.0
 SETTLED_TOLD_MAX: Final = 5
 COMPLETED_EVERY_S: Final = 1.0
+TRACEBACK_LENGTH_MAX: Final = 2_000
 
 Line = tuple[str, str, dict[str, object]]
 LEVEL_STYLES: Final = {"info": "name", "warning": "warn", "error": "bad"}
@@ -80,6 +86,8 @@ class EventLog:
         self._write(self._format(now, level, event, fields))
 
     def _lines(self, event: Event) -> Iterator[Line]:
+        if isinstance(event, Timed):  # It is for measuring, and comes often.
+            return
         if isinstance(event, TickFailed):
             yield from self._failure(event)
         elif isinstance(event, JobsSettled):
@@ -143,6 +151,10 @@ def describe(event: Event) -> Iterator[Line]:
                 yield "warning", "not completed", {"jobs": len(others)}
         case AttemptsLost(job_ids=ids, reason=reason):
             yield "warning", "attempts lost", {"jobs": len(ids), "first": ids[0] if ids else None, "reason": reason}
+        case ReportsRefused(job_ids=ids):
+            yield "warning", "reports refused", {"jobs": len(ids), "first": ids[0] if ids else None}
+        case Timed():
+            return
         case Draining(running=running, reason=reason):
             yield "info", "draining", {"running": running, "reason": reason}
         case Pruned(rows=rows):
@@ -154,6 +166,13 @@ def describe(event: Event) -> Iterator[Line]:
         case WakeModeChanged(mode=mode, reason=reason):
             level = "warning" if mode == "poll" else "info"
             yield level, "wake-ups", {"mode": mode, "reason": reason}
+        case AccessRefused(client=client, reason=reason, is_limited=is_limited):
+            limited = {"limited": True} if is_limited else {}
+            yield "warning", "access refused", {"client": client, "reason": reason, **limited}
+        case RequestFailed(request_id=request_id, error=error):
+            where = "".join(traceback.format_exception(error))[-TRACEBACK_LENGTH_MAX:]
+            what = f"{type(error).__name__}: {error}"
+            yield "error", "request failed", {"request": request_id, "error": what, "where": where}
         case _:
             assert_never(event)
 

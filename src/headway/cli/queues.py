@@ -1,50 +1,26 @@
 """`headway queues`: what waits where, and the tap of each queue."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from headway.cli.around import pauses
-from headway.cli.session import AUTHOR, Session, command, new_group
+from headway.cli.session import AUTHOR, Desk, Session, command, new_group
 from headway.cli.show import Column
-from headway.cli.text import clean, span, stamp
+from headway.cli.text import clean, span
 from headway.instants import SECOND, Instant, parse_instant
 from headway.model import check_name
-from headway.store import Store
+from headway.shapes import Shape
 
 app = new_group(help="List queues; pause and resume them.")
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
-Shape = dict[str, Any]
-
-
-async def queue_shapes(store: Store) -> list[Shape]:
-    """Read the queues in which anything waits or runs, and those that are paused."""
-    waiting = {row["name"]: row for row in await store.queue.depths()}
-    running, paused = await store.queue.running_counts(), await pauses(store)
-    shapes = []
-    for name in sorted({*waiting, *running, *paused}):
-        pause = paused.get(name)
-        shapes.append(
-            {
-                "name": name,
-                "pending": waiting[name]["pending"] if name in waiting else 0,
-                "oldest_age_seconds": waiting[name]["oldest_age_seconds"] if name in waiting else 0.0,
-                "running": running.get(name, 0),
-                "paused": pause is not None,
-                "paused_at": None if pause is None else stamp(pause.since),
-                "paused_by": None if pause is None else pause.author,
-                "reason": None if pause is None else pause.reason,
-            }
-        )
-    return shapes
 
 
 @command(app, "list")
 async def list_(session: Session) -> None:
     """List the queues: how much waits in each, how long, how much of it runs."""
     async with session.open() as desk:
-        found = await queue_shapes(desk.store)
+        found = await desk.queues()
         now = desk.now
     if session.as_json:
         session.out.json(found)
@@ -85,7 +61,7 @@ async def pause(
     check_name(queue, "queue")
     async with session.open() as desk:
         is_new = await desk.store.queue.pause(queue, author=AUTHOR, reason=reason)
-        await _tell(session, desk.store, queue, desk.now, "" if is_new else " already")
+        await _tell(session, desk, queue, "" if is_new else " already")
 
 
 @command(app)
@@ -94,14 +70,13 @@ async def resume(session: Session, queue: QueueArgument) -> None:
     check_name(queue, "queue")
     async with session.open() as desk:
         was_paused = await desk.store.queue.resume(queue)
-        await _tell(session, desk.store, queue, desk.now, "" if was_paused else " already")
+        await _tell(session, desk, queue, "" if was_paused else " already")
 
 
-async def _tell(session: Session, store: Store, queue: str, now: Instant, already: str) -> None:
-    empty = {"name": queue, "pending": 0, "oldest_age_seconds": 0.0, "running": 0, "paused": False}
-    shape = next((shape for shape in await queue_shapes(store) if shape["name"] == queue), empty)
+async def _tell(session: Session, desk: Desk, queue: str, already: str) -> None:
+    shape = await desk.queue(queue)
     if session.as_json:
         session.out.json(shape)
     else:
         waiting = f" ({shape['pending']:,} waiting)" if shape["pending"] else ""
-        session.out.say(clean(f"{queue} is{already} {queue_state(shape, now)}{waiting}"))
+        session.out.say(clean(f"{queue} is{already} {queue_state(shape, desk.now)}{waiting}"))

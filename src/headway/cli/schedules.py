@@ -8,18 +8,8 @@ import typer
 
 from headway.cli import define
 from headway.cli.given import ArgOption, ArgsOption, YesOption, confirm, read_args, read_future, read_past
-from headway.cli.session import AUTHOR, Session, command, new_group
-from headway.cli.shapes import (
-    PREVIEW_COLUMNS,
-    Shape,
-    instants_after,
-    job_shape,
-    occurrence_shape,
-    preview_rows,
-    preview_shape,
-    schedule_shape,
-    zone_of,
-)
+from headway.cli.session import AUTHOR, Desk, Session, command, new_group
+from headway.cli.shapes import PREVIEW_COLUMNS, preview_rows
 from headway.cli.show import Column
 from headway.cli.text import away, clean, count, is_fine, span, utc
 from headway.errors import Conflict, DefinitionError, InvalidSchedule, ScheduleNotFound
@@ -27,6 +17,7 @@ from headway.instants import Instant, isoformat, parse_instant
 from headway.model import FAILING_FLAGGED, Occurrence, Schedule, ScheduleSpec, encode_args
 from headway.scheduling.triggers import After, At, Every, Trigger, describe
 from headway.scheduling.zones import zone
+from headway.shapes import instants_after, occurrence_shape, previews, zone_of
 from headway.store import Store
 
 LIST_MAX: Final = 10_000
@@ -51,9 +42,9 @@ async def list_(
     """List schedules by name."""
     async with session.open() as desk:
         found = [schedule async for schedule in _pages(desk.store, owner, after, limit + 1)]
-        now = desk.now
+        now, shapes = desk.now, [desk.schedule_shape(schedule) for schedule in found[:limit]]
     if session.as_json:
-        session.out.json([schedule_shape(schedule, now) for schedule in found[:limit]])
+        session.out.json(shapes)
     elif not found:
         session.out.say("no schedules yet; `headway schedules put --help` shows how to make one")
     else:
@@ -110,10 +101,9 @@ async def show(session: Session, name: NameArgument) -> None:
     """Show one schedule: rule, policies, state and what comes next."""
     async with session.open() as desk:
         schedule = await desk.store.schedules.get(name)
-        now = desk.now
-    shape = schedule_shape(schedule, now)
+        now, shape = desk.now, desk.schedule_shape(schedule)
     after = max(now, schedule.decided_through)
-    shape["next"] = _preview(schedule.spec, zone_of(schedule.spec.trigger), after, 5)
+    shape = {**shape, "next": previews(schedule.spec, after, 5)}
     if session.as_json:
         session.out.json(shape)
         return
@@ -159,7 +149,7 @@ async def preview(
     now = _wall() if now is None else now
     after = now if since is None else parse_instant(since, tz=clock.key, what="--from") - 1
     if session.as_json:
-        session.out.json(_preview(spec, clock, after, number))
+        session.out.json(previews(spec, after, number, clock))
     else:
         _tell_preview(session, None, spec, after, number, now=None if since else now, clock=clock)
 
@@ -195,10 +185,6 @@ def _rule(what: str | None, **given: str | None) -> ScheduleSpec | None:
 def _is_cron(text: str) -> bool:
     """Tell a cron text from a name: it has at least five fields, or is a macro."""
     return len(text.split()) >= 5 or text.startswith("@")
-
-
-def _preview(spec: ScheduleSpec, clock: ZoneInfo, after: Instant, number: int) -> list[Shape]:
-    return [preview_shape(instant, spec.trigger, clock) for instant in instants_after(spec, after, number)]
 
 
 def _tell_preview(
@@ -289,7 +275,7 @@ async def pause(
         schedule = await desk.store.schedules.get(name)
     if not is_new and until is not None:
         raise Conflict(f"schedule {name!r} is paused already; resume it first to pause it until another time")
-    _tell_state(session, schedule, desk.now, "" if is_new else " already")
+    _tell_state(session, desk, schedule, "" if is_new else " already")
 
 
 @command(app)
@@ -298,14 +284,14 @@ async def resume(session: Session, name: NameArgument) -> None:
     async with session.open() as desk:
         was_paused = await desk.store.schedules.resume(name, author=AUTHOR)
         schedule = await desk.store.schedules.get(name)
-    _tell_state(session, schedule, desk.now, "" if was_paused else " already")
+    _tell_state(session, desk, schedule, "" if was_paused else " already")
 
 
-def _tell_state(session: Session, schedule: Schedule, now: Instant, already: str) -> None:
+def _tell_state(session: Session, desk: Desk, schedule: Schedule, already: str) -> None:
     if session.as_json:
-        session.out.json(schedule_shape(schedule, now))
+        session.out.json(desk.schedule_shape(schedule))
     else:
-        session.out.say(clean(f"{schedule.name} is{already} {state(schedule, now)}"))
+        session.out.say(clean(f"{schedule.name} is{already} {state(schedule, desk.now)}"))
 
 
 @command(app)
@@ -317,7 +303,7 @@ async def trigger(session: Session, name: NameArgument, arg: ArgOption = None, a
     other_args = encode_args(read_args(arg, args)) if arg or args is not None else None
     async with session.open() as desk:
         job = await desk.store.queue.get(await desk.store.schedules.trigger(name, author=AUTHOR, args=other_args))
-        shape = job_shape(job, desk.now)
+        shape = desk.job_shape(job)
     if session.as_json:
         session.out.json(shape)
     else:

@@ -12,16 +12,17 @@ process without a word, and then the leases run out by themselves.
 import asyncio
 import os
 import signal
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from headway import __version__
-from headway.app import Headway, crew_plan, new_node_id, scheduler_node, sync_schedules, worker_node
+from headway.app import Headway, api_of, crew_plan, new_node_id, scheduler_node, sync_schedules, worker_node
 from headway.cli.log import EventLog
 from headway.cli.session import Session, new_command
 from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
@@ -30,8 +31,9 @@ from headway.errors import InvalidConfig, StoreUnavailable
 from headway.events import subscribed
 from headway.model import ScheduleSpec
 from headway.node import EngineNode
-from headway.settings import Settings, mask_url
+from headway.settings import PORT_DEFAULT, Settings, mask_url
 from headway.store import Store
+from headway.task import Task
 from headway.worker.crew import Crew
 from headway.worker.frames import Hello
 
@@ -68,6 +70,13 @@ ProcessesOption = Annotated[
 ]
 WorkerLeaseOption = Annotated[
     str | None, typer.Option("--worker-lease", metavar="DURATION", help="How long a silent worker is waited for.")
+]
+HostOption = Annotated[
+    str | None,
+    typer.Option("--host", metavar="ADDRESS", help="Where the API listens (127.0.0.1); others want a token."),
+]
+PortOption = Annotated[
+    str | None, typer.Option("--port", metavar="N", help="The port of the API (8480); 0 takes a free one.")
 ]
 GraceOption = Annotated[
     str | None, typer.Option("--grace", metavar="DURATION", help="How long running jobs may take after SIGTERM.")
@@ -138,10 +147,13 @@ async def serve(
     shards: ShardsOption = None,
     leader_lease: LeaseOption = None,
     poll: PollOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
 ) -> None:
-    """Be scheduler and worker in one process, as one of any number of them.
+    """Be scheduler, worker and API in one process, as one of any number of them.
 
-    Needs --app (or HEADWAY_APP), or tasks in headway.toml. The app's schedules are brought into the store first.
+    Needs --app (or HEADWAY_APP), or tasks in headway.toml. The app's schedules are brought into the store first. Where
+    another process has the API's port already, this one leaves the API to it.
     """
     settings = session.loaded(
         node=node,
@@ -154,9 +166,11 @@ async def serve(
         scheduler_shards=shards,
         leader_lease=leader_lease,
         poll=poll,
+        host=host,
+        port=port,
     )
     log = EventLog.on_stderr(as_json=session.as_json)
-    await run_worker(settings, log, store=session.store_url, schedules=True)
+    await run_worker(settings, log, store=session.store_url, schedules=True, api=True)
 
 
 async def run_scheduler(
@@ -168,13 +182,13 @@ async def run_scheduler(
     clock.node = new_node_id(clock)
     with stopped_by_signals(stopping, log), subscribed(log):
         log.write("starting", node=clock.node, name=settings.node, store=mask_url(settings.store), version=__version__)
-        store = await _open(settings, clock, stopping, log)
+        store = await open_store(settings, clock, stopping, log)
         if store is None:
             return
         try:
             if app is not None:
                 await _synchronise(store, app.name, app.declared, stopping, log)
-            await _run(scheduler_node(store, settings, clock, __version__), stopping)
+            await run_node(scheduler_node(store, settings, clock, __version__), stopping)
         finally:
             await store.close()
         log.write("stopped", node=clock.node)
@@ -186,9 +200,10 @@ async def run_worker(
     *,
     store: str | None,
     schedules: bool,
+    api: bool = False,
     stopping: asyncio.Event | None = None,
 ) -> None:
-    """Run a worker, which may be a scheduler too, until a signal or the caller's event ends it.
+    """Run a worker, which may be a scheduler and an API too, until a signal or the caller's event ends it.
 
     `store` is the one that was asked for; without it the app has one.
     """
@@ -213,7 +228,7 @@ async def run_worker(
                 tasks=len(hello.tasks),
                 version=__version__,
             )
-            await _work(settings, clock, crew, hello, log, stopping, hurrying, schedules=schedules)
+            await _work(settings, clock, crew, hello, log, stopping, hurrying, schedules=schedules, api=api)
         finally:
             await crew.close(CREW_GOODBYE_S)
         log.write("stopped", node=clock.node)
@@ -229,8 +244,9 @@ async def _work(
     hurrying: asyncio.Event,
     *,
     schedules: bool,
+    api: bool,
 ) -> None:
-    store = await _open(settings, clock, stopping, log)
+    store = await open_store(settings, clock, stopping, log)
     if store is None:
         return
     try:
@@ -239,9 +255,44 @@ async def _work(
             await _synchronise(store, hello.app, declared, stopping, log)
         node, supervisor = worker_node(store, settings, clock, __version__, schedules=schedules)
         supervisor.crew, crew.foreman = crew, supervisor
-        await _run(node, stopping, hurrying)
+        async with asyncio.TaskGroup() as group:
+            if api and (listening := _bind(settings, log)) is not None:
+                group.create_task(serve_api(store, settings, clock, listening, log, stopping))
+            await run_node(node, stopping, hurrying)
+            stopping.set()  # It may have been asked to leave by others; then the API leaves too.
     finally:
         await store.close()
+
+
+def _bind(settings: Settings, log: EventLog) -> socket.socket | None:
+    """Bind the port of the API; one that nobody asked for may belong to another process of ours."""
+    from headway.status.server import bind
+
+    try:
+        return bind(settings.host, settings.port)
+    except InvalidConfig as error:
+        if settings.port != PORT_DEFAULT:
+            raise
+        log.write("no API here", level="warning", reason=str(error))
+        return None
+
+
+async def serve_api(
+    store: Store,
+    settings: Settings,
+    clock: Clock,
+    listening: socket.socket,
+    log: EventLog,
+    stopping: asyncio.Event,
+    tasks: "Mapping[str, Task[Any, Any]] | None" = None,
+) -> None:
+    """Serve the API in this process until told to stop."""
+    from headway.status.gate import require_credential
+    from headway.status.server import serve, url_of
+
+    await require_credential(store, host=settings.host, token=settings.token)
+    log.write("listening", url=url_of(listening))
+    await serve(api_of(store, settings, clock, tasks), listening, stopping)
 
 
 async def _hello(crew: Crew, stopping: asyncio.Event) -> Hello | None:
@@ -257,7 +308,9 @@ async def _hello(crew: Crew, stopping: asyncio.Event) -> Hello | None:
     return crew.hello
 
 
-async def _run(node: EngineNode, stopping: asyncio.Event, hurrying: asyncio.Event | None = None) -> None:
+async def run_node(node: EngineNode, stopping: asyncio.Event, hurrying: asyncio.Event | None = None) -> None:
+    """Run a node until it ends, or an event ends it."""
+
     async def stop_when_told() -> None:
         await stopping.wait()
         node.stop()
@@ -271,7 +324,7 @@ async def _run(node: EngineNode, stopping: asyncio.Event, hurrying: asyncio.Even
         waiting.cancel()
 
 
-async def _open(settings: Settings, clock: Clock, stopping: asyncio.Event, log: EventLog) -> Store | None:
+async def open_store(settings: Settings, clock: Clock, stopping: asyncio.Event, log: EventLog) -> Store | None:
     """Open the store, as often as it takes; None when we are stopped before it answers."""
     rest_s = RETRY_REST_S_MIN
     while not stopping.is_set():

@@ -4,12 +4,16 @@
 function, plain or async, whose first parameter is the `Session`; `command` gives it the global options and runs it.
 
 Which store? `--store`, else the one of the app when there is an app, else HEADWAY_STORE, headway.toml, the default.
+With `--server`, or HEADWAY_SERVER and no `--store`, commands that look and steer talk to an API instead (`remote`). For
+them the two are the same: a `Desk`.
 """
 
+import contextlib
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -22,9 +26,12 @@ if TYPE_CHECKING:
     from headway.clock import Clock
     from headway.errors import StoreUnavailable
     from headway.instants import Instant
-    from headway.model import Job
+    from headway.model import Job, Schedule
     from headway.settings import Settings
+    from headway.shapes import Shape
+    from headway.status.situation import Situation
     from headway.store import Store
+    from headway.why import Why
 
 PAGE: Final = 200
 AUTHOR: Final = "cli"  # Who did it, in the ledger.
@@ -40,26 +47,133 @@ AppOption = Annotated[
 StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="URL", help="sqlite:///file or postgresql://… (HEADWAY_STORE).")
 ]
+ServerOption = Annotated[
+    str | None, typer.Option("--server", metavar="URL", help="Through this API, not the store (HEADWAY_SERVER).")
+]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", metavar="TOKEN", help="The credential for --server; better HEADWAY_TOKEN.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 _GLOBALS: Final[dict[str, tuple[Any, object]]] = {
     "app_path": (AppOption, None),
     "store_url": (StoreOption, None),
+    "server_url": (ServerOption, None),
+    "token": (TokenOption, None),
     "as_json": (JsonOption, False),
 }
 
 
+# What runs where the store is, or makes one: there is no doing it through an API.
+_ON_THE_STORE: Final = frozenset({"api", "demo", "dev", "doctor", "migrate", "scheduler", "serve", "worker"})
+
+
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """An open store with the clock that knows its time."""
+    """An open store with the clock that knows its time, and what takes more than one question to find out."""
 
     store: "Store"
     clock: "Clock"
-    latency_s: float
+    latency_s: float = 0.0
+    url: str = ""
 
     @property
     def now(self) -> "Instant":
         """The store's time."""
         return self.clock.now()
+
+    def job_shape(self, job: "Job", *, names: Mapping[str, str] | None = None, why: str | None = None) -> "Shape":
+        """Write a job; without a `why` it says what the job alone can tell."""
+        from headway.shapes import job_shape
+
+        return job_shape(job, self.now, why=why, node_name=(names or {}).get(job.node or ""))
+
+    def schedule_shape(self, schedule: "Schedule") -> "Shape":
+        """Write a schedule."""
+        from headway.shapes import schedule_shape
+
+        return schedule_shape(schedule, self.now)
+
+    async def explain(self, job: "Job") -> "Why":
+        """Say why a job is where it is, with the evidence."""
+        from headway.status.around import why
+
+        return await why(self.store, job, self.now)
+
+    async def why(self, job: "Job") -> str:
+        """Say why a job is where it is."""
+        return (await self.explain(job)).why
+
+    async def node_names(self) -> dict[str, str]:
+        """Return what people call the nodes that live or have lately died."""
+        from headway.status.around import node_names
+
+        return await node_names(self.store)
+
+    async def queues(self) -> "list[Shape]":
+        """Read the queues."""
+        from headway.status.situation import queue_shapes
+
+        return await queue_shapes(self.store)
+
+    async def queue(self, name: str) -> "Shape":
+        """Read one queue."""
+        from headway.status.situation import queue_shape
+
+        return await queue_shape(self.store, name)
+
+    async def workers(self) -> "list[Shape]":
+        """Read the workers that are alive."""
+        from headway.status.around import alive
+        from headway.status.situation import worker_shapes
+
+        return worker_shapes(await alive(self.store))
+
+    async def drain(self, worker: str) -> tuple[str, str]:
+        """Have a worker leave; return its id and its name."""
+        from headway.errors import NotFound
+        from headway.status.around import alive
+        from headway.status.situation import find_worker
+
+        node = find_worker(await alive(self.store), worker)
+        if not await self.store.nodes.ask(node.id, "drain"):
+            raise NotFound(f"{worker!r} has just left")
+        return node.id, node.name
+
+    async def situation(self) -> "Situation":
+        """Read who leads, who works, what waits and what is late."""
+        from headway.status.situation import look
+        from headway.store.facts import facts
+
+        known = await facts(self.store.driver)
+        return await look(self.store, now=self.now, facts=known, url=self.url, latency_s=self.latency_s)
+
+    def situation_shape(self, situation: "Situation") -> "Shape":
+        """Write the situation."""
+        from headway.status.situation import situation_shape
+
+        return situation_shape(situation)
+
+    def degraded(self, situation: "Situation") -> list[str]:
+        """Say what is not as it should be."""
+        from headway.status.situation import faults
+
+        return [fault.words for fault in faults(situation)]
+
+    async def audit(self, schedule: str | None, since: "Instant | None", until: "Instant | None") -> "Shape":
+        """Compare the expected instants with the recorded ones."""
+        from headway.scheduling.audit import audit
+
+        return (await audit(self.store.ledger, schedule=schedule, since=since, until=until)).to_dict()
+
+    async def hear_time(self) -> None:
+        """Tell the clock the store's time."""
+        await hear_time(self.store, self.clock)
+
+    async def rest(self, job: "Job", seconds: float) -> None:
+        """Wait before looking at a job again."""
+        import asyncio
+
+        await self.clock.rest(seconds, asyncio.Event())
 
 
 @dataclass(slots=True)
@@ -68,13 +182,30 @@ class Session:
 
     app_path: str | None = None
     store_url: str | None = None
+    server_url: str | None = None
+    token: str | None = field(default=None, repr=False)
     as_json: bool = False
+    is_on_store: bool = False  # Whatever the environment says of servers.
     _app: "Headway | None" = None
 
     @property
     def out(self) -> Output:
         """Where to write."""
         return Output(as_json=self.as_json)
+
+    @property
+    def server(self) -> str | None:
+        """The API to talk to instead of the store."""
+        from headway.errors import DefinitionError
+
+        if self.is_on_store:
+            return None
+        if self.server_url is not None and self.store_url is not None:
+            raise DefinitionError("say --server or --store, not both")
+        server = self.server_url or ("" if self.store_url is not None else os.environ.get("HEADWAY_SERVER"))
+        if self.token is not None and not server:
+            raise DefinitionError("--token is for an API: say --server with it")
+        return server or None
 
     def app(self) -> "Headway | None":
         """Return the app, imported on first use, on the store that was asked for; None when there is none.
@@ -111,6 +242,12 @@ class Session:
         from headway.clock import Clock
         from headway.store import Store
 
+        if self.server is not None:
+            from headway.cli.remote import remote_desk
+
+            async with remote_desk(self.server, self.token) as desk:
+                yield desk
+            return
         settings = self.settings()
         if missing != "create" and is_missing(settings.store):
             if missing == "refuse":
@@ -119,7 +256,7 @@ class Session:
         clock = Clock(node=AUTHOR)
         store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
         try:
-            yield Desk(store, clock, await hear_time(store, clock))
+            yield Desk(store, clock, await hear_time(store, clock), settings.store)
         finally:
             await store.close()
 
@@ -207,12 +344,16 @@ _CONTEXT: Final[dict[Any, Any]] = {"help_option_names": ["-h", "--help"], "max_c
 
 def _entry(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a command: its own parameters are followed by the global ones, and its session is made of those."""
+    is_server = function.__module__ == "headway.cli.api"
 
     def enter(ctx: typer.Context, **given: Any) -> Any:
         ctx.obj = session = _session(ctx.obj, {name: given.pop(name) for name in _GLOBALS})
+        session.is_on_store = function.__module__.rpartition(".")[2] in _ON_THE_STORE
+        if session.is_on_store and session.server_url is not None:
+            raise _not_remote(function.__name__)
         try:
             result = function(session, **given)
-            return _run(result) if inspect.iscoroutine(result) else result
+            return _run(result, is_server=is_server) if inspect.iscoroutine(result) else result
         except BrokenPipeError:
             stop_writing()
             return None
@@ -229,9 +370,21 @@ def _entry(function: Callable[..., Any]) -> Callable[..., Any]:
     return enter
 
 
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _not_remote(name: str) -> Exception:
+    from headway.errors import DefinitionError
+
+    return DefinitionError(f"`headway {name}` works on the store itself: leave --server out, and run it where that is")
+
+
+def _run(coroutine: Coroutine[Any, Any, Any], *, is_server: bool) -> Any:
     import asyncio  # Here, since `--help` can do without it.
 
+    if is_server:
+        with contextlib.suppress(ImportError):  # It is not there on every system.
+            import uvloop
+
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(coroutine)
     return asyncio.run(coroutine)
 
 
@@ -246,5 +399,7 @@ def _session(outer: object, given: dict[str, Any]) -> Session:
     return Session(
         app_path=given["app_path"] or outer.app_path,
         store_url=given["store_url"] or outer.store_url,
+        server_url=given["server_url"] or outer.server_url,
+        token=given["token"] or outer.token,
         as_json=given["as_json"] or outer.as_json,
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from headway.instants import MINUTE, Instant, isoformat, to_datetime
+from headway.instants import MINUTE, Instant, to_datetime
 from headway.instants import away as away  # For everybody here who writes times.
 from headway.instants import span as span
 
@@ -53,11 +53,6 @@ def _short(moment: datetime, fine: bool) -> str:
     if moment.microsecond:
         return moment.strftime("%Y-%m-%d %H:%M:%S.%f").rstrip("0")
     return moment.strftime("%Y-%m-%d %H:%M:%S" if fine or moment.second else "%Y-%m-%d %H:%M")
-
-
-def stamp(instant: Instant | None) -> str | None:
-    """Write an instant for JSON: ISO 8601 UTC with `Z`, or null."""
-    return None if instant is None else isoformat(instant)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

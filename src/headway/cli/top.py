@@ -15,17 +15,18 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway.cli.queues import queue_state
-from headway.cli.session import Desk, Session, hear_time, new_command
-from headway.cli.shapes import job_shape
+from headway.cli.session import Desk, Session, new_command
 from headway.cli.show import console
-from headway.cli.status import LATE, Situation, attention, degraded, look, shape
+from headway.cli.status import attention
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import Line, bar, painted
-from headway.errors import StoreUnavailable
+from headway.errors import Denied, StoreUnavailable
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Status
 from headway.model import Job
-from headway.settings import Settings
+from headway.shapes import job_shape
+from headway.status.situation import LATE, Situation, situation_shape
+from headway.status.situation import faults as faults_of
 from headway.why import Worker, eta_seconds, read_detail
 
 FRAME_S: Final = 1.0
@@ -60,17 +61,19 @@ async def top(
 
     q or Ctrl-C leaves. In a pipe, or with --once, it writes one frame.
     """
-    settings = session.settings()
     async with session.open() as desk:
         if session.as_json or once or not session.out.on_terminal:
-            _write(session, await gather(desk, settings))
+            _write(session, await gather(desk))
         else:
-            await _live(desk, settings, every)
+            await _live(desk, every)
 
 
-async def gather(desk: Desk, settings: Settings) -> Picture:
+async def gather(desk: Desk) -> Picture:
     """Read what one frame shows."""
-    return Picture(situation=await look(desk, settings), running=await desk.store.queue.running(RUNNING_READ))
+    situation = await desk.situation()
+    if situation.tenant is not None:
+        raise Denied("this shows what concerns all tenants; a token for all of them is needed")
+    return Picture(situation=situation, running=await desk.store.queue.running(RUNNING_READ))
 
 
 def _write(session: Session, picture: Picture) -> None:
@@ -78,7 +81,7 @@ def _write(session: Session, picture: Picture) -> None:
         names = _names(picture.situation)
         session.out.json(
             {
-                **shape(picture.situation),
+                **situation_shape(picture.situation),
                 "running": [
                     job_shape(job, picture.situation.now, node_name=names.get(job.node or ""))
                     for job in picture.running
@@ -95,7 +98,7 @@ def _write(session: Session, picture: Picture) -> None:
             session.out.say("".join(clean(piece) for piece, _ in line).rstrip())
 
 
-async def _live(desk: Desk, settings: Settings, every: float) -> None:
+async def _live(desk: Desk, every: float) -> None:
     from rich.live import Live
 
     screen = console()
@@ -108,8 +111,8 @@ async def _live(desk: Desk, settings: Settings, every: float) -> None:
     ):
         while not leaving.is_set():
             try:
-                await hear_time(desk.store, desk.clock)
-                picture = await gather(desk, settings)
+                await desk.hear_time()
+                picture = await gather(desk)
             except StoreUnavailable as error:
                 if picture is None:
                     raise
@@ -221,7 +224,7 @@ def _cut(lines: list[Line], room: int) -> list[Line]:
 
 def _head(picture: Picture, width: int, keys: str) -> list[Line]:
     situation = picture.situation
-    faults = [picture.trouble] if picture.trouble else list(degraded(situation))
+    faults = [picture.trouble] if picture.trouble else [fault.words for fault in faults_of(situation)]
     style = "bad" if faults else "warn" if situation.dead or situation.failing else "good"
     mark = {"bad": "!", "warn": "!", "good": "✓"}[style]
     sentence = f"{mark} {health(situation)}"

@@ -12,15 +12,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from headway.cli.around import node_names, why
 from headway.cli.session import Desk, Session
-from headway.cli.shapes import job_shape
 from headway.cli.show import STYLES, console, to_json
 from headway.cli.text import clean, span, utc
 from headway.errors import StoreUnavailable
 from headway.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant
 from headway.lifecycle import Status
 from headway.model import Job
+from headway.shapes import job_shape
 from headway.why import Detail, Step, error_line, eta_seconds, read_detail
 
 if TYPE_CHECKING:
@@ -73,20 +72,19 @@ class _Looker:
         self._looked_at: Instant = 0
 
     async def look(self) -> Sight:
-        store = self._desk.store
-        job = await store.queue.get(self._job_id)
+        job = await self._desk.store.queue.get(self._job_id)
         now = self._desk.now
         if job.status is Status.RUNNING and job.node is not None and job.node not in self._names:
-            self._names |= await node_names(store)
+            self._names |= await self._desk.node_names()
             self._names.setdefault(job.node, job.node)
         if self._seen != (job.status, job.attempt) or now - self._looked_at >= AROUND_EVERY:
-            self._why, self._seen, self._looked_at = (await why(store, job, now)).why, (job.status, job.attempt), now
+            self._why, self._seen, self._looked_at = await self._desk.why(job), (job.status, job.attempt), now
         return Sight(job=job, now=now, why=self._why, worker=self._names.get(job.node or "", job.node or ""))
 
 
 async def sights(desk: Desk, job_id: str) -> AsyncIterator[Sight]:
     """Look at a job until it has ended; the last sight is of its end."""
-    looker, wake = _Looker(desk, job_id), asyncio.Event()
+    looker = _Looker(desk, job_id)
     sight: Sight | None = None
     away_since: float | None = None
     looks = 0
@@ -102,7 +100,7 @@ async def sights(desk: Desk, job_id: str) -> AsyncIterator[Sight]:
         if sight.job.status.is_final:
             return
         looks += 1
-        await desk.clock.rest(FIRST_LOOKS_S if looks <= FIRST_LOOKS else LOOK_S, wake)
+        await desk.rest(sight.job, FIRST_LOOKS_S if looks <= FIRST_LOOKS else LOOK_S)
 
 
 async def wait(desk: Desk, job_id: str) -> Job:
@@ -151,7 +149,7 @@ async def stay(session: Session, desk: Desk, job_id: str, *, draws: bool, timeou
 
 async def tell(session: Session, job: Job, desk: Desk) -> None:
     """Write one job in one line, or as JSON."""
-    shape = job_shape(job, desk.now, why=(await why(desk.store, job, desk.now)).why)
+    shape = desk.job_shape(job, why=await desk.why(job))
     if session.as_json:
         session.out.json(shape)
     else:

@@ -92,7 +92,7 @@ class Elector:
         """Renew what is held, try for what is not, and return when to do so again."""
         self._drop_untrusted()
         if self._stands_still():
-            await self._step_down("the loop stands still")
+            await self._release(self._terms, "the loop stands still")
         else:
             await self._renew()
             await self._give_up_surplus()
@@ -101,7 +101,7 @@ class Elector:
 
     async def resign(self) -> None:
         """Hand every lease over at once: somebody else can have it without waiting."""
-        await self._step_down("released")
+        await self._release(self._terms, "released", is_handed_over=True)
 
     def _stands_still(self) -> bool:
         now = self._clock.monotonic()
@@ -151,15 +151,15 @@ class Elector:
     async def _give_up_surplus(self) -> None:
         surplus = sorted(self._terms)[self._share :] + [role for role in self._terms if role not in self._roles]
         if surplus:
-            await self._release(dict.fromkeys(surplus), "left to another node")
+            await self._release(dict.fromkeys(surplus), "left to another node", is_handed_over=True)
 
-    async def _step_down(self, reason: str) -> None:
-        await self._release(self._terms, reason)
-
-    async def _release(self, roles: dict[str, None] | dict[str, Term], reason: str) -> None:
+    async def _release(
+        self, roles: dict[str, None] | dict[str, Term], reason: str, *, is_handed_over: bool = False
+    ) -> None:
         leases = [self._terms[role].lease for role in roles]
         for role in tuple(roles):
-            self._drop(role, reason)  # Before the store hears of it: nobody may act on it any more.
+            # Before the store hears of it: nobody may act on it any more.
+            self._drop(role, reason, is_handed_over=is_handed_over)
         await self._leases.release(leases)
 
     def _trust(self, leases: Sequence[Lease], sent: float) -> None:
@@ -167,7 +167,7 @@ class Elector:
         for lease in leases:
             self._terms[lease.name] = Term(lease, until)
 
-    def _drop(self, role: str, reason: str) -> None:
-        term = self._terms.pop(role)
-        emit(TermLost(node=self._node_id, role=role, token=term.lease.token, reason=reason))
+    def _drop(self, role: str, reason: str, *, is_handed_over: bool = False) -> None:
+        token = self._terms.pop(role).lease.token
+        emit(TermLost(node=self._node_id, role=role, token=token, reason=reason, is_handed_over=is_handed_over))
         self._on_change()

@@ -46,7 +46,7 @@ class Heartbeat:
 
     async def tick(self) -> float:
         """Beat, look around, and now and then see whether wake-ups still arrive."""
-        asked = await self._nodes.beat(replace(self._node, state=self._state()))
+        asked = await self._beat()
         if asked is not None:
             self._on_asked(asked)
         self._on_peers(await self._nodes.alive(self._lease))
@@ -59,7 +59,11 @@ class Heartbeat:
         return min(BEAT_S, self._lease / SECOND / 3)
 
     async def leave(self) -> None:
-        """Say goodbye and stop listening."""
+        """Say what there is to say, goodbye, and stop listening."""
         if self._wake_ups is not None:
             await self._wake_ups.close()
+        await self._beat()
         await self._nodes.leave(self._node.id)
+
+    async def _beat(self) -> str | None:
+        return await self._nodes.beat(replace(self._node, state=self._state()))

@@ -86,9 +86,10 @@ class Every:
         return f"Every({format_duration(self.interval)!r}{start})"
 
     def next_after(self, instant: Instant) -> Instant | None:
-        """Return the first instant that is strictly later."""
+        """Return the first instant that is strictly later; like a cron text it has none after the last year."""
         start = self.start or 0
-        return max(start, start + self._count_until(instant) * self.interval)
+        found = max(start, start + self._count_until(instant) * self.interval)
+        return found if found <= _INSTANT_MAX else None
 
     def count_between(self, after: Instant, until: Instant) -> int:
         """Count the instants in (after, until]."""

@@ -2,6 +2,7 @@
 
 store = await Store.open("postgresql://…", clock)
 store.ledger · store.schedules · store.queue · store.leases · store.nodes      what the ports of the engine promise
+store.feed · store.access · store.webhooks · store.measures                     what the status API shows and keeps
 """
 
 from collections.abc import Callable
@@ -10,13 +11,17 @@ from dataclasses import dataclass
 from headway.clock import Clock
 from headway.errors import InvalidConfig
 from headway.ports import WakeUps
+from headway.store.access import StoreAccess
 from headway.store.coordination import StoreLeases, StoreNodes
+from headway.store.feed import StoreFeed
 from headway.store.ledger import StoreLedger
+from headway.store.measures import StoreMeasures
 from headway.store.migrations import check_schema, migrate
 from headway.store.queue import StoreQueue
 from headway.store.schedules import StoreSchedules
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
 from headway.store.transaction import Driver
+from headway.store.webhooks import StoreWebhooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,10 @@ class Store:
     queue: StoreQueue
     leases: StoreLeases
     nodes: StoreNodes
+    feed: StoreFeed
+    access: StoreAccess
+    webhooks: StoreWebhooks
+    measures: StoreMeasures
 
     @classmethod
     def on(cls, driver: Driver, clock: Clock) -> "Store":
@@ -40,6 +49,10 @@ class Store:
             StoreQueue(driver, clock),
             StoreLeases(driver),
             StoreNodes(driver, clock),
+            StoreFeed(driver),
+            StoreAccess(driver, clock),
+            StoreWebhooks(driver, clock),
+            StoreMeasures(driver),
         )
 
     @classmethod

@@ -5,6 +5,7 @@ is, so no process can be early. Its token comes from a counter that outlives the
 across release and deletion.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ from headway.model import Lease, Node
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
 NODES_MAX: Final = 1_000
+TALLY_PREFIX: Final = "tally|"
 _LAST: Final = "\U0010ffff"  # Sorts after every other character, in both databases.
 
 
@@ -45,6 +47,26 @@ def _lease(row: Row, holder: str, holder_name: str) -> Lease:
 def _lease_rows(leases: Sequence[Lease]) -> str:
     ordered = sorted(leases, key=lambda lease: lease.name)
     return as_json([{"lease_name": lease.name, "lease_token": lease.token} for lease in ordered])
+
+
+def _leave(node_id: str) -> Transaction[None]:
+    yield from keep_tallies((yield call("leave", id=node_id)))
+
+
+def keep_tallies(rows: Sequence[Row]) -> Transaction[None]:
+    """Add up what nodes had counted that are gone now, so that the sums over all nodes never fall."""
+    cells: Counter[str] = Counter()
+    for row in rows:
+        cells.update(tally_in(row["state"]))
+    if cells:  # In one order for everybody, so that nobody waits in a circle.
+        added = [{"name": TALLY_PREFIX + cell, "number": number} for cell, number in sorted(cells.items())]
+        yield call("keep_tally", cells=as_json(added))
+
+
+def tally_in(state: str) -> dict[str, int]:
+    """Read what a node has counted out of its state; whole numbers only, whatever else an older one may say."""
+    cells = msgspec.json.decode(state).get("tally", {})
+    return {cell: number for cell, number in cells.items() if type(number) is int and number > 0}
 
 
 class StoreLeases:
@@ -127,5 +149,5 @@ class StoreNodes:
         ]
 
     async def leave(self, node_id: str) -> None:
-        """Forget the node."""
-        await self._driver.fetch(call("leave", id=node_id))
+        """Forget the node, but not what it has counted."""
+        await self._driver.run(lambda: _leave(node_id))

@@ -371,9 +371,9 @@ class StoreLedger:
         rows = await self._driver.fetch(call("ledger", schedule=name, after=after, until=until, limit=limit))
         return [(_read_occurrence(row), row["finished_at"]) for row in rows]
 
-    async def names(self, after: str, limit: int) -> list[tuple[str, Instant]]:
+    async def names(self, after: str, limit: int, *, tenant: str | None = None) -> list[tuple[str, Instant]]:
         """Read a page of the names of all schedules, also removed ones, and how far each is decided."""
-        rows = await self._driver.fetch(call("ledger_names", after=after, limit=limit))
+        rows = await self._driver.fetch(call("ledger_names", after=after, limit=limit, tenant=tenant))
         return [(row["name"], row["decided_through"]) for row in rows]
 
     async def started_by_hand(self, name: str, after: Instant) -> bool:
@@ -385,17 +385,22 @@ class StoreLedger:
         pruned: Instant = (await self._driver.fetch(call("counter", name="pruned_through")))[0]["value"]
         return pruned
 
-    async def failing(self, least: int, limit: int = 50) -> list[tuple[str, int]]:
+    async def failing(self, least: int, limit: int = 50, *, tenant: str | None = None) -> list[tuple[str, int]]:
         """Return the schedules of which so many jobs in a row have failed, with that number, most first."""
-        rows = await self._driver.fetch(call("failing", least=least, limit=limit))
+        rows = await self._driver.fetch(call("failing", least=least, limit=limit, tenant=tenant))
         return [(row["name"], row["failing"]) for row in rows]
 
-    async def summary(self) -> dict[str, Any]:
+    async def held(self, limit: int = 50, *, tenant: str | None = None) -> list[tuple[str, str]]:
+        """Return the schedules that cannot be planned, each with the reason."""
+        rows = await self._driver.fetch(call("held", limit=limit, tenant=tenant))
+        return [(row["name"], row["attention"]) for row in rows]
+
+    async def summary(self, *, tenant: str | None = None) -> dict[str, Any]:
         """Count schedules and decisions of the last day, and find the oldest undecided instant."""
-        row = (await self._driver.fetch(call("schedule_counts")))[0]
-        next_at = await self.next_due(Shards(of=1, held=frozenset({0})))
-        outcomes = await self._driver.fetch(call("outcome_counts", window=DAY))
-        coming = await self._driver.fetch(call("coming", limit=COMING_MAX))
+        row = (await self._driver.fetch(call("schedule_counts", tenant=tenant)))[0]
+        outcomes = await self._driver.fetch(call("outcome_counts", window=DAY, tenant=tenant))
+        coming = await self._driver.fetch(call("coming", limit=COMING_MAX, tenant=tenant))
+        next_at = coming[0]["next_at"] if coming else None
         # A schedule that was set aside is looked at again later, but its instants have been undecided since before.
         oldest = min((at for at in (next_at, row["held_since"]) if at is not None), default=row["now"])
         undecided = max(0, row["now"] - oldest)

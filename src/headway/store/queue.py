@@ -8,6 +8,7 @@ When a job ends, two others may be waiting for it: the next in line of its sched
 schedule itself when it has a fixed delay. Both are moved in the same transaction.
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -27,6 +28,7 @@ from headway.errors import (
 from headway.instants import DAY, DURATION_MAX, HOUR, Duration, Instant
 from headway.lifecycle import FINAL, Attempt, Backoff, LeaseExpired, Settlement, Status, settle
 from headway.model import ARGS_BYTES_MAX, Claimed, EnqueuedRow, Job, NewJob, Report, ScheduleSpec
+from headway.store.coordination import keep_tallies
 from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Transaction, as_json, call
 
 ENQUEUE_MAX: Final = 10_000
@@ -61,6 +63,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: str | None = None
     parent: str | None = None
     rerun_of: str | None = None
+    callback: str | None = None
     expires: Duration | None = None
     run_at: Instant | None = None
 
@@ -86,6 +89,7 @@ def job_row(job: NewJob) -> JobRow:
         metadata=job.metadata,
         parent=job.parent,
         rerun_of=job.rerun_of,
+        callback=job.callback,
         expires=job.expires,
         run_at=job.run_at,
     )
@@ -126,7 +130,7 @@ def _read_options(text: str | None) -> _Options:
         return _NO_OPTIONS
 
 
-def _read_tags(text: str | None) -> tuple[str, ...]:
+def read_tags(text: str | None) -> tuple[str, ...]:
     if not text:
         return ()
     try:
@@ -153,7 +157,7 @@ def read_job(row: Row) -> Job:
         failures=row["failures"],
         version=row["version"],
         key=row["key"],
-        tags=_read_tags(row["tags"]),
+        tags=read_tags(row["tags"]),
         schedule=row["schedule"],
         occurrence_at=row["occurrence_at"],
         blocked_by=row["blocked_by"],
@@ -178,6 +182,7 @@ def read_job(row: Row) -> Job:
         expires_at=row["expires_at"],
         reviewed_at=row["reviewed_at"],
         exclusive=row["exclusive"] == 1,
+        callback=row["callback"],
     )
 
 
@@ -467,6 +472,7 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     events = yield call("prune_events", retention=retention, limit=limit)
     leases = yield call("prune_leases", age=_LEASES_KEPT, limit=limit)
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
+    yield from keep_tallies(nodes)
     return sum(map(len, (jobs, occurrences, events, leases, nodes)))
 
 
@@ -549,7 +555,7 @@ def _review(job_ids: Sequence[str], event: str, author: str) -> Transaction[list
     return reviewed
 
 
-def _retry(job_id: str, author: str, clock: Clock) -> Transaction[str]:
+def _retry(job_id: str, author: str, clock: Clock, *, only_dead: bool = False) -> Transaction[str]:
     """Make a new job of an ended one. Of a schedule that runs one at a time it waits for whoever is live."""
     yield call("lock_lines", ids=as_json([job_id]))
     rows = yield call("job", id=job_id)
@@ -585,7 +591,8 @@ def _retry(job_id: str, author: str, clock: Clock) -> Transaction[str]:
         rerun_of=job.id,
     )
     yield call("enqueue", jobs=as_json([job_row(again)]))
-    yield from _review([job.id], "reviewed", author)
+    if not (yield from _review([job.id], "reviewed", author)) and only_dead:
+        raise AlreadyFinal(f"{job_id} is no dead letter any more; somebody has dealt with it")
     yield from _record_events([(job.id, "retried", {"author": author, "job_id": new_id})])
     return new_id
 
@@ -607,6 +614,16 @@ def _last_in_line(schedule: str) -> Transaction[str | None]:
     others = {row["blocked_by"] for row in rows}
     last = [job_id for job_id in waiting if job_id not in others] or [row["id"] for row in rows]
     return last[-1] if last else None
+
+
+def _has_index(tenant: str | None) -> bool:
+    """Say whether the jobs of a tenant have an index: those of the usual one are too many to need one."""
+    return tenant not in (None, "default")
+
+
+def _literally(text: str) -> str:
+    """Write a text for `like … escape '!'`, in which nothing stands for anything else."""
+    return re.sub("([!%_])", r"!\1", text)
 
 
 class StoreQueue:
@@ -728,10 +745,13 @@ class StoreQueue:
             raise AlreadyFinal(f"{job.id} has ended as {job.status} already; final states never change")
         return job
 
-    async def retry(self, job_id: str, *, author: str) -> Job:
-        """Run a job that has ended once more, as a new job linked to it; let a parked one be looked at again."""
+    async def retry(self, job_id: str, *, author: str, only_dead: bool = False) -> Job:
+        """Run a job that has ended once more, as a new job linked to it; let a parked one be looked at again.
+
+        With `only_dead` only if it is still a dead letter, so that two who see one do not both run it.
+        """
         found = await self.get(job_id)
-        new_id = await self._driver.run(lambda: _retry(found.id, author, self._clock))
+        new_id = await self._driver.run(lambda: _retry(found.id, author, self._clock, only_dead=only_dead))
         return await self.get(new_id)
 
     async def dead(
@@ -780,7 +800,7 @@ class StoreQueue:
 
     async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[dict[str, Any]]:
         """Read a page of a job's log, oldest first."""
-        columns = ("seq", "attempt", "at", "stream", "line")
+        columns = ("seq", "attempt", "at", "stream", "line", "version")
         rows = await self._driver.fetch(call("log", id=job_id, after=after, limit=max(1, min(limit, LOG_PAGE_MAX))))
         return [{column: row[column] for column in columns} for row in rows]
 
@@ -811,23 +831,39 @@ class StoreQueue:
         queue: str | None = None,
         tenant: str | None = None,
         schedule: str | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        words: str | None = None,
+        since: Instant | None = None,
+        until: Instant | None = None,
         before: str | None = None,
         limit: int = 50,
     ) -> list[Job]:
-        """Read a page of jobs, newest first."""
+        """Read a page of jobs, newest first; `words` may be anywhere in task, key, schedule, id or reason."""
         rows = await self._driver.fetch(
             call(
-                "jobs",
+                "jobs_of_tenant" if _has_index(tenant) else "jobs",
                 status=status,
                 task=task,
                 queue=queue,
                 tenant=tenant,
                 schedule=schedule,
+                key=key,
+                tag=None if tag is None else f"%{_literally(as_json([tag])[1:-1])}%",
+                words=None if words is None else f"%{_literally(words)}%",
+                since=since,
+                until=until,
                 before=before or _LAST_ID,
                 limit=max(1, min(limit, PAGE_MAX)),
             )
         )
         return [read_job(row) for row in rows]
+
+    async def latest(self, task: str, *, tenant: str | None = None, key: str | None = None) -> Job | None:
+        """Read the newest job of a task."""
+        statement = "latest_of_tenant" if _has_index(tenant) else "latest"
+        rows = await self._driver.fetch(call(statement, task=task, tenant=tenant, key=key))
+        return read_job(rows[0]) if rows else None
 
     async def attempts(self, job_id: str) -> list[dict[str, Any]]:
         """Read the ended attempts of a job."""
@@ -851,10 +887,33 @@ class StoreQueue:
         """Count the jobs that run, by queue."""
         return {row["queue"]: row["running"] for row in await self._driver.fetch(call("running_counts"))}
 
-    async def dead_counts(self, limit: int = 10_000) -> list[dict[str, Any]]:
+    async def dead_counts(self, limit: int = 10_000, *, tenant: str | None = None) -> list[dict[str, Any]]:
         """Count dead letters by task, most first, each with the newest of them; up to a limit in all."""
-        rows = await self._driver.fetch(call("dead_counts", limit=limit))
+        rows = await self._driver.fetch(call("dead_counts", limit=limit, tenant=tenant))
         return [{column: row[column] for column in ("task", "letters", "newest")} for row in rows]
+
+    async def live_counts(self, tenant: str, limit: int = 100_000) -> list[dict[str, Any]]:
+        """Count what one tenant has waiting and running, by queue and status, with the age of the oldest in seconds."""
+        rows = await self._driver.fetch(call("live_counts", tenant=tenant, limit=limit))
+        return [
+            {
+                "name": row["queue"],
+                "status": row["status"],
+                "jobs": row["jobs"],
+                "oldest_age_seconds": max(0, row["now"] - row["oldest_at"]) / 1e6,
+            }
+            for row in rows
+        ]
+
+    async def ended_counts(
+        self, window: Duration, *, tenant: str | None = None, limit: int = 100_000
+    ) -> tuple[dict[str, int], Duration]:
+        """Count by status the jobs that ended lately, and say how far back that is: less when there were too many."""
+        rows = await self._driver.fetch(call("ended_counts", window=window, tenant=tenant, limit=limit))
+        counts = {row["status"]: int(row["jobs"]) for row in rows}
+        if sum(row["looked_at"] for row in rows) < limit:
+            return counts, window
+        return counts, max(1, max(row["now"] for row in rows) - min(row["since_at"] for row in rows))
 
     async def waiting(self) -> dict[str, int]:
         """Count the jobs that run or wait for something, by status."""

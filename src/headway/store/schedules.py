@@ -13,7 +13,14 @@ from typing import Final
 import msgspec
 
 from headway.clock import Clock
-from headway.errors import DefinitionError, InvalidSchedule, ScheduleChanged, ScheduleNotFound, ScheduleOwned
+from headway.errors import (
+    DefinitionError,
+    DuplicateKey,
+    InvalidSchedule,
+    ScheduleChanged,
+    ScheduleNotFound,
+    ScheduleOwned,
+)
 from headway.instants import Instant, isoformat
 from headway.model import Decided, LiveJobs, Overlap, Pause, Schedule, ScheduleSpec
 from headway.ports import slot_of
@@ -64,17 +71,25 @@ def _locked(name: str) -> Transaction[tuple[Row | None, Instant]]:
     return rows[0], rows[0]["now"]
 
 
-def _present(name: str) -> Transaction[tuple[Schedule, Instant]]:
+def _absent(name: str) -> ScheduleNotFound:
+    return ScheduleNotFound(f"no schedule is named {name!r}; `headway schedules list` shows all")
+
+
+def _is_foreign(row: Row, tenant: str | None) -> bool:
+    return tenant is not None and row["tenant"] != tenant
+
+
+def _present(name: str, tenant: str | None) -> Transaction[tuple[Schedule, Instant]]:
     """Lock a schedule and return it with the store's time."""
     row, now = yield from _locked(name)
-    if row is None or row["removed_at"] is not None:
-        raise ScheduleNotFound(f"no schedule is named {name!r}; `headway schedules list` shows all")
+    if row is None or row["removed_at"] is not None or _is_foreign(row, tenant):
+        raise _absent(name)
     return read_schedule(row), now
 
 
-def _existing(name: str, clock: Clock) -> Transaction[tuple[Schedule, LiveJobs, Instant]]:
+def _existing(name: str, clock: Clock, tenant: str | None) -> Transaction[tuple[Schedule, LiveJobs, Instant]]:
     """Lock a schedule, decide its past and return it with its live jobs and the store's time."""
-    schedule, now = yield from _present(name)
+    schedule, now = yield from _present(name, tenant)
     schedule, live = yield from _settle_past(schedule, now, clock)
     return schedule, live, now
 
@@ -174,8 +189,11 @@ def _put(
     expected_revision: int | None,
     take_over: bool,
     may_be_over: bool,
+    tenant: str | None,
 ) -> Transaction[str]:
     row, now = yield from _locked(name)
+    if row is not None and _is_foreign(row, tenant):  # Also a removed one: its history is not the caller's.
+        raise ScheduleOwned(f"the name {name!r} is taken; choose another")
     if row is None:
         if expected_revision not in (None, 0):
             raise ScheduleChanged(f"schedule {name!r} does not exist any more")
@@ -223,10 +241,16 @@ def _clear_pauses(row: Row) -> Transaction[None]:
     )
 
 
-def _remove(name: str, author: str, clock: Clock, owner: str | None) -> Transaction[bool]:
+def _remove(
+    name: str, author: str, clock: Clock, owner: str | None, expected_revision: int | None, tenant: str | None
+) -> Transaction[bool]:
     row, now = yield from _locked(name)
     if row is None or row["removed_at"] is not None or (owner is not None and row["owner"] != owner):
         return False
+    if _is_foreign(row, tenant):
+        return False
+    if expected_revision not in (None, row["revision"]):
+        raise ScheduleChanged(f"schedule {name!r} has revision {row['revision']}, not {expected_revision}")
     try:
         schedule, live = yield from _settle_past(read_schedule(row), now, clock)
     except DefinitionError as error:
@@ -235,8 +259,10 @@ def _remove(name: str, author: str, clock: Clock, owner: str | None) -> Transact
     return True
 
 
-def _pause(name: str, author: str, reason: str, until: Instant | None, clock: Clock) -> Transaction[bool]:
-    schedule, _, now = yield from _existing(name, clock)
+def _pause(
+    name: str, author: str, reason: str, until: Instant | None, clock: Clock, tenant: str | None
+) -> Transaction[bool]:
+    schedule, _, now = yield from _existing(name, clock, tenant)
     if schedule.paused_at(now) is not None:
         return False
     if until is not None and until <= now:
@@ -254,8 +280,8 @@ def _pause(name: str, author: str, reason: str, until: Instant | None, clock: Cl
     return True
 
 
-def _resume(name: str, author: str, clock: Clock) -> Transaction[bool]:
-    schedule, live, now = yield from _existing(name, clock)
+def _resume(name: str, author: str, clock: Clock, tenant: str | None) -> Transaction[bool]:
+    schedule, live, now = yield from _existing(name, clock, tenant)
     open_pause = schedule.paused_at(now)
     if open_pause is None:
         return False
@@ -276,15 +302,36 @@ def _resume(name: str, author: str, clock: Clock) -> Transaction[bool]:
     return True
 
 
-def _trigger(name: str, author: str, args: str | None, clock: Clock) -> Transaction[str]:
-    schedule, live, _ = yield from _existing(name, clock)
+def _trigger(
+    name: str, author: str, args: str | None, key: str | None, clock: Clock, tenant: str | None
+) -> Transaction[tuple[str, bool]]:
+    schedule, live, _ = yield from _existing(name, clock, tenant)
     if args is not None:
         schedule = replace(schedule, spec=replace(schedule.spec, args=args))
+    if key is not None and (earlier := (yield from _triggered_before(schedule, key))) is not None:
+        return earlier, False
     blocked_by = yield from _make_room(schedule, live)
     job_id = clock.new_id("job")
-    yield call("enqueue", jobs=as_json([job_row(job_of(job_id, schedule, blocked_by=blocked_by))]))
+    job = job_of(job_id, schedule, blocked_by=blocked_by, key=key)
+    if not (yield call("enqueue", jobs=as_json([job_row(job)]))):
+        raise DuplicateKey(f"key {key!r} was used at the same moment; try again")
     yield call("schedule_touch", name=name, version=schedule.version)
     yield from _event(name, "triggered", author=author, job_id=job_id)
+    return job_id, True
+
+
+def _triggered_before(schedule: Schedule, key: str) -> Transaction[str | None]:
+    """Return the job that was started by hand with this key; a key that was used for anything else is refused."""
+    rows = yield call("jobs_by_key", keys=as_json([{"tenant": schedule.spec.tenant, "key": key}]))
+    if not rows:
+        return None
+    job_id: str = rows[0]["id"]
+    if (rows[0]["schedule"], rows[0]["task"], rows[0]["args"]) != (
+        schedule.name,
+        schedule.spec.task,
+        schedule.spec.args,
+    ):
+        raise DuplicateKey(f"key {key!r} was used for {job_id} with other arguments; use another key")
     return job_id
 
 
@@ -312,22 +359,35 @@ def _backfill_instants(schedule: Schedule, since: Instant, until: Instant) -> li
 
 
 def _backfill(
-    name: str, since: Instant, until: Instant, *, again: bool, dry_run: bool, author: str, clock: Clock
+    name: str,
+    since: Instant,
+    until: Instant,
+    *,
+    again: bool,
+    dry_run: bool,
+    author: str,
+    clock: Clock,
+    limit: int,
+    tenant: str | None,
 ) -> Transaction[list[Instant]]:
     if dry_run:  # Nothing is written, not even what is due anyway.
-        (schedule, now), live = (yield from _present(name)), NOTHING_LIVE
+        (schedule, now), live = (yield from _present(name, tenant)), NOTHING_LIVE
     else:
-        schedule, live, now = yield from _existing(name, clock)
+        schedule, live, now = yield from _existing(name, clock, tenant)
     instants = _backfill_instants(schedule, since, min(until, now))
     if not again:
         rows = yield call("ledger", schedule=name, after=since - 1, until=until, limit=BACKFILL_MAX)
         fired = {row["instant"] for row in rows if row["outcome"] == Decided.FIRED}
         instants = [instant for instant in instants if instant not in fired]
     keys = {f"backfill:{name}:{instant}": instant for instant in instants}
-    tenant = schedule.spec.tenant
-    known = yield call("jobs_by_key", keys=as_json([{"tenant": tenant, "key": key} for key in keys]))
+    whose = schedule.spec.tenant
+    known = yield call("jobs_by_key", keys=as_json([{"tenant": whose, "key": key} for key in keys]))
     for row in known:
         del keys[row["key"]]
+    if len(keys) > limit and not dry_run:
+        raise InvalidSchedule(
+            f"this would add {len(keys):,} jobs, more than limit = {limit:,}; look with dry_run first"
+        )
     if keys and not dry_run:
         last, jobs = (yield from _make_room(schedule, live)), []
         for key, instant in keys.items():
@@ -357,8 +417,12 @@ class StoreSchedules:
         expected_revision: int | None = None,
         take_over: bool = False,
         may_be_over: bool = False,
+        tenant: str | None = None,
     ) -> str:
-        """Create or change a schedule; return `created`, `changed` or `unchanged`."""
+        """Create or change a schedule; return `created`, `changed` or `unchanged`.
+
+        Here and below, for a caller of one `tenant` the schedules of others do not exist; their names are taken.
+        """
 
         def begin() -> Transaction[str]:
             return _put(
@@ -370,6 +434,7 @@ class StoreSchedules:
                 expected_revision=expected_revision,
                 take_over=take_over,
                 may_be_over=may_be_over,
+                tenant=tenant,
             )
 
         return await self._again_if_raced(begin)
@@ -383,21 +448,43 @@ class StoreSchedules:
 
         return await self._driver.run(begin)
 
-    async def remove(self, name: str, *, author: str = "", owner: str | None = None) -> bool:
+    async def remove(
+        self,
+        name: str,
+        *,
+        author: str = "",
+        owner: str | None = None,
+        expected_revision: int | None = None,
+        tenant: str | None = None,
+    ) -> bool:
         """Remove a schedule from now on; False when there was none (or it is not `owner`'s)."""
-        return await self._driver.run(lambda: _remove(name, author, self._clock, owner))
+        return await self._driver.run(lambda: _remove(name, author, self._clock, owner, expected_revision, tenant))
 
-    async def pause(self, name: str, *, author: str = "", reason: str = "", until: Instant | None = None) -> bool:
+    async def pause(
+        self,
+        name: str,
+        *,
+        author: str = "",
+        reason: str = "",
+        until: Instant | None = None,
+        tenant: str | None = None,
+    ) -> bool:
         """Stop a schedule from running until it is resumed or the time is up; False when it was paused already."""
-        return await self._driver.run(lambda: _pause(name, author, reason, until, self._clock))
+        return await self._driver.run(lambda: _pause(name, author, reason, until, self._clock, tenant))
 
-    async def resume(self, name: str, *, author: str = "") -> bool:
+    async def resume(self, name: str, *, author: str = "", tenant: str | None = None) -> bool:
         """Let a paused schedule run again; False when it was not paused."""
-        return await self._driver.run(lambda: _resume(name, author, self._clock))
+        return await self._driver.run(lambda: _resume(name, author, self._clock, tenant))
 
     async def trigger(self, name: str, *, author: str = "", args: str | None = None) -> str:
         """Enqueue a job of the schedule now, under its overlap rule; return the job's id."""
-        return await self._driver.run(lambda: _trigger(name, author, args, self._clock))
+        return (await self.trigger_once(name, None, author=author, args=args))[0]
+
+    async def trigger_once(
+        self, name: str, key: str | None, *, author: str = "", args: str | None = None, tenant: str | None = None
+    ) -> tuple[str, bool]:
+        """Do so unless it was done with this key before; return the job's id, and whether it is new."""
+        return await self._driver.run(lambda: _trigger(name, author, args, key, self._clock, tenant))
 
     async def backfill(
         self,
@@ -408,22 +495,48 @@ class StoreSchedules:
         again: bool = False,
         dry_run: bool = False,
         author: str = "",
+        limit: int = BACKFILL_MAX,
+        tenant: str | None = None,
     ) -> list[Instant]:
         """Enqueue a job for each past instant in [since, until] that has not fired; repeating it adds nothing."""
         return await self._driver.run(
-            lambda: _backfill(name, since, until, again=again, dry_run=dry_run, author=author, clock=self._clock)
+            lambda: _backfill(
+                name,
+                since,
+                until,
+                again=again,
+                dry_run=dry_run,
+                author=author,
+                clock=self._clock,
+                limit=limit,
+                tenant=tenant,
+            )
         )
 
     async def get(self, name: str) -> Schedule:
         """Read one schedule."""
         rows = await self._driver.fetch(call("schedule", name=name))
         if not rows or rows[0]["removed_at"] is not None:
-            raise ScheduleNotFound(f"no schedule is named {name!r}; `headway schedules list` shows all")
+            raise _absent(name)
         return read_schedule(rows[0])
 
-    async def page(self, *, owner: str | None = None, after: str = "", limit: int = PAGE_MAX) -> list[Schedule]:
+    async def show(self, name: str, *, tenant: str | None = None, also_removed: bool = False) -> Schedule:
+        """Read one schedule to look at; one that cannot be read says so in its `attention`."""
+        rows = await self._driver.fetch(call("schedule", name=name))
+        if not rows or _is_foreign(rows[0], tenant) or (rows[0]["removed_at"] is not None and not also_removed):
+            raise _absent(name)
+        return show_schedule(rows[0])
+
+    async def is_taken(self, name: str, *, tenant: str | None) -> bool:
+        """Say whether another tenant has, or had, a schedule of this name."""
+        rows = await self._driver.fetch(call("schedule", name=name))
+        return bool(rows) and _is_foreign(rows[0], tenant)
+
+    async def page(
+        self, *, owner: str | None = None, tenant: str | None = None, after: str = "", limit: int = PAGE_MAX
+    ) -> list[Schedule]:
         """Read a page of schedules by name."""
-        rows = await self._driver.fetch(call("schedules", owner=owner, after=after, limit=limit))
+        rows = await self._driver.fetch(call("schedules", owner=owner, tenant=tenant, after=after, limit=limit))
         return [show_schedule(row) for row in rows]
 
     async def _again_if_raced(self, begin: Callable[[], Transaction[str]]) -> str:

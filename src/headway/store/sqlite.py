@@ -26,6 +26,7 @@ from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, 
 STATEMENT_S_MAX: Final = 30.0
 BUSY_S_MAX: Final = 10.0
 WATCH_INTERVAL_S: Final = 0.05
+WATCH_QUIET_S: Final = 0.01  # Where one commit follows the other, so many are told as one.
 WATCH_SOON_S: Final = 0.001
 WATCH_SOON_S_MAX: Final = 0.01  # Growing by a quarter each time: for a commit that takes 40 ms to reach the disk.
 WATCH_FALLBACK_S: Final = 0.5
@@ -203,6 +204,7 @@ class SqliteWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._writes: FileWatch | None = None
         self._rest_s = WATCH_INTERVAL_S
+        self._told_at = 0.0
         if self.mode == "watch":
             try:
                 self._raw = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S_MAX)
@@ -234,12 +236,13 @@ class SqliteWatch:
         assert self._writes
         asyncio.get_running_loop().remove_reader(self._writes.number)  # Until we have looked: a commit is many writes.
         self._writes.take()
-        self._again(WATCH_SOON_S)
+        quiet_s = self._told_at + WATCH_QUIET_S - asyncio.get_running_loop().time()
+        self._again(WATCH_SOON_S, after_s=quiet_s)
 
-    def _again(self, rest_s: float) -> None:
+    def _again(self, rest_s: float, *, after_s: float = 0.0) -> None:
         if self._timer:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(rest_s, self._look, rest_s)
+        self._timer = asyncio.get_running_loop().call_later(max(rest_s, after_s), self._look, rest_s)
 
     def _look(self, rested_s: float) -> None:
         has_changed = False
@@ -254,6 +257,7 @@ class SqliteWatch:
             asyncio.get_running_loop().add_reader(self._writes.number, self._written)
         self._again(self._rest_s)
         if has_changed:
+            self._told_at = asyncio.get_running_loop().time()
             self._hear("anything")
 
     def _version(self) -> int:

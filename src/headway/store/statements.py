@@ -12,13 +12,14 @@ SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL 
     {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
     {notify_ready} …                 a wake-up that travels with the commit; SQLite watches its data version instead
     {text} {bytewise}                text that sorts by its bytes, on every locale; a column read like that
+    {feed_position} {feed_since} …   where the feed of changes is, and what has been committed since
     {time x} {view_now}              for views: times as people read them
 
 Rendering happens once per process and dialect.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -30,6 +31,9 @@ _FRAGMENT: Final = re.compile(r"\{(\w+)(?: ([^{}]*))?\}")
 _ROWS: Final = re.compile(r"(\w+) as (\w+) \(([^)]*)\)\s*", re.DOTALL)
 _PLACEHOLDER: Final = re.compile(r"(?<![:\w]):([a-z_]+)")
 _COMMENT: Final = re.compile(r"--[^\n]*")
+_ONE_STATEMENT: Final = re.compile(
+    r"^-- only for (sqlite|postgresql), as one statement:\n(.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL
+)
 _CHANNEL: Final = "headway"
 _STATUSES: Final = "(" + ", ".join(f"'{status}'" for status in Status) + ")"
 
@@ -91,6 +95,9 @@ _NOTIFY_READY: Final = (
 # date_part is a double, exact to the microsecond for centuries; extract would calculate in decimals for every row.
 _POSTGRES_NOW: Final = "cast(date_part('epoch', statement_timestamp()) * 1000000 as bigint)"
 
+_SNAPSHOT: Final = "cast(cast(:position as text) as pg_snapshot)"
+_FEED_FROM: Final = f"f.xid >= cast(cast(pg_snapshot_xmin({_SNAPSHOT}) as text) as bigint)"
+
 SQLITE: Final = Dialect(
     "sqlite",
     {
@@ -115,6 +122,12 @@ SQLITE: Final = Dialect(
         "notify_payload": _fixed("null as woke"),
         "time": lambda column: f"strftime('%Y-%m-%dT%H:%M:%fZ', ({column}) / 1e6, 'unixepoch')",
         "json_object": _fixed("json_object"),
+        # One writer at a time: what is committed later has a higher number.
+        "feed_position": _fixed(
+            "cast(coalesce((select seq from sqlite_sequence where name = 'headway_feed'), 0) as text)"
+        ),
+        "feed_since": _fixed("f.seq > cast(:position as integer)"),
+        "feed_again": _fixed("f.seq > cast(:position as integer)"),
         "text": _fixed("text"),
         "bytewise": _fixed("collate binary"),
         "serial": _fixed("integer primary key autoincrement"),
@@ -149,6 +162,12 @@ POSTGRES: Final = Dialect(
         "notify_payload": _fixed(f"pg_notify('{_CHANNEL}', :payload) as woke"),
         "time": lambda column: f"to_timestamp(({column}) / 1e6)",
         "json_object": _fixed("json_build_object"),
+        # A snapshot says exactly which transactions had been committed, and which were still on their way.
+        "feed_position": _fixed("cast(pg_current_snapshot() as text)"),
+        "feed_since": _fixed(
+            f"{_FEED_FROM} and not pg_visible_in_snapshot(cast(cast(f.xid as text) as xid8), {_SNAPSHOT})"
+        ),
+        "feed_again": _fixed(_FEED_FROM),
         "text": _fixed('text collate "C"'),
         "bytewise": _fixed('collate "C"'),
         "serial": _fixed("bigint generated always as identity primary key"),
@@ -204,7 +223,19 @@ def migrations(dialect: Dialect) -> tuple[Migration, ...]:
     steps = []
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         number, _, name = path.name.removesuffix(".sql").partition("_")
-        script = dialect.render(_COMMENT.sub("", path.read_text()))
-        parts = tuple(part.strip() for part in re.split(r";\s*(?:\n|$)", script) if part.strip())
-        steps.append(Migration(int(number), name, parts))
+        steps.append(Migration(int(number), name, tuple(_parts(path.read_text(), dialect))))
     return tuple(steps)
+
+
+def _parts(script: str, dialect: Dialect) -> Iterator[str]:
+    """Cut a script into statements. What has statements inside, like a trigger, is marked and ends at a blank line."""
+    for number, part in enumerate(_ONE_STATEMENT.split(script)):
+        match number % 3:
+            case 0:
+                text = dialect.render(_COMMENT.sub("", part))
+                yield from (piece.strip() for piece in re.split(r";\s*(?:\n|$)", text) if piece.strip())
+            case 1:
+                is_ours = part == dialect.name
+            case _:
+                if is_ours:
+                    yield dialect.render(part.strip())

@@ -112,7 +112,7 @@ class Promises:
         return found
 
 
-async def all_jobs(store: Store, **filters: str | None) -> AsyncIterator[Job]:
+async def all_jobs(store: Store, **filters: Any) -> AsyncIterator[Job]:
     """Read all jobs, newest first."""
     before: str | None = None
     while page := await store.queue.page(**filters, before=before, limit=PAGE):

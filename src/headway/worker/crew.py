@@ -28,7 +28,7 @@ import msgspec
 from headway import lifecycle
 from headway.clock import Clock
 from headway.errors import HeadwayError, LeaseLost
-from headway.events import ChildEnded, ChildStarted, emit
+from headway.events import ChildEnded, ChildStarted, Timed, emit
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
 from headway.model import Claimed, Report
@@ -434,20 +434,21 @@ class Crew:
 
     def _hear(self, pool: Pool, child: Post, messages: Sequence[ToSupervisor]) -> None:
         now = self._clock.monotonic()
-        ended, took_s = 0, 0.0
+        took: list[float] = []
         for message in messages:
             if isinstance(message, Done):  # What most of them are.
-                took_s += self._end(child, message.job_id, message.attempt, Succeeded(message.result), now)
-                ended += 1
+                took.append(self._end(child, message.job_id, message.attempt, Succeeded(message.result), now))
             elif isinstance(message, Stopped) and self._left_processes(child, message.job_id):
                 self._kill(child, f"{message.job_id} left processes behind")  # With them, it will have stopped.
             elif (outcome := _outcome_of(child, message)) is not None:
-                took_s += self._end(child, message.job_id, message.attempt, outcome, now)  # type: ignore[union-attr]
-                ended += 1
+                took.append(self._end(child, message.job_id, message.attempt, outcome, now))  # type: ignore[union-attr]
             else:
                 self._hear_other(pool, child, message)
-        if ended:
-            pool.learn(took_s / ended, ended)
+        if took:
+            mean_s = sum(took) / len(took)
+            pool.learn(mean_s, len(took))
+            # One after the other, they ended before we heard of them: only the time of all together is known.
+            self._measure([(mean_s, len(took))] if child.width == 1 else [(took_s, 1) for took_s in took])
         self._say_room()
         if pool.suspects:
             self._try_suspects(pool)
@@ -600,7 +601,13 @@ class Crew:
         self._keep_staffed(pool, now)
         self._say_room()
 
+    def _measure(self, lots: Sequence[tuple[float, int]]) -> None:
+        emit(Timed(node=self._clock.node, what="run", lots=tuple(lots)))
+
     def _settle_dead(self, pool: Pool, child: Post) -> None:
+        now = self._clock.monotonic()
+        if child.running:
+            self._measure([(now - running.since, 1) for running in child.running.values()])
         ended = [(running.claimed, self._end_of(child, running)) for running in child.running.values()]
         ended += [(claimed, Released("handed back: its outcome was lost")) for claimed in child.unheard.values()]
         ended += [

@@ -36,6 +36,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     isolation: str
     timeout: Duration | None = None
     retries_timeouts: bool = True
+    defaults: dict[str, Any] = {}
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):

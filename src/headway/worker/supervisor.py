@@ -24,7 +24,7 @@ import msgspec
 
 from headway.clock import Clock
 from headway.errors import LeaseLost, StoreError, StoreFull, StoreUnavailable
-from headway.events import AttemptsLost, Draining, JobsSettled, emit
+from headway.events import AttemptsLost, Draining, JobsSettled, ReportsRefused, Timed, emit
 from headway.instants import SECOND, Duration, Instant
 from headway.lifecycle import Cancelled, Outcome, Parked, Released, Settlement, Status, settle
 from headway.model import LOG_BYTES_MAX, Claimed, JsonObject, NewJob, Node, Report, storable
@@ -168,6 +168,7 @@ class Supervisor:
         crew = self.crew
         return {
             "tasks": sorted(crew.tasks) if crew else [],
+            "defaults": {name: info.defaults for name, info in crew.tasks.items() if info.defaults} if crew else {},
             "queues": list(self._queues) or ["*"],
             "slots": crew.slots() if crew else 0,
             "running": self.running(),
@@ -277,8 +278,9 @@ class Supervisor:
             skip.update(*(crew.kinds[kind] for kind in full))
         limit = -(-min(room[kind] for kind in (mix - full or room.keys() - full)) // max(1, len(self._ready)))
         jobs = await self._work.claim(queue, node=self._clock.node, lease=self._lease, limit=limit, skip=skip)
+        took_s = self._clock.monotonic() - started
+        emit(Timed(node=self._clock.node, what="claim", lots=((took_s, 1),)))
         if mix & full:
-            took_s = self._clock.monotonic() - started
             # A store that was slow once, or a process that stood still, must not make these jobs wait for long.
             self._probe_at[queue] = started + max(PROBE_EVERY_S, min(PROBE_SHARE * took_s, self._poll_s))
         kinds = [crew.tasks[job.task].isolation for job in jobs if job.task in crew.tasks]
@@ -408,7 +410,9 @@ class Supervisor:
         self._settling = batch  # Until it is written, also when the store does not answer now.
         await self._flush([held for held, _ in batch if held.report is not None or held.is_flushing])
         settlements = [settle(held.claimed, outcome, self._clock.chance.random()) for held, outcome in batch]
+        sent = self._clock.monotonic()
         stale = await self._write(settlements)
+        emit(Timed(node=self._clock.node, what="settle", lots=((self._clock.monotonic() - sent, 1),)))
         self._settling = []
         for held, _ in batch:
             if self._held.get(held.claimed.job_id) is held:
@@ -439,7 +443,8 @@ class Supervisor:
         completed = len(settlements) - len(others) - len(stale)
         emit(JobsSettled(node=self._clock.node, completed=completed, others=others))
         if stale:
-            emit(AttemptsLost(node=self._clock.node, job_ids=tuple(sorted(stale)), reason="their end was refused"))
+            lost, reason = tuple(sorted(stale)), "their end was refused"
+            emit(AttemptsLost(node=self._clock.node, job_ids=lost, reason=reason, is_refused=True))
 
     # --- reporter
 
@@ -468,12 +473,15 @@ class Supervisor:
                 held.report, held.reported_at, held.is_flushing = None, now, True
                 self._reporting.pop(held.claimed.job_id, None)
             try:
-                await self._work.report(reports)
+                refused = await self._work.report(reports)
             except (StoreUnavailable, StoreFull):
                 self._put_back(held_ones, reports)
                 raise
             except StoreError:
                 await self._report_singly(reports)
+            else:
+                if refused:
+                    emit(ReportsRefused(node=self._clock.node, job_ids=tuple(sorted(refused))))
             finally:
                 for held in held_ones:
                     held.is_flushing = False

@@ -9,6 +9,7 @@ import pytest
 
 from headway.cli.log import DECISIONS_TOLD_MAX, EventLog, describe
 from headway.events import (
+    AccessRefused,
     AttemptsLost,
     ChildEnded,
     ChildStarted,
@@ -20,11 +21,14 @@ from headway.events import (
     JobsSettled,
     LeasesExpired,
     Pruned,
+    ReportsRefused,
+    RequestFailed,
     ScheduleHeld,
     SchedulesDecided,
     TermLost,
     TermWon,
     TickFailed,
+    Timed,
     WakeModeChanged,
 )
 from headway.instants import SECOND, parse_instant
@@ -58,11 +62,14 @@ EVENTS: list[Event] = [
     ChildEnded(node="n", pid=7, kind="process", reason="was killed by SIGSEGV"),
     JobsSettled(node="n", completed=0, others=(settle(ATTEMPT, Crashed("{}"), 0.5),)),
     AttemptsLost(node="n", job_ids=("job_1",), reason="their end was refused"),
+    ReportsRefused(node="n", job_ids=("job_1",)),
     Draining(node="n", running=3, reason="the worker ends"),
     Pruned(node="n", rows=9),
     TickFailed(node="n", loop="scheduler", error="gone", rest_s=1.0),
     ClockStepped(node="n", by_s=-3.5, store_now=NOW),
     WakeModeChanged(node="n", mode="poll", reason="notifications do not arrive"),
+    AccessRefused(node="n", client="10.0.0.7", reason="the token is not known", is_limited=True),
+    RequestFailed(node="n", request_id="req_1", error=ValueError("no")),
 ]
 
 
@@ -75,7 +82,11 @@ def log_of(look: str, *events: Event) -> list[str]:
 
 
 def test_every_kind_of_event_is_here() -> None:
-    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    assert {type(event) for event in EVENTS} == set(get_args(Event)) - {Timed}
+
+
+def test_measurements_are_not_told() -> None:
+    assert log_of("plain", Timed(node="n", what="claim", lots=((0.1, 1),))) == []
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)

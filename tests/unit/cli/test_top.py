@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from headway.cli.status import Situation
 from headway.cli.top import Picture, frame, health
 from headway.cli.watch import painted
 from headway.instants import MINUTE, SECOND, Instant, parse_instant
 from headway.lifecycle import Status
 from headway.model import Job, Node
+from headway.status.situation import Situation
 from headway.store.facts import Facts
 
 NOW: Instant = parse_instant("2027-01-01T12:00:00Z")

@@ -68,7 +68,7 @@ update headway_nodes set asked = :asked where id = :id returning id, {notify_bea
 
 -- name: leave
 -- Say goodbye.
-delete from headway_nodes where id = :id;
+delete from headway_nodes where id = :id returning state;
 
 -- name: nodes
 -- Read the nodes that were heard of lately.
@@ -77,7 +77,14 @@ where beat_at >= {now} - :age order by started_at, id limit :limit;
 
 -- name: prune_nodes
 -- Forget nodes that were not heard of for long.
-delete from headway_nodes where beat_at < {now} - :age returning id;
+delete from headway_nodes where beat_at < {now} - :age returning id, state;
+
+-- name: keep_tally
+-- Add what a node had counted to what those counted that left before it.
+insert into headway_counters (name, value)
+select r.name, r.number from {rows cells as r (name text, number bigint)}
+where true
+on conflict (name) do update set value = headway_counters.value + excluded.value;
 
 -- name: time
 -- Hear the store's time.

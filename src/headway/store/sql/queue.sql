@@ -7,7 +7,7 @@
 -- Insert jobs; one whose (tenant, key) exists already is left out and comes back as nothing.
 insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures, max_attempts,
   exclusive, version, key, schedule, occurrence_at, blocked_by, args, tags, options, metadata, parent, rerun_of,
-  expires_at, created_at, updated_at, ready_at, progress, reason)
+  callback, expires_at, created_at, updated_at, ready_at, progress, reason)
 select r.id, r.tenant, r.task, r.queue, r.priority,
   case
     when r.blocked_by is not null then 'BLOCKED'
@@ -15,13 +15,13 @@ select r.id, r.tenant, r.task, r.queue, r.priority,
     else 'PENDING'
   end,
   coalesce(r.run_at, {now} + r.delay), 0, 0, r.max_attempts, r.exclusive, 1, r.key, r.schedule, r.occurrence_at,
-  r.blocked_by, r.args, r.tags, r.options, r.metadata, r.parent, r.rerun_of,
+  r.blocked_by, r.args, r.tags, r.options, r.metadata, r.parent, r.rerun_of, r.callback,
   coalesce(r.run_at, {now} + r.delay) + r.expires, {now}, {now},
   case when r.blocked_by is null and r.delay = 0 and (r.run_at is null or r.run_at <= {now}) then {now} end,
   0, ''
 from {rows jobs as r (id text, tenant text, task text, queue text, priority integer, max_attempts integer,
   exclusive integer, key text, schedule text, occurrence_at bigint, blocked_by text, args text, tags text, options text,
-  metadata text, parent text, rerun_of text, expires bigint, run_at bigint, delay bigint)}
+  metadata text, parent text, rerun_of text, callback text, expires bigint, run_at bigint, delay bigint)}
 where true
 on conflict (tenant, key) where key is not null do nothing
 returning id, status, created_at, run_at, {notify_ready};
@@ -229,14 +229,16 @@ returning id, attempt;
 
 -- name: record_log
 -- Keep the lines that attempts logged.
-insert into headway_log (job_id, attempt, at, stream, line)
-select r.job_id, r.attempt, coalesce(r.at, {now}), r.stream, r.line
+insert into headway_log (job_id, attempt, at, stream, line, version)
+select r.job_id, r.attempt, coalesce(r.at, {now}), r.stream, r.line,
+  (select j.version from headway_jobs as j where j.id = r.job_id)
 from {rows lines as r (job_id text, attempt integer, at bigint, stream text, line text)}
 where true;
 
 -- name: log
 -- Read a page of a job's log, oldest first.
-select seq, attempt, at, stream, line from headway_log where job_id = :id and seq > :after order by seq limit :limit;
+select seq, attempt, at, stream, line, version from headway_log
+where job_id = :id and seq > :after order by seq limit :limit;
 
 -- name: hold_attempt
 -- Keep a running attempt from being settled or expired while something is written in its name; none when it is over.
@@ -333,6 +335,7 @@ select queue, count(*) as running from headway_jobs where lease_until is not nul
 select task, count(*) as letters, max(id) as newest from (
   select id, task from headway_jobs
   where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null
+    and (cast(:tenant as text) is null or tenant = :tenant)
   order by id desc limit :limit
 ) as letters group by task order by count(*) desc, task;
 
@@ -353,8 +356,43 @@ where id < :before
   and (cast(:queue as text) is null or queue = :queue)
   and (cast(:tenant as text) is null or tenant = :tenant)
   and (cast(:schedule as text) is null or schedule = :schedule)
+  and (cast(:key as text) is null or key = :key)
+  and (cast(:tag as text) is null or tags like :tag escape '!')
+  and (cast(:words as text) is null or task like :words escape '!' or key like :words escape '!'
+    or schedule like :words escape '!' or id like :words escape '!' or reason like :words escape '!')
+  and (cast(:since as bigint) is null or created_at >= :since)
+  and (cast(:until as bigint) is null or created_at < :until)
 order by id desc
 limit :limit;
+
+-- name: jobs_of_tenant
+-- The same for one tenant, by an index that those without tenants do not pay for.
+select * from headway_jobs
+where tenant = :tenant and tenant <> 'default' and id < :before
+  and (cast(:status as text) is null or status = :status)
+  and (cast(:task as text) is null or task = :task)
+  and (cast(:queue as text) is null or queue = :queue)
+  and (cast(:schedule as text) is null or schedule = :schedule)
+  and (cast(:key as text) is null or key = :key)
+  and (cast(:tag as text) is null or tags like :tag escape '!')
+  and (cast(:words as text) is null or task like :words escape '!' or key like :words escape '!'
+    or schedule like :words escape '!' or id like :words escape '!' or reason like :words escape '!')
+  and (cast(:since as bigint) is null or created_at >= :since)
+  and (cast(:until as bigint) is null or created_at < :until)
+order by id desc
+limit :limit;
+
+-- name: latest
+-- Read the newest job of a kind.
+select * from headway_jobs
+where task = :task and (cast(:tenant as text) is null or tenant = :tenant) and (cast(:key as text) is null or key = :key)
+order by id desc limit 1;
+
+-- name: latest_of_tenant
+-- The same for one tenant, by an index that those without tenants do not pay for.
+select * from headway_jobs
+where tenant = :tenant and tenant <> 'default' and task = :task and (cast(:key as text) is null or key = :key)
+order by id desc limit 1;
 
 -- name: attempts
 -- Read the ended attempts of one job.
@@ -364,6 +402,37 @@ select * from headway_all_attempts where job_id = :id order by attempt;
 -- Count what waits, by queue.
 select queue, count(*) as pending, min(run_at) as oldest_at, {now} as now
 from headway_jobs where status = 'PENDING' group by queue order by queue;
+
+-- name: live_counts
+-- Count what one tenant has waiting and running, by queue and status; of each status up to :limit.
+select queue, status, count(*) as jobs, min(run_at) as oldest_at, {now} as now from (
+  select * from (
+    select queue, status, run_at from headway_jobs where lease_until is not null and tenant = :tenant limit :limit
+  ) as running
+  union all
+  select * from (
+    select queue, status, run_at from headway_jobs where status = 'PENDING' and tenant = :tenant limit :limit
+  ) as ready
+  union all
+  select * from (
+    select queue, status, run_at from headway_jobs
+    where status in ('SCHEDULED', 'RETRYING') and tenant = :tenant order by run_at, id limit :limit
+  ) as waiting
+  union all
+  select * from (
+    select queue, status, run_at from headway_jobs where status = 'BLOCKED' and tenant = :tenant limit :limit
+  ) as blocked
+) as live group by queue, status order by queue, status;
+
+-- name: ended_counts
+-- How did the jobs end that ended lately? The newest :limit of everybody are looked at, of which one tenant's may count.
+select status, sum(case when cast(:tenant as text) is null or tenant = :tenant then 1 else 0 end) as jobs,
+  count(*) as looked_at, min(finished_at) as since_at, {now} as now
+from (
+  select status, tenant, finished_at from headway_jobs
+  where finished_at is not null and finished_at >= {now} - :window
+  order by finished_at desc limit :limit
+) as ended group by status order by status;
 
 -- name: waiting_counts
 -- Count what waits for its time or its predecessor.

@@ -86,6 +86,7 @@ select *, {now} as now from headway_schedules where name = :name {lock};
 -- Read a page of schedules by name.
 select * from headway_schedules
 where removed_at is null and name > :after and (cast(:owner as text) is null or owner = :owner)
+  and (cast(:tenant as text) is null or tenant = :tenant)
 order by name
 limit :limit;
 
@@ -153,7 +154,9 @@ limit :limit;
 
 -- name: ledger_names
 -- Read a page of the names of all schedules, also removed ones, for the audit.
-select name, decided_through from headway_schedules where name > :after order by name limit :limit;
+select name, decided_through from headway_schedules
+where name > :after and (cast(:tenant as text) is null or tenant = :tenant)
+order by name limit :limit;
 
 -- name: started_by_hand
 -- Find a job that somebody started by hand and that had not ended by a time, for the audit.
@@ -169,23 +172,33 @@ select count(*) as total,
   coalesce(sum(case when attention is not null then 1 else 0 end), 0) as attention,
   min(case when attention is not null then decided_through end) as held_since,
   {now} as now
-from headway_schedules where removed_at is null;
+from headway_schedules where removed_at is null and (cast(:tenant as text) is null or tenant = :tenant);
 
 -- name: failing
 -- Which schedules have had so many failed jobs in a row?
-select name, failing from headway_schedules where removed_at is null and failing >= :least
+select name, failing from headway_schedules
+where removed_at is null and failing >= :least and (cast(:tenant as text) is null or tenant = :tenant)
 order by failing desc, name limit :limit;
+
+-- name: held
+-- Which schedules cannot be planned, and why?
+select name, attention from headway_schedules
+where removed_at is null and attention is not null and (cast(:tenant as text) is null or tenant = :tenant)
+order by name limit :limit;
 
 -- name: coming
 -- Which schedules come next, or should have come already, and how far is each decided?
 select name, decided_through, next_at from headway_schedules
-where next_at is not null
+where next_at is not null and (cast(:tenant as text) is null or tenant = :tenant)
 order by next_at, name
 limit :limit;
 
 -- name: outcome_counts
 -- Count decisions by outcome since a time.
-select outcome, sum(count) as decisions from headway_occurrences where decided_at >= {now} - :window group by outcome;
+select outcome, sum(count) as decisions from headway_occurrences
+where decided_at >= {now} - :window and (
+  cast(:tenant as text) is null or schedule in (select name from headway_schedules where tenant = :tenant)
+) group by outcome;
 
 -- name: prune_occurrences
 -- Delete decisions older than the retention.

@@ -1,0 +1,275 @@
+"""api: the status API in a process of its own, asked by this one.
+
+    get       GET /api/jobs/{id} of many jobs, against a hello-world of the same framework on the same server
+    enqueue   POST /api/jobs one after the other on one connection, against `task.enqueue` in this process
+    follow    very many followers of some jobs that run: is every end told to all, how late, with how much memory
+    progress  a thousand progress updates a second from workers through the store to followers; no end may be missing
+
+The one who asks shares the machine with the one who answers, on both sides of a comparison alike.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from statistics import quantiles
+from typing import Any, Final
+
+from bench.figures import Figure, Target, compared, plain
+from bench.places import Place, Run, database
+from bench.tasks import open_app
+from bench.watch import Watched
+from bench.worker import worker_command
+from headway import Headway
+
+CONNECTIONS: Final = 32
+START_S_MAX: Final = 30.0
+PATIENCE_S: Final = 120.0
+READ_BYTES: Final = 1 << 16
+
+
+async def measure(run: Run) -> list[Figure]:
+    """Measure both databases."""
+    figures = []
+    for place in run.places:
+        figures += await _gets(place, run)
+        figures += await _enqueues(place, run)
+        figures += await _followers(place, run)
+        figures += await _updates(place, run)
+    return figures
+
+
+# --- the server
+
+
+@contextlib.asynccontextmanager
+async def _server(*command: str) -> AsyncIterator[tuple[int, Watched]]:
+    """Start a server that says where it listens; return its port."""
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=PIPE, stdout=DEVNULL, limit=1 << 20)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(START_S_MAX):
+            while b"listening" not in (line := await process.stderr.readline()):
+                assert line, "the server ended before it listened"
+        drained = asyncio.ensure_future(_drained(process.stderr))
+        yield int(line.decode().split("http://")[1].split(":")[1].split()[0].strip('"}')), Watched(process.pid)
+        drained.cancel()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+async def _drained(stream: asyncio.StreamReader) -> None:
+    while await stream.readline():
+        pass
+
+
+def _api(url: str) -> Any:
+    return _server("-m", "headway", "api", "--store", url, "--port", "0")
+
+
+def hello() -> None:
+    """Be the framework's hello-world, on the server that the API has."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    from headway.status.server import bind, url_of
+
+    async def greet(_: Any) -> JSONResponse:
+        return JSONResponse({"hello": "world"})
+
+    listening = bind("127.0.0.1", 0)
+    print(f"listening {url_of(listening)} ", file=sys.stderr, flush=True)
+    config = uvicorn.Config(
+        Starlette(routes=[Route("/hello", greet)]),
+        http="httptools",
+        loop="uvloop",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+# --- requests
+
+
+async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    body = await reader.readexactly(length)
+    assert head[9:12] in (b"200", b"201"), head + body
+    return body
+
+
+def _get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+def _post(path: str, body: object) -> bytes:
+    data = json.dumps(body).encode()
+    headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    return f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode() + data
+
+
+async def _rate(port: int, requests: Callable[[int], bytes], count: int, connections: int) -> float:
+    """Send so many requests over so many connections; return how many a second were answered."""
+    numbers = iter(range(count))
+
+    async def ask() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            for number in numbers:
+                await _request(reader, writer, requests(number))
+        finally:
+            writer.close()
+
+    started = time.perf_counter()
+    await asyncio.gather(*(ask() for _ in range(connections)))
+    return count / (time.perf_counter() - started)
+
+
+async def _gets(place: Place, run: Run) -> list[Figure]:
+    count = run.size(6_000, 200)
+    async with database(place) as url:
+        async with open_app(url) as app:
+            jobs = await app.tasks["nothing"].enqueue_many([{}] * 1_000)
+            for job in jobs:
+                await job.cancel()
+        requests = [_get(f"/api/jobs/{job.id}") for job in jobs]
+        ours, theirs = [], []
+        async with _api(url) as (port, _), _server("-c", "from bench.api import hello; hello()") as (other, _):
+            for _ in range(run.repetitions + 1):
+                theirs.append(await _rate(other, lambda _: _get("/hello"), count, CONNECTIONS))
+                ours.append(await _rate(port, lambda n: requests[n % len(requests)], count, CONNECTIONS))
+    target = Target(">=", 0.6, of_ratio=True)
+    return [compared("api", place.name, "GET of one job against hello-world", ours[1:], theirs[1:], "/s", target)]
+
+
+async def _enqueues(place: Place, run: Run) -> list[Figure]:
+    count = run.size(1_000, 50)
+    ours, theirs = [], []
+    async with database(place) as url, open_app(url) as app, _api(url) as (port, _):
+        body = _post("/api/jobs", {"type": "nothing", "args": {}})
+        for _ in range(run.repetitions + 1):
+            started = time.perf_counter()
+            for _ in range(count):
+                await app.tasks["nothing"].enqueue()
+            theirs.append(count / (time.perf_counter() - started))
+            ours.append(await _rate(port, lambda _: body, count, 1))
+    target = Target(">=", 0.5, of_ratio=True)
+    return [compared("api", place.name, "POST of one job against enqueue", ours[1:], theirs[1:], "/s", target)]
+
+
+# --- followers
+
+
+class _Follower(asyncio.Protocol):
+    """One connection with a stream of events, read as cheaply as possible: what counts is the server's work."""
+
+    def __init__(self, job_id: str, heard: Callable[[str, bytes], None]) -> None:
+        self._request = _get(f"/api/jobs/{job_id}/events").replace(
+            b"\r\n\r\n", b"\r\nAccept: text/event-stream\r\n\r\n"
+        )
+        self._job_id = job_id
+        self._heard = heard
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard(self._job_id, data)
+
+
+async def _follow(port: int, job_ids: list[str], count: int, heard: Callable[[str, bytes], None]) -> list[Any]:
+    loop = asyncio.get_running_loop()
+    opened = []
+    for number in range(count):
+        job_id = job_ids[number % len(job_ids)]
+        transport, _ = await loop.create_connection(partial(_Follower, job_id, heard), "127.0.0.1", port)
+        opened.append(transport)
+    return opened
+
+
+@contextlib.asynccontextmanager
+async def _work(url: str, concurrency: int) -> AsyncIterator[Headway]:
+    """Have a worker, and an app to enqueue with."""
+    async with open_app(url) as app, worker_command(url, "--concurrency", concurrency):
+        yield app
+
+
+async def _followers(place: Place, run: Run) -> list[Figure]:
+    jobs, count, seconds = run.size(100, 10), run.size(5_000, 50), run.size(15, 3)
+    late: list[float] = []
+    done = 0
+
+    def heard(_: str, data: bytes) -> None:
+        nonlocal done
+        now = time.time()
+        for part in data.split(b"event: ")[1:]:
+            if part.startswith(b"done"):
+                done += 1
+            if part.startswith(b"progress") and (at := part.find(b'"updated_at":"')) > 0:
+                late.append(now - _seconds(part[at + 14 : at + 41].split(b'"')[0].decode()))
+
+    async with database(place) as url, _work(url, jobs) as app, _api(url) as (port, server):
+        made = await app.tasks["sleeper"].enqueue_many([{"seconds": seconds + run.size(25, 3)}] * jobs)
+        opened = await _follow(port, [job.id for job in made], count, heard)
+        late.clear()
+        await asyncio.sleep(seconds)
+        told, memory = list(late), server.memory_mb()
+        async with asyncio.timeout(PATIENCE_S):
+            while done < count:
+                await asyncio.sleep(0.1)
+        for transport in opened:
+            transport.close()
+    p95 = quantiles(told, n=20)[-1] if len(told) > 20 else 99.0
+    what = f"{count:,} followers of {jobs} jobs"
+    return [
+        plain("api", place.name, f"{what}: progress told after, p95", [p95 * 1_000], "ms", Target("<", 1_000)),
+        plain("api", place.name, f"{what}: events told", [len(told) / seconds], "/s"),
+        plain("api", place.name, f"{what}: memory of the API, resident", [memory], "MB", Target("<", 300)),
+        plain("api", place.name, f"{what}: ends that were not told", [count - done], "", Target("<=", 0)),
+    ]
+
+
+async def _updates(place: Place, run: Run) -> list[Figure]:
+    jobs, seconds = run.size(500, 20), run.size(10, 3)
+    done: set[str] = set()
+
+    def heard(job_id: str, data: bytes) -> None:
+        if b"event: done" in data:
+            done.add(job_id)
+
+    async with database(place) as url, _work(url, jobs) as app, _api(url) as (port, _):
+        made = await app.tasks["sleeper"].enqueue_many([{"seconds": seconds}] * jobs)
+        opened = await _follow(port, [job.id for job in made], jobs, heard)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(done) < jobs:
+                await asyncio.sleep(0.1)
+        for transport in opened:
+            transport.close()
+        versions = [(await job.refresh()).job.version for job in made]
+    updates = sum(versions) / seconds
+    return [
+        plain(
+            "api", place.name, "progress updates through the whole path", [updates], "/s", Target(">=", jobs * 2 * 0.9)
+        ),
+        plain("api", place.name, "ends of these that were not told", [jobs - len(done)], "", Target("<=", 0)),
+    ]
+
+
+def _seconds(text: str) -> float:
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    moment = time.strptime(whole, "%Y-%m-%dT%H:%M:%S")
+    return time.mktime(moment) - time.timezone + float(f"0.{fraction or 0}")

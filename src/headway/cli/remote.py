@@ -1,0 +1,601 @@
+"""The desk of commands that talk to an API: it answers as the store does, so that they need not know the difference.
+
+What the API sends is turned back into the values that it was written from, and shown by the same code as those of a
+store, so the output is the same. What only a store can do is refused.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, NoReturn, TypeVar, cast
+
+import msgspec
+
+from headway.cli.session import Desk
+from headway.client import AsyncClient
+from headway.clock import Clock
+from headway.errors import DefinitionError, Denied, ScheduleNotFound, StoreError, StoreUnavailable
+from headway.instants import DAY, SECOND, Duration, Instant, isoformat, parse_duration, parse_instant
+from headway.lifecycle import Status
+from headway.model import (
+    Action,
+    Decided,
+    Job,
+    Lease,
+    Node,
+    Occurrence,
+    Pause,
+    Schedule,
+    ScheduleSpec,
+    Token,
+)
+from headway.scheduling.triggers import trigger_from_dict
+from headway.shapes import Shape, schedule_shape, spec_shape
+from headway.status.situation import PENDING, Situation
+from headway.store import Store
+from headway.store.facts import Facts
+from headway.store.schedules import BACKFILL_MAX
+from headway.why import Why, glance, read_json
+
+RETRY_FOR: Final = "5s"
+LOOK_S: Final = 1.0
+AUDIT_WINDOW_MAX: Final = 365 * DAY
+# What the API says of the situation beyond what the command does.
+_ONLY_THERE: Final = frozenset({"at", "tenant", "oldest_pending_seconds", "last_hour"})
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def remote_desk(server: str, token: str | None) -> AsyncIterator[Desk]:
+    """Talk to an API; hear first whether it lets us in, and what its time is."""
+    async with AsyncClient(server, token, retry_for=RETRY_FOR) as client:
+        clock = Clock(node="cli")
+        sent = clock.monotonic()
+        told = await client.time()
+        latency_s = clock.monotonic() - sent
+        if told is not None:
+            _set_right(clock, told, told + SECOND + round(latency_s * SECOND))
+        yield RemoteDesk(cast("Store", RemoteStore(client, clock)), clock, latency_s, server)
+
+
+def _set_right(clock: Clock, earliest: Instant, latest: Instant) -> None:
+    """Move a clock no further than it takes to be possible; the server tells its time in whole seconds."""
+    now = clock.now()
+    possible = min(max(now, earliest), latest)
+    if possible != now:
+        wall = clock.wall
+        clock.wall = lambda: wall() + possible - now
+
+
+class RemoteDesk(Desk):
+    """A desk whose store is behind an API."""
+
+    __slots__ = ()
+
+    @property
+    def _remote(self) -> "RemoteStore":
+        return cast("RemoteStore", self.store)
+
+    @property
+    def now(self) -> Instant:
+        """The server's time: nothing that it has told of happened later."""
+        return max(self.clock.now(), self._remote.heard)
+
+    def job_shape(self, job: Job, *, names: Mapping[str, str] | None = None, why: str | None = None) -> Shape:
+        """Return a job as the API has written it, which may have looked further than was asked for."""
+        shape = self._remote.jobs[job.id]
+        if why is None:
+            why = str(shape["why"]) if job.status is Status.RUNNING else glance(job, self.now)
+        return {**shape, "why": why}
+
+    def schedule_shape(self, schedule: Schedule) -> Shape:
+        """Return a schedule as the API has written it."""
+        return self._remote.told_schedules.get(schedule.name) or schedule_shape(schedule, self.now)
+
+    async def explain(self, job: Job) -> Why:
+        """Say why a job is where it is, with the evidence."""
+        reason = await self._remote.client.why(job.id)
+        return Why(reason["status"], reason["why"], reason["evidence"])
+
+    async def node_names(self) -> dict[str, str]:
+        """Return what people call the nodes that live; who sees one tenant only does not hear of them."""
+        with suppress(Denied):
+            return {node["id"]: node["name"] for node in await self._remote.client.nodes()}
+        return {}
+
+    async def queues(self) -> list[Shape]:
+        """Read the queues."""
+        return [shape async for shape in self._remote.client.queues.list()]
+
+    async def queue(self, name: str) -> Shape:
+        """Read one queue."""
+        return self._remote.queue.told[name]
+
+    async def workers(self) -> list[Shape]:
+        """Read the workers that are alive."""
+        return [shape async for shape in self._remote.client.workers.list()]
+
+    async def drain(self, worker: str) -> tuple[str, str]:
+        """Have a worker leave; return its id and its name."""
+        told = await self._remote.client.workers.drain(worker)
+        return told["id"], told["name"]
+
+    async def situation(self) -> Situation:
+        """Read who leads, who works, what waits and what is late."""
+        self._remote.stats = await self._remote.client.stats()
+        return _understood(situation_of, self._remote.stats)
+
+    def situation_shape(self, situation: Situation) -> Shape:
+        """Return the situation as the API has written it."""
+        return {name: value for name, value in self._remote.stats.items() if name not in _ONLY_THERE}
+
+    def degraded(self, situation: Situation) -> list[str]:
+        """Say what is not as it should be, as far as the token may see."""
+        return [str(fault) for fault in self._remote.stats["degraded"]]
+
+    async def audit(self, schedule: str | None, since: Instant | None, until: Instant | None) -> Shape:
+        """Compare the expected instants with the recorded ones; of a year, where no time is said."""
+        first = (until or self.now) - AUDIT_WINDOW_MAX if since is None else since
+        report = await self._remote.client.audit(schedule=schedule, since=isoformat(first), until=_text(until))
+        return {name: value for name, value in report.items() if name not in ("since", "until")}
+
+    async def enqueue(self, task: str, args: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        """Hand in a job; return its id."""
+        job = await self._remote.client.enqueue(task, args, **options)
+        return str(job["id"])
+
+    async def hear_time(self) -> None:
+        """Nothing: what the server answers says what time it is."""
+
+    async def rest(self, job: Job, seconds: float) -> None:
+        """Wait until a job has changed, for a moment at most."""
+        try:
+            await self._remote.client.changed(job.id, job.version, max(seconds, LOOK_S))
+        except StoreUnavailable:
+            await super().rest(job, seconds)
+
+
+class RemoteStore:
+    """As much of a store as an API gives."""
+
+    def __init__(self, client: AsyncClient, clock: Clock) -> None:
+        self.client = client
+        self.clock = clock
+        self.heard: Instant = 0
+        self.jobs: dict[str, Shape] = {}
+        self.told_schedules: dict[str, Shape] = {}
+        self.stats: Shape = {}
+        self.queue = _Queue(self)
+        self.schedules = _Schedules(self)
+        self.ledger = _Ledger(self)
+        self.access = _Access(self)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise DefinitionError("this command works on the store itself: leave --server out, and run it where that is")
+
+    def job(self, shape: Shape) -> Job:
+        """Read a job, and remember how it was written."""
+        job = _understood(lambda shape: job_of(shape, self.clock.now()), shape)
+        self.jobs[job.id] = shape
+        self.heard = max(self.heard, job.updated_at)
+        return job
+
+    def schedule(self, shape: Shape) -> Schedule:
+        """Read a schedule, and remember how it was written."""
+        schedule = _understood(schedule_of, shape)
+        own = {name: value for name, value in shape.items() if name not in ("next", "outcome", "warnings")}
+        self.told_schedules[schedule.name] = own
+        for pause in schedule.pauses:
+            self.heard = max(self.heard, pause.since)
+        return schedule
+
+
+class _Queue:
+    """Jobs and queues."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._store = store
+        self._client = store.client
+        self.told: dict[str, Shape] = {}
+
+    async def page(
+        self, *, before: str | None, limit: int, task: str | None = None, **filters: str | None
+    ) -> list[Job]:
+        found = self._client.jobs(type=task, before=before, limit=limit, **filters)
+        return [self._store.job(shape) async for shape in found]
+
+    async def dead(
+        self, *, before: str | None, limit: int, task: str | None = None, **filters: str | None
+    ) -> list[Job]:
+        found = self._client.dead.list(type=task, before=before, limit=limit, **filters)
+        return [self._store.job(shape) async for shape in found]
+
+    async def running(self, limit: int) -> list[Job]:
+        found = self._client.jobs(status=Status.RUNNING, limit=limit)
+        return [self._store.job(shape) async for shape in found]
+
+    async def get(self, job_id: str) -> Job:
+        return self._store.job(await self._client.job(job_id))
+
+    async def cancel(self, job_id: str, *, author: str, reason: str = "") -> Job:
+        return self._store.job(await self._client.cancel(job_id, reason=reason))
+
+    async def retry(self, job_id: str, *, author: str) -> Job:
+        return self._store.job(await self._client.retry(job_id))
+
+    async def drop_dead(self, job_ids: Sequence[str], *, author: str) -> list[str]:
+        answer = await self._client.dead.drop_many(job_ids)
+        return [str(job_id) for job_id in answer["dropped"]]
+
+    async def reruns(self, job_id: str) -> list[str]:
+        return list((await self._client.why(job_id))["evidence"].get("reruns", ()))
+
+    async def attempts(self, job_id: str) -> list[Shape]:
+        return [_understood(attempt_of, shape) for shape in await self._client.attempts(job_id)]
+
+    async def events(self, job_id: str) -> list[Shape]:
+        found = await self._client.history(job_id)
+        return [{**event, "at": _instant(event["at"]), "data": _json(event["data"])} for event in found]
+
+    async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[Shape]:
+        found = self._client.log(job_id, after=after, limit=limit)
+        return [{**line, "at": _instant(line["at"])} async for line in found]
+
+    async def pause(self, queue: str, *, author: str, reason: str = "") -> bool:
+        was_paused = await self._is_paused(queue)
+        self.told[queue] = await self._client.queues.pause(queue, reason=reason)
+        return not was_paused
+
+    async def resume(self, queue: str) -> bool:
+        was_paused = await self._is_paused(queue)
+        self.told[queue] = await self._client.queues.resume(queue)
+        return was_paused
+
+    async def _is_paused(self, queue: str) -> bool:
+        return any([shape["paused"] async for shape in self._client.queues.list() if shape["name"] == queue])
+
+
+class _Schedules:
+    """Schedules."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._store = store
+        self._client = store.client
+
+    async def page(self, *, owner: str | None = None, after: str = "", limit: int = 200) -> list[Schedule]:
+        found = self._client.schedules.list(owner=owner, after=after or None, limit=limit)
+        return [self._store.schedule(shape) async for shape in found]
+
+    async def get(self, name: str) -> Schedule:
+        return self._store.schedule(await self._client.schedules.get(name))
+
+    async def put(self, name: str, spec: ScheduleSpec, *, owner: str, author: str, take_over: bool) -> str:
+        answer = await self._client.schedules.put(name, definition_of(spec), owner=owner, take_over=take_over)
+        return str(answer["outcome"])
+
+    async def pause(self, name: str, *, author: str, reason: str, until: Instant | None) -> bool:
+        was_paused = (await self._client.schedules.get(name))["paused"]
+        await self._client.schedules.pause(name, reason=reason, until=_text(until))
+        return not was_paused
+
+    async def resume(self, name: str, *, author: str) -> bool:
+        was_paused: bool = (await self._client.schedules.get(name))["paused"]
+        await self._client.schedules.resume(name)
+        return was_paused
+
+    async def trigger(self, name: str, *, author: str, args: str | None) -> str:
+        other_args = None if args is None else read_json(args)
+        return self._store.job(await self._client.schedules.trigger(name, other_args)).id
+
+    async def backfill(
+        self, name: str, since: Instant, until: Instant, *, again: bool, author: str, dry_run: bool = False
+    ) -> list[Instant]:
+        first, last = isoformat(since), isoformat(until)
+        answer = await self._client.schedules.backfill(
+            name, first, last, again=again, dry_run=dry_run, limit=BACKFILL_MAX
+        )
+        return [parse_instant(text) for text in answer["instants"]]
+
+    async def remove(self, name: str, *, author: str, owner: str | None = None) -> bool:
+        try:
+            await self._client.schedules.remove(name, owner=owner)
+        except ScheduleNotFound:
+            return False
+        return True
+
+
+class _Ledger:
+    """Decisions."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._client = store.client
+
+    async def occurrences(
+        self, name: str, *, since: Instant, limit: int, before: Instant | None = None
+    ) -> list[Occurrence]:
+        found = self._client.schedules.occurrences(
+            name, since=isoformat(since) if since else None, before=_text(before), limit=limit
+        )
+        return [_understood(occurrence_of, shape) async for shape in found]
+
+
+class _Access:
+    """Tokens, and the trail of what people did."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._client = store.client
+
+    async def create_token(
+        self, *, name: str, tenant: str, role: str, lifetime: Duration | None, actor: str, origin: str
+    ) -> tuple[Token, str]:
+        expires_in = None if lifetime is None else lifetime / SECOND
+        told = await self._client.tokens.create(name, role=role, tenant=tenant, expires_in=expires_in)
+        return _understood(token_of, told), str(told["token"])
+
+    async def revoke_token(self, token_id: str, *, actor: str, origin: str) -> Token:
+        return _understood(token_of, await self._client.tokens.revoke(token_id))
+
+    async def tokens(self, *, tenant: str | None, before: str | None, limit: int) -> list[Token]:
+        """Return all at once."""
+        if before is not None:
+            return []
+        found = [_understood(token_of, shape) async for shape in self._client.tokens.list()]
+        return [token for token in found if tenant in (None, token.tenant)]
+
+    async def actions(
+        self,
+        *,
+        tenant: str | None,
+        actor: str | None,
+        action: str | None,
+        target: str | None,
+        since: Instant | None,
+        before: int | None,
+        limit: int,
+    ) -> list[Action]:
+        """Return all at once, as many as are asked for."""
+        if before is not None:
+            return []
+        found: list[Action] = []
+        async for shape in self._client.trail(actor=actor, action=action, target=target, since=_text(since)):
+            if tenant in (None, shape["tenant"]):
+                found.append(_understood(action_of, shape))
+            if len(found) == limit:
+                break
+        return found
+
+
+# --- from what the API writes to what it was written from
+
+
+def _understood(convert: Callable[[Shape], T], shape: Shape) -> T:
+    try:
+        return convert(shape)
+    except (KeyError, TypeError, ValueError, AttributeError, DefinitionError, msgspec.MsgspecError) as error:
+        raise StoreError(
+            f"an answer of the server is not understood ({type(error).__name__}: {error}); has it another version?"
+        ) from None
+
+
+def _instant(text: str) -> Instant:
+    return parse_instant(text)
+
+
+def _maybe(text: str | None) -> Instant | None:
+    return None if text is None else parse_instant(text)
+
+
+def _text(instant: Instant | None) -> str | None:
+    return None if instant is None else isoformat(instant)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _maybe_json(value: Any) -> str | None:
+    return None if value is None else _json(value)
+
+
+def job_of(shape: Shape, now: Instant) -> Job:
+    """Read a job that was written now."""
+    return Job(
+        id=shape["id"],
+        task=shape["type"],
+        status=Status(shape["status"]),
+        tenant=shape["tenant"],
+        queue=shape["queue"],
+        priority=shape["priority"],
+        args=_json(shape["args"]),
+        created_at=_instant(shape["created_at"]),
+        run_at=_instant(shape["run_at"]),
+        max_attempts=shape["max_attempts"],
+        attempt=shape["attempts"],
+        failures=shape["failures"],
+        version=shape["version"],
+        key=shape["key"],
+        tags=tuple(shape["tags"]),
+        schedule=shape["schedule"],
+        occurrence_at=_maybe(shape["occurrence_at"]),
+        blocked_by=shape["blocked_by"],
+        node=shape["node"],
+        ready_at=_maybe(shape["ready_at"]),
+        started_at=_maybe(shape["started_at"]),
+        finished_at=_maybe(shape["finished_at"]),
+        updated_at=_instant(shape["updated_at"]),
+        cancel_requested_at=_maybe(shape["cancel_requested_at"]),
+        progress=shape["progress"],
+        reason=shape["reason"],
+        result=_maybe_json(shape["result"]),
+        error=_maybe_json(shape["error"]),
+        timeout=None if shape["timeout"] is None else parse_duration(shape["timeout"]),
+        metadata=_maybe_json(shape["metadata"]),
+        detail=_detail(shape, now),
+        parent=shape["parent"],
+        rerun_of=shape["rerun_of"],
+        parked=shape["parked"],
+        expires_at=_maybe(shape["expires_at"]),
+        reviewed_at=_maybe(shape["reviewed_at"]),
+    )
+
+
+def _detail(shape: Shape, now: Instant) -> str | None:
+    """Write what a job says about itself as it has said it; how long it takes counts from when it said so."""
+    if shape["detail"] is None and shape["eta_seconds"] is None:
+        return None
+    detail = dict(shape["detail"] or {})
+    if "steps" in detail:
+        detail["steps"] = [[step["name"], step["state"], step["seconds"]] for step in detail["steps"]]
+    if shape["eta_seconds"] is not None:
+        detail["eta"] = shape["eta_seconds"] + max(0, now - _instant(shape["updated_at"])) / SECOND
+    return _json(detail)
+
+
+def attempt_of(shape: Shape) -> Shape:
+    """Read an attempt."""
+    times = {name: _maybe(shape[name]) for name in ("ready_at", "started_at", "ended_at")}
+    return {**shape, **times, "error": _maybe_json(shape["error"])}
+
+
+_NOT_OPTIONS: Final = frozenset({"task", "trigger", "rule"})
+_OPTIONS: Final = (
+    frozenset(spec_shape(ScheduleSpec(task="x", trigger=trigger_from_dict({"kind": "after", "delay": "1s"}))))
+    - _NOT_OPTIONS
+)
+
+
+def schedule_of(shape: Shape) -> Schedule:
+    """Read a schedule."""
+    options = {name: value for name, value in shape.items() if name in _OPTIONS}
+    spec = ScheduleSpec.build(task=shape["task"], trigger=trigger_from_dict(shape["trigger"]), **options)
+    pause = shape["pause"]
+    return Schedule(
+        name=shape["name"],
+        spec=spec,
+        owner=shape["owner"],
+        revision=shape["revision"],
+        created_at=_instant(shape["created_at"]),
+        decided_through=_instant(shape["decided_through"]),
+        next_at=_maybe(shape["next_at"]),
+        pauses=() if pause is None else (_pause_of(pause),),
+        attention=shape["attention"],
+        failing=shape["failing"],
+    )
+
+
+def _pause_of(shape: Shape) -> Pause:
+    return Pause(
+        since=_instant(shape["since"]),
+        until=_maybe(shape["until"]),
+        reason=shape["reason"],
+        author=shape["author"],
+    )
+
+
+def definition_of(spec: ScheduleSpec) -> Shape:
+    """Write a definition so that nothing in it is left to what the server thinks of the task."""
+    shape = {name: value for name, value in spec_shape(spec).items() if name != "rule" and value is not None}
+    if spec.tenant == ScheduleSpec.__dataclass_fields__["tenant"].default:
+        del shape["tenant"]  # The token says whose it is.
+    return {**shape, "args": read_json(spec.args)}
+
+
+def occurrence_of(shape: Shape) -> Occurrence:
+    """Read a decision."""
+    return Occurrence(
+        schedule=shape["schedule"],
+        instant=_instant(shape["instant"]),
+        outcome=Decided(shape["outcome"]),
+        reason=shape["reason"],
+        decided_at=_instant(shape["decided_at"]),
+        until=_maybe(shape.get("until")),
+        count=shape["count"],
+        job_id=shape["job_id"],
+    )
+
+
+def token_of(shape: Shape) -> Token:
+    """Read what is known of a token."""
+    return Token(
+        id=shape["id"],
+        tenant=shape["tenant"],
+        role=shape["role"],
+        name=shape["name"],
+        created_at=_instant(shape["created_at"]),
+        created_by=shape["created_by"],
+        expires_at=_maybe(shape["expires_at"]),
+        revoked_at=_maybe(shape["revoked_at"]),
+        state=shape["state"],
+    )
+
+
+def action_of(shape: Shape) -> Action:
+    """Read a line of the trail."""
+    return Action(
+        seq=0,
+        at=_instant(shape["at"]),
+        actor=shape["actor"],
+        tenant=shape["tenant"],
+        origin=shape["origin"],
+        action=shape["action"],
+        target=shape["target"],
+        detail=shape["detail"],
+    )
+
+
+def node_of(shape: Shape) -> Node:
+    """Read a process."""
+    return Node(
+        id=shape["id"],
+        name=shape["name"],
+        roles=tuple(shape["roles"]),
+        version=shape["version"],
+        started_at=_instant(shape["started_at"]),
+        beat_at=_instant(shape["beat_at"]),
+        state=shape["state"],
+    )
+
+
+def situation_of(shape: Shape) -> Situation:
+    """Read the situation."""
+    store = shape.get("store", {"kind": "store", "version": "", "latency_ms": 0.0})
+    schedules = shape["schedules"]
+    coming = [
+        {
+            "name": one["name"],
+            "decided_through": _instant(one["decided_through"]),
+            "next_at": _instant(one["next_at"]),
+        }
+        for one in schedules["coming"]
+    ]
+    undecided = shape["oldest_undecided_seconds"]
+    return Situation(
+        now=_instant(shape["at"]),
+        url=store.get("url", ""),
+        facts=Facts(kind=store["kind"], version=store["version"]),
+        latency_s=store["latency_ms"] / 1000,
+        leases=[_lease_of(lease) for lease in shape.get("shards", ())],
+        nodes=[node_of(node) for node in shape.get("nodes", ())],
+        queues=shape["queues"],
+        waiting={status: number for status, number in shape["jobs"].items() if status != PENDING},
+        schedules={
+            **schedules,
+            "next_at": _maybe(schedules["next_at"]),
+            "coming": coming,
+            "oldest_undecided_seconds": undecided,
+        },
+        dead=shape["dead"]["tasks"],
+        failing=[(one["schedule"], one["failed_in_a_row"]) for one in shape["failing"]],
+        tenant=shape["tenant"],
+    )
+
+
+def _lease_of(shape: Shape) -> Lease:
+    return Lease(
+        name=shape["role"],
+        holder=shape["id"],
+        token=shape["token"],
+        until=0,
+        holder_name=shape["name"],
+        since=_instant(shape["since"]),
+    )

@@ -1,0 +1,270 @@
+"""Jobs, schedules, decisions and previews as JSON objects: the same for the HTTP API, the command line and webhooks.
+
+Times are ISO 8601 with `Z`. What looks like a secret by its name is masked here, so that no output forgets it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from headway.errors import InvalidSchedule
+from headway.instants import DAY, INSTANT_MAX, INSTANT_MIN, Instant, format_duration, isoformat, to_datetime
+from headway.model import Action, Job, Occurrence, Pause, Schedule, ScheduleSpec, Token
+from headway.scheduling.planner import first_at, next_instant
+from headway.scheduling.triggers import After, At, Cron, Trigger, describe, trigger_to_dict
+from headway.scheduling.zones import zone
+from headway.why import Detail, eta_seconds, glance, read_detail, read_error, read_json, read_metadata
+
+MASK: Final = "***"
+DEPTH_SHOWN: Final = 100  # More than anybody can hand in over HTTP.
+_SECRET: Final = re.compile(
+    r"pass(word|wd|phrase|code)?$|token|secret|credential|authorization|(^|[_\-.])(api)?keys?$", re.IGNORECASE
+)
+
+# What can be written as a date in every zone.
+_WRITABLE: Final = (INSTANT_MIN + DAY, INSTANT_MAX - DAY)
+
+Shape = dict[str, Any]
+
+
+def stamp(instant: Instant | None) -> str | None:
+    """Write an instant for JSON: ISO 8601 UTC with `Z`, or null."""
+    return None if instant is None else isoformat(instant)
+
+
+def masked(value: Any, depth: int = DEPTH_SHOWN) -> Any:
+    """Hide what looks like a secret by its name, however deep it is; what is deeper than anybody reads is left out."""
+    if isinstance(value, dict | list) and not depth:
+        return "…"
+    if isinstance(value, dict):
+        return {name: MASK if _is_secret(name, inner) else masked(inner, depth - 1) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [masked(inner, depth - 1) for inner in value]
+    return value
+
+
+def unmasked(value: Any, stored: Any) -> Any:
+    """Put back what was masked: who reads a definition, changes it and writes it back has not seen its secrets."""
+    if isinstance(value, dict):
+        known = stored if isinstance(stored, dict) else {}
+        return {
+            name: known[name]
+            if inner == MASK and name in known and _is_secret(name, known[name])
+            else unmasked(inner, known.get(name))
+            for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        known_items = stored if isinstance(stored, list) and len(stored) == len(value) else [None] * len(value)
+        return [unmasked(inner, known) for inner, known in zip(value, known_items, strict=True)]
+    return value
+
+
+def _is_secret(name: object, value: object) -> bool:
+    return value not in (None, "") and isinstance(name, str) and _SECRET.search(name) is not None
+
+
+def job_shape(job: Job, now: Instant, *, why: str | None = None, node_name: str | None = None) -> Shape:
+    """Write a job the way the HTTP API does; without a `why` it says what the job alone can tell."""
+    return {
+        "id": job.id,
+        "type": job.task,
+        "status": str(job.status),
+        "progress": job.progress,
+        "created_at": stamp(job.created_at),
+        "run_at": stamp(job.run_at),
+        "started_at": stamp(job.started_at),
+        "updated_at": stamp(job.updated_at),
+        "finished_at": stamp(job.finished_at),
+        "ready_at": stamp(job.ready_at),
+        "cancel_requested_at": stamp(job.cancel_requested_at),
+        "reviewed_at": stamp(job.reviewed_at),
+        "metadata": masked(read_metadata(job)),
+        "detail": _detail_shape(read_detail(job)),
+        "attempts": job.attempt,
+        "failures": job.failures,
+        "max_attempts": job.max_attempts,
+        "timeout": _duration(job.timeout),
+        "expires_at": stamp(job.expires_at),
+        "queue": job.queue,
+        "priority": job.priority,
+        "tenant": job.tenant,
+        "key": job.key,
+        "tags": list(job.tags),
+        "schedule": job.schedule,
+        "occurrence_at": stamp(job.occurrence_at),
+        "batch": None,
+        "parent": job.parent,
+        "rerun_of": job.rerun_of,
+        "node": job.node,
+        "blocked_by": job.blocked_by,
+        "parked": job.parked,
+        "reason": job.reason,
+        "args": masked(read_json(job.args)),
+        "result": masked(read_json(job.result)),
+        "error": read_error(job.error),
+        "why": glance(job, now, node_name) if why is None else why,
+        "eta_seconds": eta_seconds(job, now),
+        "version": job.version,
+    }
+
+
+def _detail_shape(detail: Detail) -> Shape | None:
+    """Write what a job says about itself; null when it has said nothing."""
+    shape: Shape = {
+        name: value for name in ("step", "done", "total", "rate") if (value := getattr(detail, name)) is not None
+    }
+    if detail.steps:
+        shape["steps"] = [{"name": step.name, "state": step.state, "seconds": step.seconds} for step in detail.steps]
+    return shape or None
+
+
+def attempt_shape(attempt: Mapping[str, Any]) -> Shape:
+    """Write an attempt that has ended."""
+    return {
+        "attempt": attempt["attempt"],
+        "node": attempt["node"],
+        "ready_at": stamp(attempt["ready_at"]),
+        "started_at": stamp(attempt["started_at"]),
+        "ended_at": stamp(attempt["ended_at"]),
+        "outcome": attempt["outcome"],
+        "reason": attempt["reason"],
+        "error": read_error(attempt["error"]),
+    }
+
+
+def occurrence_shape(occurrence: Occurrence) -> Shape:
+    """Write a decision; a run of equal ones has `until` and `count`."""
+    until = {} if occurrence.until is None else {"until": stamp(occurrence.until)}
+    return {
+        "schedule": occurrence.schedule,
+        "instant": stamp(occurrence.instant),
+        **until,
+        "count": occurrence.count,
+        "outcome": str(occurrence.outcome),
+        "reason": occurrence.reason,
+        "decided_at": stamp(occurrence.decided_at),
+        "job_id": occurrence.job_id,
+    }
+
+
+def schedule_shape(schedule: Schedule, now: Instant) -> Shape:
+    """Write a schedule with every policy, also where it is the default."""
+    pause = schedule.paused_at(now)
+    return {
+        "name": schedule.name,
+        **spec_shape(schedule.spec),
+        "owner": schedule.owner,
+        "revision": schedule.revision,
+        "created_at": stamp(schedule.created_at),
+        "decided_through": stamp(schedule.decided_through),
+        "next_at": stamp(schedule.next_at),
+        "paused": pause is not None,
+        "pause": None if pause is None else _pause_shape(pause),
+        "attention": schedule.attention,
+        "failing": schedule.failing,
+    }
+
+
+def _pause_shape(pause: Pause) -> Shape:
+    return {
+        "since": stamp(pause.since),
+        "until": stamp(pause.until),
+        "reason": pause.reason,
+        "author": pause.author,
+    }
+
+
+def spec_shape(spec: ScheduleSpec) -> Shape:
+    """Write a definition with every policy."""
+    return {
+        "task": spec.task,
+        "trigger": trigger_to_dict(spec.trigger),
+        "rule": describe(spec.trigger),
+        "args": masked(read_json(spec.args)),
+        "tenant": spec.tenant,
+        "queue": spec.queue,
+        "priority": spec.priority,
+        "max_attempts": spec.max_attempts,
+        "backoff": None if spec.backoff is None else str(spec.backoff),
+        "tags": list(spec.tags),
+        "overlap": str(spec.overlap),
+        "queue_limit": spec.queue_limit,
+        "missed": str(spec.missed),
+        "deadline": _duration(spec.deadline),
+        "grace": _duration(spec.grace),
+        "catch_up_limit": spec.catch_up_limit,
+        "catch_up_rate": None if spec.catch_up_rate is None else str(spec.catch_up_rate),
+        "jitter": _duration(spec.jitter),
+        "start": stamp(spec.start),
+        "end": stamp(spec.end),
+        "expect": _duration(spec.expect),
+    }
+
+
+def _duration(value: int | None) -> str | None:
+    return None if value is None else format_duration(value)
+
+
+def zone_of(trigger: Trigger) -> ZoneInfo:
+    """Return the zone whose clock a trigger goes by."""
+    return zone(trigger.tz) if isinstance(trigger, Cron | At) and trigger.tz else zone("UTC")
+
+
+def instants_after(spec: ScheduleSpec, after: Instant, limit: int) -> Iterator[Instant]:
+    """Yield the next instants of a definition; a fixed delay has none that are known before its job ends."""
+    if isinstance(spec.trigger, After):
+        return
+    after = max(after, _WRITABLE[0])
+    for _ in range(limit):
+        instant = next_instant(spec, spec.trigger, after)
+        if instant is None or instant > _WRITABLE[1]:
+            return
+        yield instant
+        after = instant
+
+
+def previews(spec: ScheduleSpec, after: Instant, limit: int, tz: ZoneInfo | None = None) -> list[Shape]:
+    """Write the next instants of a definition."""
+    clock = tz or zone_of(spec.trigger)
+    return [preview_shape(instant, spec.trigger, clock) for instant in instants_after(spec, after, limit)]
+
+
+def require_instants(name: str, spec: ScheduleSpec, now: Instant) -> None:
+    """Refuse a definition that would never fire, before anything is written."""
+    if first_at(spec, now) is None:
+        raise InvalidSchedule(f"schedule {name!r} has no instant after {stamp(now)}: {describe(spec.trigger)}")
+
+
+def preview_shape(instant: Instant, trigger: Trigger, tz: ZoneInfo) -> Shape:
+    """Write one instant to come, with its local time and what daylight saving does to it."""
+    note = trigger.note(instant) if isinstance(trigger, Cron) else None
+    return {"instant": stamp(instant), "local": to_datetime(instant).astimezone(tz).isoformat(), "note": note}
+
+
+def token_shape(token: Token) -> Shape:
+    """Write a token; its value is not known here."""
+    return {
+        "id": token.id,
+        "name": token.name,
+        "tenant": token.tenant,
+        "role": token.role,
+        "state": token.state,
+        "created_at": stamp(token.created_at),
+        "created_by": token.created_by,
+        "expires_at": stamp(token.expires_at),
+        "revoked_at": stamp(token.revoked_at),
+    }
+
+
+def action_shape(action: Action) -> Shape:
+    """Write a line of the trail."""
+    return {
+        "at": stamp(action.at),
+        "actor": action.actor,
+        "tenant": action.tenant,
+        "origin": action.origin,
+        "action": action.action,
+        "target": action.target,
+        "detail": masked(action.detail),
+    }

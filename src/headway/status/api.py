@@ -1,0 +1,402 @@
+"""The API as an ASGI application: every route behind the same door.
+
+    request → id → (host, origin) → who asks → may it → parameters → handler → answer with its headers
+
+Nothing is answered without passing here, and nothing but `/livez` and `/readyz` without a credential. The application
+starts its own loops with the first request, so that it can also be mounted into somebody else's, whose server may never
+tell it that it starts.
+"""
+
+import asyncio
+import hashlib
+import ipaddress
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.requests import HTTPConnection, Request
+from starlette.routing import Match, Router
+from starlette.routing import Route as StarletteRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from headway.clock import Clock, Loop
+from headway.errors import HeadwayError
+from headway.events import RequestFailed, emit
+from headway.ports import WakeUps
+from headway.settings import Settings
+from headway.status import access, follow, health, jobs, metrics, openapi, operations, schedules, webhooks
+from headway.status.deliverer import Deliverer
+from headway.status.follow import Conversation
+from headway.status.gate import ANONYMOUS, Gate
+from headway.status.health import Health
+from headway.status.hub import Hub
+from headway.status.jobs import TaskLike, Tasks
+from headway.status.metrics import Metrics
+from headway.status.reader import JobReader, NodeNames
+from headway.status.tally import Tally
+from headway.status.web import Answer, Call, Principal, Refused, Route, answer_json, refusal_of
+from headway.store import Store
+
+ROUTES: Final[tuple[Route, ...]] = (
+    *jobs.ROUTES,
+    *follow.ROUTES,
+    *schedules.ROUTES,
+    *operations.ROUTES,
+    *webhooks.ROUTES,
+    *access.ROUTES,
+    *metrics.ROUTES,
+    *health.ROUTES,
+    *openapi.ROUTES,
+)
+NOBODY: Final = Principal("nobody", "", "viewer")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+_SAFE: Final = ("GET", "HEAD")
+
+
+@dataclass(slots=True)
+class Services:
+    """What the routes of one process share."""
+
+    hub: Hub
+    gate: Gate
+    tasks: Tasks
+    reader: JobReader
+    names: NodeNames
+    health: Health
+    tally: Tally
+    metrics: Metrics
+    deliverer: Deliverer
+    routes: tuple[Route, ...] = ROUTES
+    is_closing: bool = False
+    loops: list[Loop] = field(default_factory=list)
+
+
+class Api:
+    """The ASGI application. `open` gives it a store; its loops live from the first request, or `start`, to `close`."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], Awaitable[Store]],
+        settings: Settings,
+        clock: Clock,
+        *,
+        tasks: Mapping[str, TaskLike] | None = None,
+        tally: Tally | None = None,
+        is_loopback: bool = True,
+    ) -> None:
+        self._open_store = open_store
+        self._settings = settings
+        self._clock = clock
+        self._tasks = tasks or {}
+        self._tally = tally or Tally(clock)
+        self._is_loopback = is_loopback
+        self._router = Router([*_routes(self)], redirect_slashes=False)
+        self._store: Store | None = None
+        self._services: Services | None = None
+        self._running: list[asyncio.Task[None]] = []
+        self._wake_ups: WakeUps | None = None
+        self._starting = asyncio.Lock()
+        self._failed: asyncio.Future[None] | None = None
+
+    # --- its life
+
+    @property
+    def failed(self) -> "asyncio.Future[None]":
+        """Has the error of a loop that has ended by itself."""
+        if self._failed is None:
+            self._failed = asyncio.get_running_loop().create_future()
+        return self._failed
+
+    async def start(self) -> Services:
+        """Open the store and start the loops, once."""
+        async with self._starting:
+            if self._services is None:
+                store = await self._open_store()
+                services = self._make_services(store)
+                self._wake_ups = await store.watch(self._hearing(services))
+                services.hub.is_woken = self._wake_ups.mode != "poll"
+                self._running = [asyncio.ensure_future(loop.run()) for loop in services.loops]
+                for task in self._running:
+                    task.add_done_callback(self._ended)
+                self._store, self._services = store, services
+            return self._services
+
+    def _make_services(self, store: Store) -> Services:
+        hub = Hub(store, self._clock)
+        deliverer = Deliverer(store, self._settings, self._clock)
+        loops = [
+            Loop("hub", hub.tick, clock=self._clock, rest_s_max=5.0),
+            Loop("deliverer", deliverer.tick, clock=self._clock, rest_s_max=5.0),
+            Loop("wake-ups", self._check_wake_ups, clock=self._clock, rest_s_max=30.0),
+        ]
+        hub.wake = loops[0].wake
+        deliverer.wake = loops[1].wake
+        token = self._settings.token or None
+        return Services(
+            hub=hub,
+            gate=Gate(store, self._clock, is_loopback=self._is_loopback, token=token),
+            tasks=Tasks(self._tasks),
+            reader=JobReader(store),
+            names=NodeNames(store, self._clock),
+            health=Health(store, self._clock, loops),
+            tally=self._tally,
+            metrics=Metrics(store, self._clock, self._tally, deliverer),
+            deliverer=deliverer,
+            loops=loops,
+        )
+
+    def _hearing(self, services: Services) -> Callable[[str], None]:
+        def hear(topic: str) -> None:
+            if topic in ("feed", "anything") and services.hub.count():
+                services.hub.wake()
+            if topic == "deliveries":  # Where only "anything" is told, a look every second has to do.
+                services.deliverer.wake()
+
+        return hear
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A loop that ends by itself has a mistake in it: nothing here can be trusted to go on."""
+        if not task.cancelled() and (error := task.exception()) is not None and not self.failed.done():
+            emit(RequestFailed(node=self._clock.node, request_id="-", error=error))
+            self.failed.set_exception(error)
+            self.failed.exception()  # Whoever serves us looks at it; where we are mounted, nobody may.
+
+    async def _check_wake_ups(self) -> float:
+        if self._wake_ups is not None and self._services is not None:
+            await self._wake_ups.check()
+            self._services.hub.is_woken = self._wake_ups.mode != "poll"
+        return 15.0
+
+    def end_streams(self) -> None:
+        """Have every stream end; whoever follows comes back to another process, or to the next one here."""
+        if self._services is not None:
+            self._services.is_closing = True
+            self._services.hub.wake_all()
+
+    async def close(self) -> None:
+        """End streams and loops."""
+        self.end_streams()
+        services, self._services = self._services, None
+        if services is None:
+            return
+        for loop in services.loops:
+            loop.stop()
+        done, late = await asyncio.wait(self._running, timeout=5.0)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*done, *late, return_exceptions=True)
+        await services.deliverer.close()
+        if self._wake_ups is not None:
+            await self._wake_ups.close()
+
+    # --- ASGI
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hold a conversation."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "websocket":
+            await self._converse(WebSocket(scope, receive, send))
+        else:
+            await self._route(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self.start()
+                except HeadwayError as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for candidate in self._router.routes:
+            match, child = candidate.matches(scope)
+            if match is not Match.NONE:
+                scope.update(child)
+                await child["endpoint"](scope, receive, send)
+                return
+        request = Request(scope, receive)
+        await self._send(
+            request, send, _error(Refused(404, "not_found", "there is no such path"), _request_id(request))
+        )
+
+    async def serve(self, routes: Mapping[str, Route], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for a path that exists."""
+        request, started = Request(scope, receive), self._clock.monotonic()
+        request_id = _request_id(request)
+        method = "GET" if request.method == "HEAD" else request.method
+        route = routes.get(method)
+        try:
+            if route is None:
+                allowed = ", ".join(sorted(routes))
+                raise Refused(405, "not_allowed", f"this path knows {allowed} only", headers={"Allow": allowed})
+            answer = await self._answer(request, route, request_id)
+            if not isinstance(answer, Answer):
+                answer.headers = {**_HEADERS, "X-Request-ID": request_id}
+                self._count(route.path, method, 200, started)
+                await answer(scope, receive, send)
+                return
+        except HeadwayError as error:
+            refusal = refusal_of(error)
+            if refusal is None:
+                refusal = self._internal(request_id, error)
+            answer = _error(refusal, request_id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an id and the log the rest
+            answer = _error(self._internal(request_id, error), request_id)
+        self._count(route.path if route else "?", method, answer.status, started)
+        await self._send(request, send, answer, request_id)
+
+    async def _answer(self, request: Request, route: Route, request_id: str) -> Any:
+        services = self._services or await self.start()
+        assert self._store is not None
+        _check_origin(request)
+        principal = NOBODY
+        if route.role is not None:
+            principal = await _admit(request, services.gate, is_page=openapi.is_page(route))
+            if not principal.may(route.role):
+                raise Refused(403, "forbidden", f"the role {route.role} is needed, this token has {principal.role}")
+        call = Call(request, route, principal, self._store, self._settings, self._clock, request_id, services)
+        _ = call.query  # Wrong parameters are refused before anything is done.
+        return await route.handler(call)
+
+    def _internal(self, request_id: str, error: BaseException) -> Refused:
+        emit(RequestFailed(node=self._clock.node, request_id=request_id, error=error))
+        return Refused(500, "internal", "something went wrong here; the log of the server knows more by the request id")
+
+    def _count(self, path: str, method: str, status: int, started: float) -> None:
+        self._tally.request(path, method, status, self._clock.monotonic() - started)
+
+    async def _send(self, request: Request, send: Send, answer: Answer, request_id: str | None = None) -> None:
+        body = (
+            answer.body if isinstance(answer.body, bytes) else b"" if answer.body is None else answer_json(answer.body)
+        )
+        headers = {**_HEADERS, **answer.headers}
+        if request_id is not None:
+            headers["X-Request-ID"] = request_id
+        status = answer.status
+        if status == 200 and request.method in _SAFE and answer.media_type == "application/json":
+            etag = answer.etag or f'W/"{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
+            headers["ETag"] = etag
+            if _matches(request.headers.get("if-none-match"), etag):
+                status, body = 304, b""
+        if body:
+            headers["Content-Type"] = answer.media_type
+        headers["Content-Length"] = str(len(body))
+        raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+    # --- WebSocket
+
+    async def _converse(self, socket: WebSocket) -> None:
+        if socket.scope["path"].removeprefix(socket.scope.get("root_path", "")) != "/api/ws":
+            await socket.close(4404)
+            return
+        try:
+            services = self._services or await self.start()
+            assert self._store is not None
+            _check_origin(socket)
+            principal = await _admit(socket, services.gate)
+        except HeadwayError:
+            await socket.close(4401)
+            return
+        route = Route(method="GET", path="/api/ws", handler=_no_handler, role="viewer", summary="")
+        request = Request({**socket.scope, "type": "http", "method": "GET"})
+        call = Call(request, route, principal, self._store, self._settings, self._clock, _request_id(request), services)
+        await socket.accept()
+        await Conversation(socket, call).run()
+
+
+async def _admit(request: HTTPConnection, gate: Gate, *, is_page: bool = False) -> Principal:
+    """Let somebody in. A name that leads here from elsewhere must not open the door that is open for localhost."""
+    client = request.client.host if request.client else ""
+    authorization = request.headers.get("authorization")
+    try:
+        principal = await gate.admit(openapi.browser_credential(authorization) if is_page else authorization, client)
+    except Refused as refused:
+        if is_page and refused.status == 401:
+            refused.headers["WWW-Authenticate"] = 'Basic realm="headway", charset="UTF-8"'  # So that a browser asks.
+        raise
+    if principal is ANONYMOUS and not _is_local_name(request.headers.get("host", "")):
+        raise Refused(403, "forbidden", "without tokens only requests to localhost are answered; make a token")
+    return principal
+
+
+def _check_origin(request: HTTPConnection) -> None:
+    """Keep web pages of others out: they can make a browser ask, also on behalf of somebody without a token."""
+    if request.scope["type"] == "http" and request.scope["method"] in _SAFE:
+        return  # They cannot read the answer.
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    is_same_site = site in (None, "same-origin", "none")
+    if not is_same_site or (origin is not None and origin.partition("://")[2] != request.headers.get("host", "")):
+        raise Refused(403, "forbidden", "pages of other sites may not do this")
+
+
+async def _no_handler(_: Call) -> Answer:
+    raise AssertionError("a conversation has no answer")
+
+
+def _routes(api: Api) -> Iterable[StarletteRoute]:
+    """Make one route per path, in the order of the table; fixed paths come before those with parameters."""
+    by_path: dict[str, dict[str, Route]] = {}
+    for route in ROUTES:
+        by_path.setdefault(route.path, {})[route.method] = route
+    for path in sorted(by_path, key=lambda path: path.count("{") > 0):
+        yield StarletteRoute(path, _Endpoint(api, by_path[path]))
+
+
+class _Endpoint:
+    """A path with its methods."""
+
+    def __init__(self, api: Api, routes: Mapping[str, Route]) -> None:
+        self._api = api
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._api.serve(self._routes, scope, receive, send)
+
+
+def _error(refusal: Refused, request_id: str) -> Answer:
+    error = {"code": refusal.code, "message": str(refusal)}
+    if refusal.hint is not None:
+        error["hint"] = refusal.hint
+    return Answer({"error": error, "request_id": request_id}, refusal.status, refusal.headers)
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(8)}"
+
+
+def _matches(header: str | None, etag: str) -> bool:
+    if header is None:
+        return False
+    known = {part.strip().removeprefix("W/") for part in header.split(",")}
+    return "*" in known or etag.removeprefix("W/") in known
+
+
+def _is_local_name(host: str) -> bool:
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    name = name.strip("[]").lower()
+    if name in ("localhost", ""):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,422 @@
+"""Ways to follow: a long poll, server-sent events of one job or of all, and a WebSocket with the same events.
+
+Events of one job are numbered by its versions: who comes back with the last number it has seen (`Last-Event-ID`,
+`since`) gets what came after it, from the records, or `resync` with the whole job when they are gone. Followers of
+everything come back with a cursor and may be told something twice: an event whose version of that job is not newer
+than what one knows is to be ignored.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from headway.errors import HeadwayError, JobNotFound
+from headway.instants import SECOND, parse_duration
+from headway.lifecycle import Status
+from headway.model import Job
+from headway.shapes import job_shape
+from headway.status.around import why
+from headway.status.hub import FOLLOWERS_MAX, Event, Follower, Hub, change_shape, job_event, log_event
+from headway.status.reader import JobReader
+from headway.status.web import Answer, Call, Param, Principal, Refused, Route, refusal_of
+from headway.store.feed import Change
+
+HEARTBEAT_S: Final = 15.0
+VALID_EVERY_S: Final = 2.0
+WAIT_S_MAX: Final = 60.0
+SUBSCRIPTIONS_MAX: Final = 100
+MESSAGE_BYTES_MAX: Final = 4_096
+
+FILTERS: Final = (
+    Param("status", "only jobs in this state", choices=tuple(Status), example="RUNNING"),
+    Param("type", "only jobs of this task"),
+    Param("queue", "only jobs of this queue"),
+    Param("tenant", "only jobs of this tenant"),
+    Param("schedule", "only jobs of this schedule"),
+    Param("tag", "only jobs with this tag"),
+    Param("key", "only the job with this idempotency key"),
+)
+SINCE: Final = Param("since", "the last version that you know", "int", low=0, high=10**15)
+
+
+# --- one job
+
+
+async def events_of_job(call: Call) -> "Stream":
+    """Stream the events of one job; ends after `done`."""
+    job = await visible_job(call, call.path("job_id"))
+    last = call.request.headers.get("last-event-id", "")
+    known = int(last) if last.isascii() and last.isdecimal() and len(last) <= 15 else call.query.get("since")
+    return Stream(call, lambda: follow_job(call.services.hub, call, job.id, known), ends_with_done=True)
+
+
+async def visible_job(call: Call, job_id: str) -> Job:
+    """Read a job; one of another tenant is not there."""
+    reader: JobReader = call.services.reader
+    job = await reader.get(job_id)
+    call.see(job.tenant, JobNotFound(f"no job has the id {job_id!r}"))
+    return job
+
+
+async def follow_job(hub: Hub, call: Call, job_id: str, known: int | None) -> tuple[Follower, list[Event]]:
+    """Start to follow a job; return also what comes first: all of it, or what came after the version that is known."""
+    follower = await hub.follow_job(job_id)
+    try:
+        found = await call.store.feed.jobs([job_id])
+        if not found:
+            raise JobNotFound(f"no job has the id {job_id!r}")
+        job = found[0]
+        follower.floor = job.version
+        return follower, await _catch_up(call, job, known)
+    except BaseException:
+        hub.leave(follower)
+        raise
+
+
+async def _catch_up(call: Call, job: Job, known: int | None) -> list[Event]:
+    now = call.clock.now()
+    if known is not None and known == job.version:
+        return []
+    lines = await call.store.feed.log_since(job.id, known or 0)
+    if known is not None and known < job.version:
+        fed = [change for change in await call.store.feed.of_job(job.id, known) if change.job.version <= job.version]
+        if len(fed) == job.version - known:
+            return _replayed(fed, lines, job, now)
+    kind = "done" if job.status.is_final else "status" if known is None else "resync"
+    first = [log_event(lines, None, 0)] if lines else []
+    return [*first, _unnumbered(job_event(kind, job, now))]
+
+
+def _replayed(fed: list[Change], lines: list[Any], job: Job, now: int) -> list[Event]:
+    events: list[Event] = []
+    before: tuple[str, int] | None = None
+    for change in fed:
+        version = change.job.version
+        mine = [line for line in lines if line.version == version]
+        if mine:
+            events.append(log_event(mine, None, 0))
+        if version == job.version and job.status.is_final:
+            events.append(_unnumbered(job_event("done", job, now)))
+            continue
+        kind = "progress" if before == (change.job.status, change.job.attempt) else "status"
+        before = (change.job.status, change.job.attempt)
+        events.append(Event(kind, change_shape(change.job, now), id=str(version)))
+    return events
+
+
+def _unnumbered(event: Event) -> Event:
+    """Let an event pass the floor of its follower: it is what the floor was set by."""
+    event.version = 0
+    return event
+
+
+# --- everything
+
+
+def wanted(call_tenant: str | None, query: dict[str, Any]) -> Callable[[Job], bool]:
+    """Say which jobs a follower of everything wants, of those that it may see."""
+    checks: list[Callable[[Job], bool]] = []
+    if call_tenant is not None:
+        checks.append(lambda job: job.tenant == call_tenant)
+    fields = {
+        "status": "status",
+        "type": "task",
+        "queue": "queue",
+        "tenant": "tenant",
+        "schedule": "schedule",
+        "key": "key",
+    }
+    for name, attribute in fields.items():
+        if name in query:
+            checks.append(lambda job, attribute=attribute, value=query[name]: getattr(job, attribute) == value)  # type: ignore[misc]
+    if "tag" in query:
+        checks.append(lambda job: query["tag"] in job.tags)
+    return lambda job: all(check(job) for check in checks)
+
+
+async def stream(call: Call) -> "Stream":
+    """Stream the events of all jobs that the caller may see and wants."""
+    wants = wanted(call.tenant, call.query)
+    last = call.request.headers.get("last-event-id") or call.query.get("cursor")
+    return Stream(call, lambda: follow_everything(call.services.hub, wants, last))
+
+
+async def follow_everything(hub: Hub, wants: Callable[[Job], bool], last: str | None) -> tuple[Follower, list[Event]]:
+    """Start to follow everything; return also what may have been missed since the cursor that is known."""
+    follower, cursor = await hub.follow_everything(wants)
+    try:
+        ready = Event("ready", {"cursor": cursor}, id=cursor)
+        if last is None:
+            return follower, [ready]
+        missed = await hub.missed(last, wants)
+        return follower, [Event("resync", {}, id=cursor)] if missed is None else [*missed, ready]
+    except BaseException:
+        hub.leave(follower)
+        raise
+
+
+class Stream:
+    """Server-sent events as an ASGI response. Ends with the client, the server, its credential, or the last event."""
+
+    def __init__(self, call: Call, begin: Callable[[], Any], *, ends_with_done: bool = False) -> None:
+        self._call = call
+        self._begin = begin
+        self._ends_with_done = ends_with_done
+        self.headers: dict[str, str] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until there is nobody to send them to."""
+        call, hub = self._call, self._call.services.hub
+        if hub.count() >= FOLLOWERS_MAX:
+            raise Refused(503, "too_many_followers", "too many streams are open here", headers={"Retry-After": "5"})
+        follower, first = await self._begin()
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        gone = asyncio.ensure_future(_gone(receive, follower))
+        try:
+            start = {"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *headers]}
+            await send(start)
+            await _send(send, b"retry: 1000\n\n" + b"".join(event.sse for event in first))
+            if not (self._ends_with_done and any(event.kind in ("done", "gone") for event in first)):
+                await self._go_on(call, follower, send)
+        finally:
+            hub.leave(follower)
+            gone.cancel()
+            with contextlib.suppress(Exception):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _go_on(self, call: Call, follower: Follower, send: Send) -> None:
+        async for events in spoken(call.services, call.principal, call, follower):
+            await _send(send, b"".join(event.sse for event in events) if events else b": still here\n\n")
+            if self._ends_with_done and any(event.kind in ("done", "gone") for event in events):
+                return
+
+
+async def spoken(services: Any, principal: Principal, call: Call, follower: Follower) -> AsyncIterator[list[Event]]:
+    """Yield events as they come, and nothing as a heartbeat; ends when the follower is dropped or may hear no more."""
+    clock = call.clock
+    beat_at, valid_at = clock.monotonic() + HEARTBEAT_S, clock.monotonic() + VALID_EVERY_S
+    while not services.is_closing:
+        await clock.rest(max(0.0, min(beat_at, valid_at) - clock.monotonic()), follower.wake)
+        now = clock.monotonic()
+        if now >= valid_at:
+            if services.gate is not None and not await services.gate.still_valid(principal):
+                return
+            valid_at = now + VALID_EVERY_S
+        events = follower.take()
+        if follower.is_dropped:
+            return
+        if events or now >= beat_at:
+            yield events
+            beat_at = now + HEARTBEAT_S
+
+
+_SSE_HEADERS: Final = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+async def _send(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _gone(receive: Receive, follower: Follower) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    follower.is_dropped = True
+    follower.wake.set()
+
+
+# --- long poll
+
+
+def wait_s(call: Call) -> float:
+    """Return how long a caller wants to wait for a change."""
+    text = call.query.get("wait")
+    return 0.0 if text is None else min(parse_duration(text, what="wait") / SECOND, WAIT_S_MAX)
+
+
+async def wait_for_change(call: Call, job: Job) -> Job:
+    """Wait until a job has another version than the caller knows, or for as long as the caller wants to."""
+    known, limit_s = call.query.get("since", job.version), wait_s(call)
+    if limit_s <= 0 or job.version > known or job.status.is_final:
+        return job
+    hub: Hub = call.services.hub
+    follower = await hub.follow_job(job.id)
+    try:
+        until = call.clock.monotonic() + limit_s
+        [latest] = await call.store.feed.jobs([job.id]) or [job]
+        while (
+            latest.version <= known and (rest_s := until - call.clock.monotonic()) > 0 and not call.services.is_closing
+        ):
+            await call.clock.rest(min(rest_s, VALID_EVERY_S), follower.wake)
+            if not await call.services.gate.still_valid(call.principal):
+                raise Refused(401, "unauthorized", "the token was revoked or has expired")
+            if follower.take() or follower.is_dropped:
+                [latest] = await call.store.feed.jobs([job.id]) or [job]
+            if follower.is_dropped:
+                break
+        return latest
+    finally:
+        hub.leave(follower)
+
+
+# --- WebSocket
+
+
+class _Subscribe(msgspec.Struct, forbid_unknown_fields=True):
+    job: str | None = None
+    since: int | None = None
+    all: dict[str, str] | None = None
+    cursor: str | None = None
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    subscribe: _Subscribe | None = None
+    unsubscribe: _Subscribe | None = None
+
+
+class Conversation:
+    """One WebSocket: subscriptions to jobs, or to everything, and their events."""
+
+    def __init__(self, socket: WebSocket, call: Call) -> None:
+        self._socket = socket
+        self._call = call
+        self._speaking: dict[str, asyncio.Task[None]] = {}
+        self._sending = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Listen until one of us goes."""
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            while True:
+                text = await self._socket.receive_text()
+                if len(text) > MESSAGE_BYTES_MAX:
+                    await self._say_error("too_large", f"a message may have at most {MESSAGE_BYTES_MAX} characters")
+                    continue
+                await self._hear(text)
+        except (WebSocketDisconnect, RuntimeError, KeyError):
+            pass
+        finally:
+            for task in (watch, *self._speaking.values()):
+                task.cancel()
+            await asyncio.gather(watch, *self._speaking.values(), return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """End the conversation with the credential or the server."""
+        nothing = asyncio.Event()
+        while not self._call.services.is_closing:
+            await self._call.clock.rest(VALID_EVERY_S, nothing)
+            gate = self._call.services.gate
+            if gate is not None and not await gate.still_valid(self._call.principal):
+                break
+        if self._socket.application_state is WebSocketState.CONNECTED:
+            await self._socket.close(1001 if self._call.services.is_closing else 4401)
+
+    async def _hear(self, text: str) -> None:
+        try:
+            message = msgspec.json.decode(text, type=_Message)
+        except msgspec.DecodeError as error:
+            await self._say_error("invalid", f"not understood: {error}")
+            return
+        if message.subscribe is not None:
+            await self._subscribe(message.subscribe)
+        if message.unsubscribe is not None:
+            task = self._speaking.pop(message.unsubscribe.job or "*", None)
+            if task is not None:
+                task.cancel()
+
+    async def _subscribe(self, wish: _Subscribe) -> None:
+        name = wish.job or "*"
+        if name in self._speaking or len(self._speaking) >= SUBSCRIPTIONS_MAX:
+            await self._say_error("too_many", f"at most {SUBSCRIPTIONS_MAX} subscriptions, each once", name)
+            return
+        try:
+            if wish.job is None:
+                known = {param.name for param in FILTERS}
+                if unknown := (wish.all or {}).keys() - known:
+                    raise Refused(422, "invalid", f"no filter is named {min(unknown)[:40]!r}")
+                wants = wanted(self._call.tenant, wish.all or {})
+                follower, first = await follow_everything(self._call.services.hub, wants, wish.cursor)
+            else:
+                job = await visible_job(self._call, wish.job)
+                follower, first = await follow_job(self._call.services.hub, self._call, job.id, wish.since)
+        except HeadwayError as error:
+            refusal = refusal_of(error)
+            await self._say_error(refusal.code if refusal else "internal", str(refusal or "it failed"), name)
+            return
+        self._speaking[name] = asyncio.ensure_future(self._speak(name, follower, first))
+
+    async def _speak(self, name: str, follower: Follower, first: list[Event]) -> None:
+        try:
+            await self._say(first)
+            async for events in spoken(self._call.services, self._call.principal, self._call, follower):
+                await self._say(events)
+                if name != "*" and any(event.kind in ("done", "gone") for event in events):
+                    return
+            if follower.is_dropped:
+                await self._say_error("dropped", "you read too slowly; subscribe again from where you are", name)
+        finally:
+            self._call.services.hub.leave(follower)
+            self._speaking.pop(name, None)
+
+    async def _say(self, events: list[Event]) -> None:
+        async with self._sending:
+            for event in events:
+                await self._socket.send_text(event.message().decode())
+
+    async def _say_error(self, code: str, message: str, name: str | None = None) -> None:
+        error = {"event": "error", "data": {"code": code, "message": message, "subscription": name}}
+        async with self._sending:
+            await self._socket.send_text(msgspec.json.encode(error).decode())
+
+
+# --- a job, whole
+
+
+# Where the job alone can say why it is there; for the others one has to look around.
+_PLAIN: Final = frozenset({Status.COMPLETED, Status.RUNNING, Status.CANCELLED, Status.SCHEDULED})
+
+
+async def job_answer(call: Call, job: Job) -> Answer:
+    """Answer with a job and why it is where it is."""
+    now = call.clock.now()
+    words = None if job.status in _PLAIN else (await why(call.store, job, now)).why
+    shape = job_shape(job, now, why=words, node_name=await call.services.names.of(job.node))
+    if shape["error"] is not None and not call.principal.may("operator"):
+        shape["error"].pop("traceback", None)
+    return Answer(shape, etag=f'W/"{job.version}"')  # Weak: what it says about time goes on without a change.
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/jobs/{job_id}/events",
+        handler=events_of_job,
+        role="viewer",
+        summary="Follow one job",
+        what="Server-sent events: status, progress, log, done; the id is the version. Goes on from Last-Event-ID.",
+        tag="follow",
+        query=(SINCE,),
+        headers=("Last-Event-ID",),
+        is_stream=True,
+    ),
+    Route(
+        method="GET",
+        path="/api/stream",
+        handler=stream,
+        role="viewer",
+        summary="Follow everything",
+        what="Server-sent events of all jobs that the token may see. Resumes with Last-Event-ID, or says resync.",
+        tag="follow",
+        query=(*FILTERS, Param("cursor", "where to go on, as Last-Event-ID")),
+        headers=("Last-Event-ID",),
+        is_stream=True,
+    ),
+)

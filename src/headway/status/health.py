@@ -1,0 +1,130 @@
+"""Whether this process lives, and whether it is of use: /livez and /readyz.
+
+/livez answers as long as the event loop turns, and asks nobody: a process must not be killed because its store is away.
+
+/readyz tells the truth about three things, each in a few words and without names of machines:
+
+    store    answers a statement within two seconds, or it does not: then nothing can be served, and the answer is 503
+    loops    the loops of this process turn; one that stands still is a fault of this process, and the answer is 503
+    leader   somebody decides the schedules; if nobody does, jobs can still be asked for and run: `degraded`, with 200
+
+What was seen counts for a second, and many who ask at once cost one look, so nobody can use it to keep the store busy.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headway.clock import Clock, Loop
+from headway.errors import StoreError
+from headway.status.around import alive
+from headway.status.recent import Recent
+from headway.status.web import Answer, Call, Route
+from headway.store import Store
+
+PROBE_S_MAX: Final = 2.0
+FRESH_S: Final = 1.0
+STANDSTILL_S: Final = 5.0  # So much longer than it may rest a loop has been silent when it stands still.
+SCHEDULER: Final = "scheduler"
+SHARD_PREFIX: Final = "scheduler/"
+
+OK: Final = "ok"
+AWAY: Final = "does not answer"
+NOBODY_DECIDES: Final = "nobody decides the schedules"
+UNKNOWN: Final = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What was found: a few words about each part."""
+
+    store: str
+    loops: str
+    leader: str
+
+    @property
+    def status(self) -> str:
+        """One word about all: `ready`, `degraded` (it serves, somebody should look) or `unready`."""
+        if self.store != OK or self.loops != OK:
+            return "unready"
+        return "ready" if self.leader == OK else "degraded"
+
+
+class Health:
+    """Looks at the store, at the loops of this process and at who leads."""
+
+    def __init__(self, store: Store, clock: Clock, loops: Sequence[Loop] = ()) -> None:
+        self._store = store
+        self._loops = loops
+        self._outside = Recent(self._look_outside, clock=clock, fresh_s=FRESH_S)
+
+    async def look(self) -> Condition:
+        """Say how it is now, or was a second ago."""
+        store, leader = await self._outside.get()
+        return Condition(store=store, loops=self._look_at_loops(), leader=leader)
+
+    async def _look_outside(self) -> tuple[str, str]:
+        try:
+            async with asyncio.timeout(PROBE_S_MAX):
+                await self._store.measures.now()
+                return OK, OK if await self._is_led() else NOBODY_DECIDES
+        except (StoreError, TimeoutError):
+            return AWAY, UNKNOWN
+
+    async def _is_led(self) -> bool:
+        """Say whether somebody holds a lease on schedules, or decides them by locking each."""
+        if any(is_running for _, is_running in await self._store.leases.held(SHARD_PREFIX)):
+            return True
+        return any(SCHEDULER in node.roles and node.state.get("mode") == "lock" for node in await alive(self._store))
+
+    def _look_at_loops(self) -> str:
+        still = [loop.name for loop in self._loops if loop.idle_s() > loop.rest_s_max + STANDSTILL_S]
+        return f"{', '.join(still)} stands still" if still else OK
+
+
+async def livez(_: Call) -> Answer:
+    """Say that the process answers."""
+    return Answer({"status": "alive"})
+
+
+async def readyz(call: Call) -> Answer:
+    """Say whether it is worth asking this process for anything."""
+    found: Condition = await call.services.health.look()
+    checks = {"store": found.store, "loops": found.loops, "leader": found.leader}
+    is_unready = found.status == "unready"
+    return Answer(
+        {"status": found.status, "checks": checks},
+        503 if is_unready else 200,
+        {"Retry-After": "1"} if is_unready else {},
+    )
+
+
+_READY: Final = {"status": "ready", "checks": {"store": OK, "loops": OK, "leader": OK}}
+_UNREADY: Final = {"status": "unready", "checks": {"store": AWAY, "loops": OK, "leader": UNKNOWN}}
+
+ROUTES: Final[tuple[Route, ...]] = (
+    Route(
+        method="GET",
+        path="/livez",
+        handler=livez,
+        role=None,
+        summary="Does the process live?",
+        what="Answers as long as the process does, whatever the store is doing.",
+        tag="operations",
+        answers={200: {"status": "alive"}},
+    ),
+    Route(
+        method="GET",
+        path="/readyz",
+        handler=readyz,
+        role=None,
+        summary="Is the process ready to serve?",
+        what=(
+            "503 when the store does not answer or a loop of this process stands still. `degraded` with 200 when "
+            "nobody decides the schedules: jobs can still be asked for and run."
+        ),
+        tag="operations",
+        answers={200: _READY, 503: _UNREADY},
+    ),
+)

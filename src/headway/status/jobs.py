@@ -1,0 +1,469 @@
+"""The routes of jobs: hand in, look at, stop, run again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Protocol
+
+import msgspec
+
+from headway.errors import DuplicateKey, InvalidTask, JobNotFound, TaskNotFound
+from headway.instants import DAY
+from headway.lifecycle import Status
+from headway.model import EnqueuedRow, Job, NewJob, check_name, encode_args
+from headway.shapes import attempt_shape, job_shape, stamp
+from headway.status.around import node_names, why
+from headway.status.follow import FILTERS, SINCE, Stream, events_of_job, job_answer, visible_job, wait_for_change
+from headway.status.outbound import check_url
+from headway.status.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Refused, Route
+from headway.task import Options
+from headway.why import read_json
+
+JOBS_MAX: Final = 10_000
+KNOWN_FOR_S: Final = 1.0
+
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+
+class JobBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A job as it is handed in over HTTP."""
+
+    type: _Text
+    args: dict[str, Any] = {}
+    delay: str | float | int | None = None
+    run_at: str | None = None
+    queue: _Text | None = None
+    priority: int | None = None
+    key: _Text | None = None
+    tenant: _Text | None = None
+    callback_url: str | None = None
+    max_attempts: int | None = None
+    timeout: str | float | int | None = None
+    expires: str | float | int | None = None
+    tags: list[_Text] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class BulkBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Many jobs, all or none."""
+
+    jobs: Annotated[list[JobBody], msgspec.Meta(min_length=1, max_length=JOBS_MAX)]
+
+
+class ReasonBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Why somebody does something."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=300)] = ""
+
+
+class TaskLike(Protocol):
+    """What is known of a task here: what its jobs are like unless they say otherwise, and what arguments it takes."""
+
+    @property
+    def defaults(self) -> Options:
+        """The options of its jobs."""
+        ...
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Check arguments."""
+        ...
+
+
+@dataclass(slots=True)
+class Tasks:
+    """Which tasks there are: those of the app that the API was started with, and those that workers know."""
+
+    app: Mapping[str, TaskLike] = field(default_factory=dict)
+    _heard: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _heard_at: float = -1e9
+
+    async def options_of(self, call: Call, name: str, args: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+        """Return what a task says of its jobs, and the arguments as it takes them; refuse a task that nobody knows."""
+        task = self.app.get(name)
+        if task is not None:
+            return task.defaults, task.bind((), args)
+        if name not in self._heard and call.clock.monotonic() - self._heard_at > KNOWN_FOR_S:
+            await self._listen(call)
+        if name in self._heard:
+            return Options.heard(self._heard[name]), args
+        if self.app or self._heard:
+            raise TaskNotFound(f"no worker and no app here knows a task {name!r}")
+        return Options(), args  # Nobody has said anything for a day: we cannot know better.
+
+    async def _listen(self, call: Call) -> None:
+        heard: dict[str, dict[str, Any]] = {}
+        for node in await call.store.nodes.alive(DAY):
+            worker = node.state.get("worker")
+            if isinstance(worker, dict):
+                defaults = worker.get("defaults")
+                heard.update({name: (defaults or {}).get(name, {}) for name in worker.get("tasks", ())})
+        self._heard, self._heard_at = heard, call.clock.monotonic()
+
+
+async def enqueue(call: Call) -> Answer:
+    """Hand in one job."""
+    body = await call.body(JobBody)
+    key = call.request.headers.get("idempotency-key")
+    if key is not None and body.key not in (None, key):
+        raise Refused(422, "invalid", "key: the body and the header Idempotency-Key say different things")
+    job = await _new_job(call, body, key)
+    [row] = await _hand_in(call, [job])
+    if not row.is_new:
+        return Answer(_enqueued(job, row), 200, {"Location": f"/api/jobs/{row.id}"})
+    return Answer(_enqueued(job, row), 201, {"Location": f"/api/jobs/{row.id}"})
+
+
+async def enqueue_many(call: Call) -> Answer:
+    """Hand in many jobs, all or none."""
+    body = await call.body(BulkBody)
+    jobs = []
+    for number, one in enumerate(body.jobs):
+        try:
+            jobs.append(await _new_job(call, one, None))
+        except (InvalidTask, TaskNotFound, Refused) as error:
+            status = 404 if isinstance(error, TaskNotFound) else getattr(error, "status", 422)
+            code = "unknown_task" if isinstance(error, TaskNotFound) else getattr(error, "code", "invalid")
+            raise Refused(status, code, f"jobs[{number}]: {error}") from None
+    rows = await _hand_in(call, jobs)
+    items = [_enqueued(job, row) for job, row in zip(jobs, rows, strict=True)]
+    created = sum(row.is_new for row in rows)
+    return Answer({"items": items, "created": created, "existing": len(rows) - created}, 201 if created else 200)
+
+
+async def _hand_in(call: Call, jobs: list[NewJob]) -> list[EnqueuedRow]:
+    for tenant in sorted({job.tenant for job in jobs if job.callback is not None}):
+        await call.store.webhooks.ensure_callbacks(tenant)
+    try:
+        return await call.store.queue.enqueue(jobs)
+    except DuplicateKey as error:
+        raise Refused(409, "duplicate_key", str(error)) from None
+
+
+async def _new_job(call: Call, body: JobBody, key: str | None) -> NewJob:
+    own = call.principal.one_tenant
+    if body.tenant is not None and own is not None and body.tenant != own:
+        raise Refused(403, "forbidden", "tenant: the tenant comes from the token; leave it out")
+    if body.tenant == "*":
+        raise Refused(422, "invalid", "tenant: a job belongs to one tenant, and `*` stands for all of them")
+    if body.run_at is not None and body.delay is not None:
+        raise Refused(422, "invalid", "delay and run_at exclude each other: say when in one way")
+    tasks: Tasks = call.services.tasks
+    options, args = await tasks.options_of(call, check_name(body.type, "type"), body.args)
+    options = options.changed(
+        {
+            "queue": body.queue,
+            "priority": body.priority,
+            "tenant": own or body.tenant,
+            "max_attempts": body.max_attempts,
+            "delay": body.delay,
+            "at": body.run_at,
+            "key": key or body.key,
+            "tags": None if body.tags is None else tuple(body.tags),
+            "timeout": body.timeout,
+            "expires": body.expires,
+            "metadata": body.metadata,
+        }
+    )
+    return NewJob(
+        id=call.clock.new_id("job"),
+        task=body.type,
+        args=encode_args(args),
+        tenant=options.tenant,
+        queue=options.queue,
+        priority=options.priority,
+        max_attempts=options.max_attempts,
+        backoff=options.backoff,
+        key=options.key,
+        tags=options.tags,
+        delay=options.delay,
+        run_at=options.at,
+        timeout=options.timeout,
+        expires=options.expires,
+        metadata=options.metadata,
+        callback=None if body.callback_url is None else check_url(body.callback_url),
+    )
+
+
+def _enqueued(job: NewJob, row: EnqueuedRow) -> dict[str, Any]:
+    """Write what was handed in, without reading it again."""
+    stored = Job(
+        id=row.id,
+        task=job.task,
+        status=Status(row.status),
+        tenant=job.tenant,
+        queue=job.queue,
+        priority=job.priority,
+        args=job.args,
+        created_at=row.created_at,
+        run_at=row.run_at,
+        updated_at=row.created_at,
+        max_attempts=job.max_attempts,
+        key=job.key,
+        tags=job.tags,
+        timeout=job.timeout,
+        metadata=job.metadata,
+    )
+    return job_shape(stored, row.created_at)
+
+
+async def list_jobs(call: Call) -> Answer:
+    """Read a page of jobs, newest first."""
+    query, (limit, before) = call.query, call.page()
+    tenant = _tenant(call, query.get("tenant"))
+    if query.get("batch"):
+        return Answer({"items": [], "next_cursor": None})
+    found = await call.store.queue.page(
+        status=query.get("status"),
+        task=query.get("type"),
+        queue=query.get("queue"),
+        tenant=tenant,
+        schedule=query.get("schedule"),
+        key=query.get("key"),
+        tag=query.get("tag"),
+        words=query.get("q"),
+        since=query.get("created_after"),
+        until=query.get("created_before"),
+        before=before,
+        limit=limit,
+    )
+    names = await node_names(call.store) if any(job.node for job in found) else {}
+    now = call.clock.now()
+    items = [_listed(call, job, now, names) for job in found]
+    return Answer({"items": items, "next_cursor": found[-1].id if len(found) == limit else None})
+
+
+def _tenant(call: Call, asked: str | None) -> str | None:
+    """Say whose jobs are asked for; for those of another tenant it is as if there were none."""
+    if call.tenant is not None and asked not in (None, call.tenant):
+        raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
+    return call.tenant or asked
+
+
+def _listed(call: Call, job: Job, now: int, names: Mapping[str, str]) -> dict[str, Any]:
+    shape = job_shape(job, now, node_name=names.get(job.node or ""))
+    if shape["error"] is not None and not call.principal.may("operator"):
+        shape["error"].pop("traceback", None)
+    return shape
+
+
+async def get_job(call: Call) -> Answer | Stream:
+    """Read one job; with `wait` only when it has changed. Who accepts a stream gets one."""
+    if "text/event-stream" in call.request.headers.get("accept", ""):
+        return await events_of_job(call)
+    job = await visible_job(call, call.path("job_id"))
+    if "wait" in call.query:
+        job = await wait_for_change(call, job)
+    return await job_answer(call, job)
+
+
+async def latest_job(call: Call) -> Answer:
+    """Read the newest job of a kind."""
+    query = call.query
+    found = await call.store.queue.latest(
+        query["type"], tenant=_tenant(call, query.get("tenant")), key=query.get("key")
+    )
+    if found is None:
+        raise JobNotFound(f"there is no job of type {query['type']!r} yet")
+    return await job_answer(call, found)
+
+
+async def attempts_of_job(call: Call) -> Answer:
+    """Read the attempts of a job that have ended."""
+    job = await visible_job(call, call.path("job_id"))
+    items = [attempt_shape(attempt) for attempt in await call.store.queue.attempts(job.id)]
+    for item in items:
+        if item["error"] is not None and not call.principal.may("operator"):
+            item["error"].pop("traceback", None)
+    return Answer({"items": items, "next_cursor": None})
+
+
+async def log_of_job(call: Call) -> Answer:
+    """Read a page of a job's log, oldest first."""
+    job = await visible_job(call, call.path("job_id"))
+    limit, cursor = call.page()
+    if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
+        raise Refused(422, "invalid", "cursor: not one of this list")
+    lines = await call.store.queue.log(job.id, after=int(cursor or 0), limit=limit)
+    items = [{**line, "at": stamp(line["at"])} for line in lines]
+    return Answer({"items": items, "next_cursor": str(lines[-1]["seq"]) if len(lines) == limit else None})
+
+
+async def history_of_job(call: Call) -> Answer:
+    """Read what has happened to a job, oldest first."""
+    job = await visible_job(call, call.path("job_id"))
+    items = [
+        {**event, "at": stamp(event["at"]), "data": read_json(event["data"])}
+        for event in await call.store.queue.events(job.id)
+    ]
+    return Answer({"items": items, "next_cursor": None})
+
+
+async def why_of_job(call: Call) -> Answer:
+    """Say why a job is where it is."""
+    job = await visible_job(call, call.path("job_id"))
+    reason = await why(call.store, job, call.clock.now())
+    return Answer({"id": job.id, "status": str(job.status), "why": reason.why, "evidence": reason.evidence})
+
+
+async def cancel_job(call: Call) -> Answer:
+    """End a job, or have it stop when it runs."""
+    job = await visible_job(call, call.path("job_id"))
+    body = await call.body(ReasonBody)
+    after = await call.store.queue.cancel(job.id, author=call.principal.name, reason=body.reason)
+    await call.record("job.cancel", job.id, tenant=job.tenant, before=str(job.status), reason=body.reason)
+    return await job_answer(call, after)
+
+
+async def retry_job(call: Call) -> Answer:
+    """Run a job that has ended once more, as a new one."""
+    job = await visible_job(call, call.path("job_id"))
+    again = await call.store.queue.retry(job.id, author=call.principal.name)
+    await call.record("job.retry", job.id, tenant=job.tenant, new=again.id)
+    answer = await job_answer(call, again)
+    return Answer(answer.body, 201 if again.id != job.id else 200, {"Location": f"/api/jobs/{again.id}"})
+
+
+_JOB: Final = {
+    "id": "job_01jdm3v5x8k2c9r7t4w6y0zabc",
+    "type": "video.transcode",
+    "status": "RUNNING",
+    "progress": 65,
+    "metadata": {"current_step": "Transcoding 720p", "steps_completed": 2, "steps_total": 4},
+    "attempts": 1,
+    "max_attempts": 3,
+    "queue": "media",
+    "tenant": "default",
+    "args": {"video": 456},
+    "result": None,
+    "error": None,
+    "why": "running on node-2 for 3m 17s",
+    "version": 17,
+}
+_LINE: Final = {"seq": 1, "at": "2027-01-31T06:00:00.104Z", "attempt": 1, "stream": "log", "line": "from berlin"}
+_EVENT: Final = {"event": "enqueued", "at": "2027-01-31T06:00:00Z", "data": {}}
+_PAGE: Final = {"items": [_JOB], "next_cursor": None}
+_BODY: Final = {"type": "video.transcode", "args": {"video": 456}, "queue": "media", "key": "video-456"}
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/api/jobs",
+        handler=enqueue,
+        role="operator",
+        summary="Enqueue a job",
+        what="201 for a new job, 200 when the same key was used before with the same arguments, 409 with others.",
+        body=JobBody,
+        body_example=_BODY,
+        headers=("Idempotency-Key",),
+        answers={201: _JOB, 200: _JOB, 409: None},
+    ),
+    Route(
+        method="POST",
+        path="/api/jobs/bulk",
+        handler=enqueue_many,
+        role="operator",
+        summary="Enqueue many jobs, all or none",
+        body=BulkBody,
+        body_example={"jobs": [_BODY]},
+        body_bytes_max=BULK_BYTES_MAX,
+        answers={201: {**_PAGE, "created": 1, "existing": 0}, 200: None, 409: None},
+    ),
+    Route(
+        method="GET",
+        path="/api/jobs",
+        handler=list_jobs,
+        role="viewer",
+        summary="List jobs, newest first",
+        query=(
+            *FILTERS,
+            Param("batch", "only jobs of this batch"),
+            Param(
+                "created_after", "only jobs handed in at or after this time", "instant", example="2027-01-31T08:00:00Z"
+            ),
+            Param("created_before", "only jobs handed in before this time", "instant"),
+            Param("q", "only jobs with this text in task, key, schedule, id or reason"),
+            LIMIT,
+            CURSOR,
+        ),
+        answers={200: _PAGE},
+    ),
+    Route(
+        method="GET",
+        path="/api/jobs/latest",
+        handler=latest_job,
+        role="viewer",
+        summary="The newest job of a kind",
+        what="For example the latest report of a tenant, with its `result.download_url`.",
+        query=(
+            Param("type", "the task", is_required=True, example="report"),
+            Param("tenant", "of this tenant", example="42"),
+            Param("key", "with this key"),
+        ),
+        answers={200: _JOB},
+    ),
+    Route(
+        method="GET",
+        path="/api/jobs/{job_id}",
+        handler=get_job,
+        role="viewer",
+        summary="One job, and why it is where it is",
+        what=(
+            "With `wait` (and `since`) the answer comes when the job has changed, or after that time. With `Accept: "
+            "text/event-stream` it is the stream of `/api/jobs/{job_id}/events`."
+        ),
+        query=(Param("wait", "how long to wait for a change", "duration", example="30s"), SINCE),
+        headers=("Accept", "Last-Event-ID"),
+        answers={200: _JOB},
+    ),
+    Route(
+        method="GET",
+        path="/api/jobs/{job_id}/attempts",
+        handler=attempts_of_job,
+        role="viewer",
+        summary="The attempts of a job that have ended",
+        answers={200: {"items": [{"attempt": 1, "outcome": "failed"}], "next_cursor": None}},
+    ),
+    Route(
+        method="GET",
+        path="/api/jobs/{job_id}/log",
+        handler=log_of_job,
+        role="viewer",
+        summary="The log of a job, oldest line first",
+        query=(LIMIT, CURSOR),
+        answers={200: {"items": [_LINE], "next_cursor": None}},
+    ),
+    Route(
+        method="GET",
+        path="/api/jobs/{job_id}/history",
+        handler=history_of_job,
+        role="viewer",
+        summary="What has happened to a job, oldest first",
+        answers={200: {"items": [_EVENT], "next_cursor": None}},
+    ),
+    Route(
+        method="GET",
+        path="/api/jobs/{job_id}/why",
+        handler=why_of_job,
+        role="viewer",
+        summary="Why a job is where it is, with the evidence",
+        answers={200: {"id": _JOB["id"], "status": "PENDING", "why": "its queue is paused", "evidence": {}}},
+    ),
+    Route(
+        method="POST",
+        path="/api/jobs/{job_id}/cancel",
+        handler=cancel_job,
+        role="operator",
+        summary="Cancel a job, or have it stop when it runs",
+        body=ReasonBody,
+        body_is_optional=True,
+        body_example={"reason": "wrong month"},
+        answers={200: _JOB, 409: None},
+    ),
+    Route(
+        method="POST",
+        path="/api/jobs/{job_id}/retry",
+        handler=retry_job,
+        role="operator",
+        summary="Run a job that has ended again, as a new job",
+        answers={201: _JOB, 200: _JOB, 409: None},
+    ),
+)

@@ -1,0 +1,653 @@
+"""The routes of operation: queues, workers, nodes, figures, alerts, dead letters, the audit.
+
+A caller of one tenant sees queues and figures over its own jobs only, and neither nodes nor workers; what stops or
+moves the jobs of everybody (pausing a queue, draining a worker) needs a token for all tenants.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from headway.errors import HeadwayError, JobNotFound, NotFinal, NotFound, ScheduleNotFound, StoreError
+from headway.instants import DAY, HOUR, INSTANT_MIN, SECOND, Instant
+from headway.lifecycle import FINAL, Status
+from headway.model import Job, check_name
+from headway.scheduling import audit as auditing
+from headway.shapes import Shape, job_shape, stamp
+from headway.status.around import alive, pauses
+from headway.status.follow import job_answer, visible_job
+from headway.status.jobs import ReasonBody
+from headway.status.situation import (
+    Situation,
+    alerts,
+    find_worker,
+    look,
+    node_shape,
+    queue_shape,
+    queue_shapes,
+    situation_shape,
+    worker_shapes,
+)
+from headway.status.web import CURSOR, LIMIT, PAGE_DEFAULT, PAGE_MAX, Answer, Call, Param, Refused, Route
+from headway.store.facts import Facts, facts
+from headway.store.transaction import Driver
+
+GROUP_MAX: Final = 1_000
+GROUP_DEFAULT: Final = 100
+AUDIT_WINDOW: Final = DAY
+AUDIT_WINDOW_MAX: Final = 366 * DAY
+AUDIT_S_MAX: Final = 20.0  # After so long a page of the audit ends where it is.
+SCHEDULE_AUDIT_S_MAX: Final = 30.0
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+_facts_of: Final[WeakKeyDictionary[Driver, Facts]] = WeakKeyDictionary()
+
+
+def _sliced(call: Call, shapes: list[Shape], name: str) -> Answer:
+    """Answer with a page of a list that is read whole: bounded, and sorted by what the cursor names."""
+    limit, after = call.page()
+    found = sorted((shape for shape in shapes if after is None or shape[name] > after), key=lambda shape: shape[name])
+    following = found[limit - 1][name] if len(found) > limit else None
+    return Answer({"items": found[:limit], "next_cursor": following})
+
+
+# Queues -----------------------------------------------------------------------------------------------------
+
+
+async def list_queues(call: Call) -> Answer:
+    """List queues: how much waits in each, how long, how much of it runs."""
+    return _sliced(call, await queue_shapes(call.store, call.tenant), "name")
+
+
+async def pause_queue(call: Call) -> Answer:
+    """Take nothing more from a queue; what runs goes on, and what comes waits."""
+    call.need_all_tenants()
+    queue, body = check_name(call.path("name"), "queue"), await call.body(ReasonBody)
+    if await call.store.queue.pause(queue, author=call.principal.name, reason=body.reason):
+        await call.record("queue.pause", queue, before="on", after="paused", reason=body.reason)
+    return Answer(await queue_shape(call.store, queue))
+
+
+async def resume_queue(call: Call) -> Answer:
+    """Take from a queue again."""
+    call.need_all_tenants()
+    queue = check_name(call.path("name"), "queue")
+    pause = (await pauses(call.store)).get(queue)
+    if await call.store.queue.resume(queue):
+        since = None if pause is None else stamp(pause.since)
+        await call.record("queue.resume", queue, before="paused", after="on", paused_since=since)
+    return Answer(await queue_shape(call.store, queue))
+
+
+# Workers and nodes ------------------------------------------------------------------------------------------
+
+
+async def list_workers(call: Call) -> Answer:
+    """List the workers that are alive."""
+    call.need_all_tenants()
+    return _sliced(call, worker_shapes(await alive(call.store)), "id")
+
+
+async def drain_worker(call: Call) -> Answer:
+    """Have a worker take no more jobs, finish or hand back what it runs, and leave."""
+    call.need_all_tenants()
+    node = find_worker(await alive(call.store), call.path("id"))
+    if not await call.store.nodes.ask(node.id, "drain"):
+        raise NotFound(f"{node.name!r} has just left")
+    await call.record("worker.drain", node.id, name=node.name, before=node.asked, after="drain")
+    return Answer({"id": node.id, "name": node.name, "draining": True}, 202)
+
+
+async def list_nodes(call: Call) -> Answer:
+    """List the processes that are alive: schedulers, workers, APIs."""
+    call.need_all_tenants()
+    return _sliced(call, [node_shape(node) for node in await alive(call.store)], "id")
+
+
+# Figures and alerts -----------------------------------------------------------------------------------------
+
+
+async def get_stats(call: Call) -> Answer:
+    """Say how things are in figures."""
+    situation = await _situation(call)
+    ended, window = await call.store.queue.ended_counts(HOUR, tenant=call.tenant)
+    shape = situation_shape(situation)
+    failed = sum(ended.get(status, 0) for status in (Status.FAILED, Status.TIMED_OUT))
+    finished = failed + ended.get(Status.COMPLETED, 0)
+    shape["at"] = stamp(situation.now)
+    shape["tenant"] = call.tenant
+    shape["oldest_pending_seconds"] = max((queue["oldest_age_seconds"] for queue in situation.queues), default=0.0)
+    shape["last_hour"] = {
+        **{str(status): ended.get(status, 0) for status in sorted(FINAL)},
+        "window_seconds": window / SECOND,
+        "per_second": round(finished / (window / SECOND), 3),
+        "failure_rate": round(failed / finished, 4) if finished else 0.0,
+    }
+    return Answer(shape)
+
+
+async def list_alerts(call: Call) -> Answer:
+    """Say what needs somebody now, each with a code, words and the command that leads on."""
+    found = [alert.to_dict() for alert in alerts(await _situation(call))]
+    return Answer({"items": found[: call.query.get("limit", PAGE_MAX)], "total": len(found), "next_cursor": None})
+
+
+async def _situation(call: Call) -> Situation:
+    started = call.clock.monotonic()
+    await call.store.ledger.pruned_through()  # The smallest question there is, to hear how long an answer takes.
+    latency_s = call.clock.monotonic() - started
+    driver = call.store.driver
+    if driver not in _facts_of:
+        _facts_of[driver] = await facts(driver)
+    return await look(
+        call.store, now=call.clock.now(), facts=_facts_of[driver], latency_s=latency_s, tenant=call.tenant
+    )
+
+
+# Dead letters -----------------------------------------------------------------------------------------------
+
+
+class LettersBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which dead letters: some by their ids, those that match filters, or all."""
+
+    ids: Annotated[list[_Id], msgspec.Meta(min_length=1, max_length=GROUP_MAX)] | None = None
+    type: _Name | None = None
+    queue: _Name | None = None
+    tenant: _Name | None = None
+    schedule: _Name | None = None
+    all: bool = False
+    dry_run: bool = False
+    limit: Annotated[int, msgspec.Meta(ge=1, le=GROUP_MAX)] = GROUP_DEFAULT
+
+
+def _tenant(call: Call, asked: str | None) -> str | None:
+    if call.tenant is not None and asked not in (None, call.tenant):
+        raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
+    return call.tenant or asked
+
+
+async def list_dead(call: Call) -> Answer:
+    """List jobs that failed for good and await a look, newest first."""
+    limit, before = call.page()
+    query = call.query
+    found = await call.store.queue.dead(
+        task=query.get("type"),
+        queue=query.get("queue"),
+        tenant=_tenant(call, query.get("tenant")),
+        schedule=query.get("schedule"),
+        before=before,
+        limit=limit,
+    )
+    items = [_letter_shape(call, job) for job in found]
+    return Answer({"items": items, "next_cursor": found[-1].id if len(found) == limit else None})
+
+
+def _letter_shape(call: Call, job: Job) -> Shape:
+    shape = job_shape(job, call.clock.now())
+    if shape["error"] is not None and not call.principal.may("operator"):
+        shape["error"].pop("traceback", None)
+    return shape
+
+
+async def retry_dead(call: Call) -> Answer:
+    """Run a dead letter once more, as a new job linked to it."""
+    letter = await _letter(call, call.path("id"))
+    again = await call.store.queue.retry(letter.id, author=call.principal.name, only_dead=True)
+    await call.record("dead.retry", letter.id, tenant=letter.tenant, before=str(letter.status), new=again.id)
+    answer = await job_answer(call, again)
+    return Answer(answer.body, 201, {"Location": f"/api/jobs/{again.id}"})
+
+
+async def drop_dead(call: Call) -> Answer:
+    """Take a dead letter off the list; the job stays in the history, nothing runs again."""
+    letter = await _letter(call, call.path("id"))
+    if not await call.store.queue.drop_dead([letter.id], author=call.principal.name):
+        raise _no_letter(letter)
+    await call.record("dead.drop", letter.id, tenant=letter.tenant, before=str(letter.status))
+    return Answer({"id": letter.id, "dropped": True})
+
+
+async def retry_dead_group(call: Call) -> Answer:
+    """Run the dead letters that match once more, oldest first."""
+    body = await call.body(LettersBody)
+    letters, more = await _chosen(call, body)
+    done: list[dict[str, str]] = []
+    refused: list[dict[str, str]] = []
+    for letter in () if body.dry_run else letters:
+        try:
+            again = await call.store.queue.retry(letter.id, author=call.principal.name, only_dead=True)
+            done.append({"id": letter.id, "rerun": again.id})
+        except StoreError:
+            raise
+        except HeadwayError as error:  # Gone or retried by somebody else meanwhile; the others are still to do.
+            refused.append({"id": letter.id, "error": str(error)})
+    if done:
+        await _record_group(call, "dead.retry", letters, body, done)
+    count = len(letters) if body.dry_run else len(done)
+    return Answer({"count": count, "retried": done, "refused": refused, "more": more, "dry_run": body.dry_run})
+
+
+async def drop_dead_group(call: Call) -> Answer:
+    """Take the dead letters that match off the list."""
+    body = await call.body(LettersBody)
+    letters, more = await _chosen(call, body)
+    dropped: list[str] = []
+    for start in range(0, 0 if body.dry_run else len(letters), PAGE_MAX):
+        ids = [letter.id for letter in letters[start : start + PAGE_MAX]]
+        dropped += await call.store.queue.drop_dead(ids, author=call.principal.name)
+    if dropped:
+        await _record_group(call, "dead.drop", letters, body, [{"id": job_id} for job_id in dropped])
+    count = len(letters) if body.dry_run else len(dropped)
+    return Answer({"count": count, "dropped": dropped, "more": more, "dry_run": body.dry_run})
+
+
+async def _record_group(
+    call: Call, action: str, letters: list[Job], body: LettersBody, done: list[dict[str, str]]
+) -> None:
+    """Write into the trail of each tenant what was done with its letters."""
+    filters = {name: value for name in ("type", "queue", "schedule") if (value := getattr(body, name)) is not None}
+    tenants = {letter.id: letter.tenant for letter in letters}
+    for tenant in sorted({tenants[one["id"]] for one in done}):
+        theirs = [one for one in done if tenants[one["id"]] == tenant]
+        await call.record(action, "*", tenant=tenant, filters=filters, letters=theirs)
+
+
+async def _chosen(call: Call, body: LettersBody) -> tuple[list[Job], bool]:
+    """Return the dead letters that are meant, oldest first, and whether there are more than may be taken at once."""
+    filters: Mapping[str, str | None] = {"task": body.type, "queue": body.queue, "schedule": body.schedule}
+    is_filtered = body.tenant is not None or any(value is not None for value in filters.values())
+    if (body.ids is not None) + is_filtered + body.all != 1:
+        raise Refused(422, "invalid", "say which in one way: ids, filters (type, queue, schedule, tenant), or all")
+    tenant = _tenant(call, body.tenant)
+    if body.ids is not None:
+        return [await _letter(call, job_id) for job_id in sorted(set(body.ids))], False
+    found: list[Job] = []
+    before: str | None = None
+    while len(found) <= body.limit:
+        page = await call.store.queue.dead(**filters, tenant=tenant, before=before, limit=PAGE_MAX)
+        found += page
+        if len(page) < PAGE_MAX:
+            break
+        before = page[-1].id
+    return found[: body.limit][::-1], len(found) > body.limit
+
+
+async def _letter(call: Call, job_id: str) -> Job:
+    job = await visible_job(call, job_id)
+    if not job.status.is_final:
+        raise NotFinal(f"{job.id} is {job.status}; it is no dead letter")
+    if job.status not in (Status.FAILED, Status.TIMED_OUT) or job.reviewed_at is not None:
+        raise _no_letter(job)
+    return job
+
+
+def _no_letter(job: Job) -> NotFound:
+    return JobNotFound(f"{job.id} is no dead letter: {job.status}" + (", reviewed" if job.reviewed_at else ""))
+
+
+# The audit --------------------------------------------------------------------------------------------------
+
+
+async def get_audit(call: Call) -> Answer:
+    """Compare the expected instants of schedules with the recorded ones, a page of schedules at a time."""
+    since, until = _audit_window(call)
+    started, report = call.clock.monotonic(), auditing.AuditReport()
+    names = await _audited(call)
+    last: str | None = None
+    for name in names:
+        if last is not None and call.clock.monotonic() - started > AUDIT_S_MAX:
+            break
+        report.merge(await _audit_one(call, name, since, until))
+        last = name
+    is_whole = last == (names[-1] if names else None) and len(names) < call.query.get("limit", PAGE_DEFAULT)
+    following = None if is_whole or "schedule" in call.query else last
+    return Answer({**report.to_dict(), "since": stamp(since), "until": stamp(until), "next_cursor": following})
+
+
+def _audit_window(call: Call) -> tuple[Instant, Instant]:
+    until: Instant = call.query.get("until", call.clock.now())
+    since: Instant = call.query.get("since", max(INSTANT_MIN, until - AUDIT_WINDOW))
+    if since > until:
+        raise Refused(422, "invalid", f"since: {stamp(since)} must not be later than until, {stamp(until)}")
+    if until - since > AUDIT_WINDOW_MAX:
+        raise Refused(422, "invalid", "since: at most 366 days are audited at once; choose a shorter time")
+    return since, until
+
+
+async def _audited(call: Call) -> list[str]:
+    """Return the names of the schedules to audit, also of removed ones."""
+    name = call.query.get("schedule")
+    if name is not None:
+        try:
+            await call.store.schedules.show(name, tenant=call.tenant, also_removed=True)
+        except ScheduleNotFound:
+            raise ScheduleNotFound(f"no schedule is named {name!r}, and none ever was") from None
+        return [name]
+    limit, after = call.page()
+    return [found for found, _ in await call.store.ledger.names(after or "", limit, tenant=call.tenant)]
+
+
+async def _audit_one(call: Call, name: str, since: Instant, until: Instant) -> auditing.AuditReport:
+    try:
+        async with asyncio.timeout(SCHEDULE_AUDIT_S_MAX):
+            return await auditing.audit(call.store.ledger, schedule=name, since=since, until=until)
+    except TimeoutError:
+        raise Refused(422, "too_much", f"since: schedule {name!r} has too many instants in this time") from None
+
+
+# Not yet ----------------------------------------------------------------------------------------------------
+
+
+async def get_batch(call: Call) -> Answer:
+    """There are no batches yet."""
+    raise NotFound(f"no batch has the id {call.path('id')!r}")
+
+
+async def get_flow(call: Call) -> Answer:
+    """There are no flows yet."""
+    raise NotFound(f"no flow has the id {call.path('id')!r}")
+
+
+# The table --------------------------------------------------------------------------------------------------
+
+_QUEUE: Final = {
+    "name": "media",
+    "pending": 12,
+    "oldest_age_seconds": 4.2,
+    "running": 8,
+    "paused": False,
+    "paused_at": None,
+    "paused_by": None,
+    "reason": None,
+}
+_WORKER: Final = {
+    "id": "node_01m7h0en7803x23x7364a4cyve",
+    "name": "web-1",
+    "version": "0.4.0",
+    "started_at": "2027-01-31T05:00:00Z",
+    "beat_at": "2027-01-31T06:00:00Z",
+    "draining": False,
+    "slots": 8,
+    "running": 3,
+    "children": 2,
+    "queues": ["*"],
+    "tasks": ["report"],
+}
+_NODE: Final = {
+    "id": "node_01m7h0en7803x23x7364a4cyve",
+    "name": "web-1",
+    "roles": ["scheduler", "worker"],
+    "version": "0.4.0",
+    "started_at": "2027-01-31T05:00:00Z",
+    "beat_at": "2027-01-31T06:00:00Z",
+    "state": {"mode": "leader", "wake_ups": "notify"},
+}
+_LEADER: Final = {
+    "name": "web-1",
+    "id": "node_01m7h0en7803x23x7364a4cyve",
+    "token": 7,
+    "since": "2027-01-31T05:00:00Z",
+}
+_STATS: Final[dict[str, Any]] = {
+    "store": {"kind": "postgresql", "version": "15.5", "latency_ms": 0.8},
+    "leader": _LEADER,
+    "shards": [{"role": "scheduler/0", **_LEADER}],
+    "nodes": [_NODE],
+    "workers": [_WORKER],
+    "queues": [_QUEUE],
+    "jobs": {"PENDING": 12, "RUNNING": 8, "SCHEDULED": 3, "RETRYING": 0, "BLOCKED": 0},
+    "schedules": {
+        "total": 40,
+        "paused": 1,
+        "late": 0,
+        "attention": 0,
+        "next_at": "2027-01-31T06:01:00Z",
+        "coming": [
+            {
+                "name": "daily-report",
+                "decided_through": "2027-01-31T05:00:00Z",
+                "next_at": "2027-01-31T06:01:00Z",
+                "undecided_seconds": 0.0,
+            }
+        ],
+        "last_day": {"fired": 960, "skipped": 2},
+    },
+    "oldest_undecided_seconds": 0.0,
+    "dead": {"total": 1, "tasks": [{"task": "report", "letters": 1, "newest": "job_01m7…", "error": "IOError: full"}]},
+    "failing": [{"schedule": "daily-report", "failed_in_a_row": 3}],
+    "degraded": ["queue media is paused, and 12 jobs wait in it"],
+    "at": "2027-01-31T06:00:00Z",
+    "tenant": None,
+    "oldest_pending_seconds": 4.2,
+    "last_hour": {
+        "CANCELLED": 0,
+        "COMPLETED": 3_600,
+        "FAILED": 2,
+        "TIMED_OUT": 0,
+        "window_seconds": 3600.0,
+        "per_second": 1.001,
+        "failure_rate": 0.0006,
+    },
+}
+_ALERT: Final = {
+    "code": "dead_letters",
+    "target": "report",
+    "message": "1 dead letter of report: IOError: full",
+    "cure": "headway dead list --task report",
+}
+_FINDING: Final = {
+    "schedule": "daily-report",
+    "instant": "2027-01-31T05:00:00Z",
+    "count": 1,
+    "reason": "no record",
+}
+_AUDIT: Final = {
+    "schedules": 40,
+    "expected": 961,
+    "recorded": 960,
+    "gaps": [_FINDING],
+    "duplicates": [],
+    "phantoms": [],
+    "unreadable": [],
+    "totals": {"gaps": 1, "duplicates": 0, "phantoms": 0, "unreadable": 0},
+    "ok": False,
+    "since": "2027-01-30T06:00:00Z",
+    "until": "2027-01-31T06:00:00Z",
+    "next_cursor": None,
+}
+_JOB: Final = {"id": "job_01m7h07rq30wjd03gjnmt8r3pz", "type": "report", "status": "FAILED", "progress": 0}
+_RERUN: Final = {"id": "job_01m7h07rq30wjd03gjnmt8r3pz", "rerun": "job_01m7h1rq30wjd03gjnmt8r3pz"}
+_LETTER_FILTERS: Final = (
+    Param("type", "only of this task", example="report"),
+    Param("queue", "only from this queue"),
+    Param("schedule", "only of this schedule"),
+    Param("tenant", "only of this tenant"),
+)
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/queues",
+        handler=list_queues,
+        role="viewer",
+        summary="List queues: what waits in each, how long, how much of it runs",
+        tag="operations",
+        query=(LIMIT, CURSOR),
+        answers={200: {"items": [_QUEUE], "next_cursor": None}},
+    ),
+    Route(
+        method="POST",
+        path="/api/queues/{name:path}/pause",
+        handler=pause_queue,
+        role="operator",
+        summary="Take nothing more from a queue",
+        what="What runs goes on, and what comes waits. Needs a token for all tenants.",
+        tag="operations",
+        body=ReasonBody,
+        body_is_optional=True,
+        body_example={"reason": "the disk is full"},
+        answers={200: _QUEUE},
+    ),
+    Route(
+        method="POST",
+        path="/api/queues/{name:path}/resume",
+        handler=resume_queue,
+        role="operator",
+        summary="Take from a queue again",
+        what="Needs a token for all tenants.",
+        tag="operations",
+        answers={200: _QUEUE},
+    ),
+    Route(
+        method="GET",
+        path="/api/workers",
+        handler=list_workers,
+        role="viewer",
+        summary="List the workers that are alive",
+        what="Needs a token for all tenants.",
+        tag="operations",
+        query=(LIMIT, CURSOR),
+        answers={200: {"items": [_WORKER], "next_cursor": None}},
+    ),
+    Route(
+        method="POST",
+        path="/api/workers/{id}/drain",
+        handler=drain_worker,
+        role="operator",
+        summary="Have a worker finish what it runs and leave",
+        what="By its id, or its name where only one has it. Needs a token for all tenants.",
+        tag="operations",
+        answers={202: {"id": _WORKER["id"], "name": "web-1", "draining": True}},
+    ),
+    Route(
+        method="GET",
+        path="/api/nodes",
+        handler=list_nodes,
+        role="viewer",
+        summary="List the processes that are alive",
+        what="Needs a token for all tenants.",
+        tag="operations",
+        query=(LIMIT, CURSOR),
+        answers={200: {"items": [_NODE], "next_cursor": None}},
+    ),
+    Route(
+        method="GET",
+        path="/api/stats",
+        handler=get_stats,
+        role="viewer",
+        summary="How things are in figures",
+        what=(
+            "Jobs by status, how those of the last hour ended (`window_seconds` is less where there were too many to"
+            " look at), the oldest that waits, the oldest instant that is not decided. Store, leader, nodes and workers"
+            " only with a token for all tenants."
+        ),
+        tag="operations",
+        answers={200: _STATS},
+    ),
+    Route(
+        method="GET",
+        path="/api/alerts",
+        handler=list_alerts,
+        role="viewer",
+        summary="What needs somebody now, and what to do about it",
+        tag="operations",
+        query=(LIMIT,),
+        answers={200: {"items": [_ALERT], "total": 1, "next_cursor": None}},
+    ),
+    Route(
+        method="GET",
+        path="/api/dead",
+        handler=list_dead,
+        role="viewer",
+        summary="List jobs that failed for good and await a look, newest first",
+        tag="operations",
+        query=(*_LETTER_FILTERS, LIMIT, CURSOR),
+        answers={200: {"items": [_JOB], "next_cursor": None}},
+    ),
+    Route(
+        method="POST",
+        path="/api/dead/retry",
+        handler=retry_dead_group,
+        role="operator",
+        summary="Run many dead letters once more, oldest first",
+        what="Say which: `ids`, filters, or `all`. With `dry_run` only counts. `more` says that `limit` was reached.",
+        tag="operations",
+        body=LettersBody,
+        body_example={"type": "report", "limit": 100},
+        answers={200: {"count": 1, "retried": [_RERUN], "refused": [], "more": False, "dry_run": False}},
+    ),
+    Route(
+        method="POST",
+        path="/api/dead/drop",
+        handler=drop_dead_group,
+        role="operator",
+        summary="Take many dead letters off the list",
+        what="The jobs stay in the history; nothing runs again. Say which: `ids`, filters, or `all`.",
+        tag="operations",
+        body=LettersBody,
+        body_example={"type": "report", "limit": 100},
+        answers={200: {"count": 1, "dropped": [_JOB["id"]], "more": False, "dry_run": False}},
+    ),
+    Route(
+        method="POST",
+        path="/api/dead/{id}/retry",
+        handler=retry_dead,
+        role="operator",
+        summary="Run a dead letter once more, as a new job",
+        tag="operations",
+        answers={201: _JOB},
+    ),
+    Route(
+        method="POST",
+        path="/api/dead/{id}/drop",
+        handler=drop_dead,
+        role="operator",
+        summary="Take a dead letter off the list",
+        what="The job stays in the history; nothing runs again.",
+        tag="operations",
+        answers={200: {"id": _JOB["id"], "dropped": True}},
+    ),
+    Route(
+        method="GET",
+        path="/api/audit",
+        handler=get_audit,
+        role="viewer",
+        summary="Expected instants of schedules against recorded ones",
+        what=(
+            "The expected instants are computed anew, by other code than the scheduler's. A page of schedules at a"
+            " time, the last day unless `since` and `until` say otherwise; go on with `cursor` until it is null."
+        ),
+        tag="operations",
+        query=(
+            Param("schedule", "only this schedule", example="daily-report"),
+            Param("since", "only instants after this time", "instant", example="2027-01-30T06:00:00Z"),
+            Param("until", "only instants up to this time", "instant"),
+            Param("limit", "how many schedules at most", "int", low=1, high=PAGE_MAX, example=50),
+            CURSOR,
+        ),
+        answers={200: _AUDIT, 404: None},
+    ),
+    Route(
+        method="GET",
+        path="/api/batches/{id}",
+        handler=get_batch,
+        role="viewer",
+        summary="One batch (there are none yet)",
+        tag="operations",
+        answers={404: None},
+    ),
+    Route(
+        method="GET",
+        path="/api/flows/{id}",
+        handler=get_flow,
+        role="viewer",
+        summary="One flow (there are none yet)",
+        tag="operations",
+        answers={404: None},
+    ),
+)

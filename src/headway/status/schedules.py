@@ -1,0 +1,668 @@
+"""The routes of schedules: define, look at, pause, run by hand, fill up, remove.
+
+Names are global. A schedule of another tenant is not there for a caller of one tenant: everything about it is 404, and
+only its name is taken, also after it was removed (409), because what was decided under it stays that tenant's.
+
+A definition is guarded by its revision. The ETag of a schedule is its revision and a digest of the rest:
+`If-None-Match` compares all of it, `If-Match` only the revision, so that the passing of time is not taken for
+somebody's change.
+"""
+
+import hashlib
+import re
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from headway.definitions import take_trigger
+from headway.errors import (
+    Conflict,
+    DefinitionError,
+    InvalidTask,
+    ScheduleChanged,
+    ScheduleNotFound,
+    ScheduleOwned,
+    TaskNotFound,
+)
+from headway.instants import Instant
+from headway.model import KEY_LENGTH_MAX, Schedule, ScheduleSpec, check_name, encode_args
+from headway.scheduling.triggers import After, describe
+from headway.scheduling.zones import zone
+from headway.shapes import (
+    Shape,
+    masked,
+    occurrence_shape,
+    previews,
+    require_instants,
+    schedule_shape,
+    spec_shape,
+    stamp,
+    unmasked,
+    zone_of,
+)
+from headway.status.around import alive
+from headway.status.follow import job_answer
+from headway.status.jobs import Tasks
+from headway.status.situation import unserved
+from headway.status.times import read_future, read_past
+from headway.status.web import CURSOR, LIMIT, TEXT_LENGTH_MAX, Answer, Call, Param, Refused, Route, answer_json
+from headway.store.schedules import BACKFILL_MAX
+from headway.why import read_json
+
+NEXT_SHOWN: Final = 5
+PLAN_SHOWN: Final = 3
+PREVIEW_MAX: Final = 1_000
+BACKFILL_DEFAULT: Final = 1_000
+_ETAG: Final = re.compile(r'(?:W/)?"([0-9]{1,9})(?:-[0-9a-f]{1,32})?"')
+_INSTANT: Final = re.compile(r"-?[0-9]{1,18}")
+
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=TEXT_LENGTH_MAX)]
+_Duration = Annotated[str, msgspec.Meta(min_length=1, max_length=64, examples=["30m"])] | float | int
+_Time = Annotated[str, msgspec.Meta(min_length=1, max_length=64, examples=["2027-01-31T06:00:00Z"])]
+_Reason = Annotated[str, msgspec.Meta(max_length=300)]
+
+
+# Bodies -----------------------------------------------------------------------------------------------------
+
+
+class When(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """When: one of trigger, cron, every, after and at."""
+
+    trigger: dict[str, Any] | None = None
+    cron: Annotated[_Text, msgspec.Meta(examples=["0 6 * * *"])] | None = None
+    every: _Duration | None = None
+    after: _Duration | None = None
+    at: _Time | None = None
+    tz: Annotated[_Text, msgspec.Meta(examples=["Europe/Berlin"])] | None = None
+    dst: _Text | None = None
+    seconds: _Text | None = None
+
+
+class ScheduleBody(When, forbid_unknown_fields=True, kw_only=True):
+    """What runs, when, and what to do when it cannot. What is left out, or null, is the default."""
+
+    task: _Text
+    args: dict[str, Any] | None = None
+    tenant: _Text | None = None
+    queue: _Text | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+    backoff: _Text | None = None
+    tags: list[_Text] | None = None
+    overlap: _Text | None = None
+    queue_limit: int | None = None
+    missed: _Text | None = None
+    deadline: _Duration | None = None
+    grace: _Duration | None = None
+    catch_up_limit: int | None = None
+    catch_up_rate: _Text | None = None
+    jitter: _Duration | None = None
+    start: _Time | None = None
+    end: _Time | None = None
+    expect: _Duration | None = None
+
+
+class PreviewBody(When, forbid_unknown_fields=True, kw_only=True, rename={"since": "from"}):
+    """A rule that is not stored, and how much of it to show."""
+
+    start: _Time | None = None
+    end: _Time | None = None
+    since: _Time | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=PREVIEW_MAX)] = NEXT_SHOWN
+
+
+class PauseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """For how long, and why."""
+
+    until: _Time | None = None
+    reason: _Reason = ""
+
+
+class TriggerBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Other arguments than the schedule's, for this once."""
+
+    args: dict[str, Any] | None = None
+    key: Annotated[str, msgspec.Meta(min_length=1, max_length=KEY_LENGTH_MAX)] | None = None
+
+
+class BackfillBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"first": "from", "last": "to"}):
+    """Which instants: from the first to the last, by the clock of the schedule."""
+
+    first: _Time
+    last: _Time
+    again: bool = False
+    dry_run: bool = False
+    limit: Annotated[int, msgspec.Meta(ge=1, le=BACKFILL_MAX)] = BACKFILL_DEFAULT
+
+
+# Define -----------------------------------------------------------------------------------------------------
+
+
+async def put_schedule(call: Call) -> Answer:
+    """Create or change a schedule, or say what that would do."""
+    name = check_name(call.path("name"), "schedule name")
+    body, query = await call.body(ScheduleBody), call.query
+    owner = check_name(query["owner"], "owner") if query.get("owner") else ""
+    old = await _present(call, name)
+    expected = _expected_revision(call, name, old)
+    spec = await _spec(call, body, old)
+    change = _Change(name, old, spec, owner)
+    await change.check(call, take_over=query.get("take_over", False))
+    warnings = unserved(spec.task, spec.queue, await alive(call.store))
+    if query.get("dry_run"):
+        return Answer({**change.plan(call.clock.now()), "warnings": warnings})
+    outcome = await call.store.schedules.put(
+        name,
+        spec,
+        owner=owner,
+        author=call.principal.name,
+        expected_revision=expected,
+        take_over=query.get("take_over", False),
+        tenant=call.tenant,
+    )
+    schedule = await call.store.schedules.show(name, tenant=call.tenant)
+    if outcome != "unchanged":
+        await call.record(
+            "schedule.put", name, tenant=spec.tenant, before=_definition(old), after=_definition(schedule)
+        )
+    answer = _schedule_answer(call, schedule, 201 if outcome == "created" else 200)
+    return Answer({**answer.body, "outcome": outcome, "warnings": warnings}, answer.status, answer.headers)
+
+
+async def _present(call: Call, name: str) -> Schedule | None:
+    try:
+        return await call.store.schedules.show(name, tenant=call.tenant)
+    except ScheduleNotFound:
+        return None
+
+
+def _definition(schedule: Schedule | None) -> Shape | None:
+    return None if schedule is None else masked(schedule.spec.to_dict())
+
+
+class _Change:
+    """A definition beside the one that the store has."""
+
+    def __init__(self, name: str, old: Schedule | None, spec: ScheduleSpec, owner: str) -> None:
+        self.name = name
+        self.old = old
+        self.spec = spec
+        self.owner = owner
+
+    @property
+    def action(self) -> str:
+        """What the store will make of it."""
+        if self.old is None:
+            return "create"
+        return "nothing" if (self.old.spec, self.old.owner) == (self.spec, self.owner) else "change"
+
+    async def check(self, call: Call, *, take_over: bool) -> None:
+        """Refuse what the store would refuse, before anything is written."""
+        if self.old is None and await call.store.schedules.is_taken(self.name, tenant=call.tenant):
+            raise ScheduleOwned(f"the name {self.name!r} is taken; choose another")
+        if self.old is not None and self.old.owner != self.owner and not take_over:
+            whose = self.old.owner or "whoever put it by hand"
+            raise ScheduleOwned(f"schedule {self.name!r} belongs to {whose}; take_over=1 takes it over")
+        if self.action != "nothing":
+            require_instants(self.name, self.spec, call.clock.now())
+
+    def plan(self, now: Instant) -> Shape:
+        """Write what would happen."""
+        return {
+            "name": self.name,
+            "action": self.action,
+            "next": {
+                "before": [] if self.old is None else previews(self.old.spec, now, PLAN_SHOWN),
+                "after": previews(self.spec, now, PLAN_SHOWN),
+            },
+            "definition": spec_shape(self.spec),
+            "dry_run": True,
+        }
+
+
+def _expected_revision(call: Call, name: str, old: Schedule | None) -> int | None:
+    """Return the revision that must be there, 0 for none; refuse at once when it is not."""
+    headers = call.request.headers
+    if (absent := headers.get("if-none-match")) is not None:
+        if absent.strip() != "*":
+            raise Refused(422, "invalid", "If-None-Match: with PUT only * is known, which creates and never changes")
+        if old is not None:
+            raise ScheduleChanged(f"schedule {name!r} exists")
+        return 0
+    if (present := headers.get("if-match")) is None:
+        return None
+    if old is None:
+        raise ScheduleChanged(f"schedule {name!r} does not exist")
+    if present.strip() != "*" and old.revision not in _revisions(present):
+        raise ScheduleChanged(f"schedule {name!r} has revision {old.revision}; read it again")
+    return old.revision
+
+
+def _revisions(header: str) -> set[int]:
+    """Read the revisions out of ETags."""
+    found = [_ETAG.fullmatch(part.strip()) for part in header.split(",")]
+    if not all(found):
+        raise Refused(422, "invalid", 'If-Match: must be the ETag of the schedule, such as "3-5f2c"')
+    return {int(match[1]) for match in found if match is not None}
+
+
+async def _spec(call: Call, body: ScheduleBody, old: Schedule | None) -> ScheduleSpec:
+    """Make a definition of a body; what the task says of its jobs counts where nothing is given."""
+    own = call.tenant
+    if body.tenant is not None and own is not None and body.tenant != own:
+        raise Refused(403, "forbidden", "tenant: the tenant comes from the token; leave it out")
+    if body.tenant == "*":
+        raise Refused(422, "invalid", "tenant: * stands for all tenants; a schedule belongs to one")
+    options = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
+    trigger, task = take_trigger(options), check_name(options.pop("task"), "task")
+    if old is not None and "args" in options:
+        options["args"] = unmasked(options["args"], read_json(old.spec.args))
+    defaults = await _defaults(call, task, options.get("args", {}))
+    kept = defaults.get("tenant", "default") if old is None else old.spec.tenant
+    options["tenant"] = own or body.tenant or kept
+    return ScheduleSpec.build(task=task, trigger=trigger, **(defaults | options))
+
+
+async def _defaults(call: Call, task: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Return what a task says of its jobs; a task that nobody here knows may be known to a worker elsewhere."""
+    tasks: Tasks = call.services.tasks
+    try:
+        said, _ = await tasks.options_of(call, task, args)
+    except TaskNotFound:
+        return {}
+    except InvalidTask as error:
+        raise InvalidTask(f"args: {error}") from None
+    return {name: getattr(said, name) for name in ("queue", "priority", "tenant", "max_attempts", "backoff")}
+
+
+# Look -------------------------------------------------------------------------------------------------------
+
+
+async def list_schedules(call: Call) -> Answer:
+    """Read a page of schedules by name."""
+    limit, after = call.page()
+    tenant = call.query.get("tenant")
+    if call.tenant is not None and tenant not in (None, call.tenant):
+        raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
+    found = await call.store.schedules.page(
+        owner=call.query.get("owner"), tenant=call.tenant or tenant, after=after or "", limit=limit
+    )
+    now = call.clock.now()
+    items = [schedule_shape(schedule, now) for schedule in found]
+    return Answer({"items": items, "next_cursor": found[-1].name if len(found) == limit else None})
+
+
+async def get_schedule(call: Call) -> Answer:
+    """Read one schedule with what comes next."""
+    return _schedule_answer(call, await call.store.schedules.show(call.path("name"), tenant=call.tenant))
+
+
+def _schedule_answer(call: Call, schedule: Schedule, status: int = 200) -> Answer:
+    now = call.clock.now()
+    after = max(now, schedule.decided_through)
+    shape = {**schedule_shape(schedule, now), "next": previews(schedule.spec, after, NEXT_SHOWN)}
+    digest = hashlib.blake2b(answer_json(shape), digest_size=8).hexdigest()
+    etag = f'"{schedule.revision}-{digest}"'
+    return Answer(shape, status, {"ETag": etag}, etag=etag)
+
+
+async def list_occurrences(call: Call) -> Answer:
+    """Read what was decided for a schedule, newest first; also for one that was removed."""
+    limit, cursor = call.page()
+    if cursor is not None and not _INSTANT.fullmatch(cursor):
+        raise Refused(422, "invalid", "cursor: not one of this list")
+    schedule = await call.store.schedules.show(call.path("name"), tenant=call.tenant, also_removed=True)
+    window = {"before": call.query["before"]} if "before" in call.query else {}
+    if cursor is not None:
+        window["before"] = min(int(cursor), window.get("before", int(cursor)))
+    found = await call.store.ledger.occurrences(schedule.name, since=call.query.get("since", 0), limit=limit, **window)
+    items = [occurrence_shape(occurrence) for occurrence in found]
+    return Answer({"items": items, "next_cursor": str(found[-1].instant) if len(found) == limit else None})
+
+
+async def preview_schedule(call: Call) -> Answer:
+    """Read the next instants of a schedule."""
+    schedule = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    tz = call.query.get("tz")
+    shape = _preview(call, schedule.spec, call.query.get("from"), call.query.get("n", NEXT_SHOWN), tz)
+    return Answer({"name": schedule.name, **shape})
+
+
+async def preview_rule(call: Call) -> Answer:
+    """Read the next instants of a rule; nothing is stored."""
+    body = await call.body(PreviewBody)
+    options = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
+    number, since = options.pop("n"), options.pop("since", None)
+    spec = ScheduleSpec.build(task="preview", trigger=take_trigger(options), **options)
+    return Answer(_preview(call, spec, since, number))
+
+
+def _preview(call: Call, spec: ScheduleSpec, since: str | None, number: int, tz: str | None = None) -> Shape:
+    clock, now = zone(tz) if tz else zone_of(spec.trigger), call.clock.now()
+    after = now if since is None else read_future(since, now, "from", clock.key) - 1
+    note = "its instants follow from when its jobs end" if isinstance(spec.trigger, After) else None
+    return {
+        "rule": describe(spec.trigger),
+        "tz": clock.key,
+        "note": note,
+        "items": previews(spec, after, number, clock),
+    }
+
+
+# Steer ------------------------------------------------------------------------------------------------------
+
+
+async def pause_schedule(call: Call) -> Answer:
+    """Stop a schedule; its instants are recorded as paused."""
+    body = await call.body(PauseBody)
+    old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    tz = zone_of(old.spec.trigger).key
+    until = None if body.until is None else read_future(body.until, call.clock.now(), "until", tz)
+    is_new = await call.store.schedules.pause(
+        old.name, author=call.principal.name, reason=body.reason, until=until, tenant=call.tenant
+    )
+    if not is_new and until is not None:
+        raise Conflict(f"schedule {old.name!r} is paused already; resume it first to pause it until another time")
+    if is_new:
+        what = {"before": "on", "after": "paused", "reason": body.reason, "until": stamp(until)}
+        await call.record("schedule.pause", old.name, tenant=old.spec.tenant, **what)
+    return _schedule_answer(call, await call.store.schedules.show(old.name, tenant=call.tenant))
+
+
+async def resume_schedule(call: Call) -> Answer:
+    """Let a paused schedule run again, from now on."""
+    old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    pause = old.paused_at(call.clock.now())
+    if await call.store.schedules.resume(old.name, author=call.principal.name, tenant=call.tenant):
+        what = {"before": "paused", "after": "on", "paused_since": None if pause is None else stamp(pause.since)}
+        await call.record("schedule.resume", old.name, tenant=old.spec.tenant, **what)
+    return _schedule_answer(call, await call.store.schedules.show(old.name, tenant=call.tenant))
+
+
+async def trigger_schedule(call: Call) -> Answer:
+    """Enqueue a job of the schedule now, under its overlap rule."""
+    body, header = await call.body(TriggerBody), call.request.headers.get("idempotency-key")
+    if header is not None and body.key not in (None, header):
+        raise Refused(422, "invalid", "key: the body and the header Idempotency-Key say different things")
+    key = header if header is not None else body.key
+    if key is not None:
+        check_name(key, "key", KEY_LENGTH_MAX)
+    old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    args = None if body.args is None else encode_args(unmasked(body.args, read_json(old.spec.args)))
+    job_id, is_new = await call.store.schedules.trigger_once(
+        old.name, key, author=call.principal.name, args=args, tenant=call.tenant
+    )
+    job = await call.store.queue.get(job_id)
+    if is_new:
+        await call.record("schedule.trigger", old.name, tenant=job.tenant, job=job.id)
+    answer = await job_answer(call, job)
+    return Answer(answer.body, 201 if is_new else 200, {"Location": f"/api/jobs/{job.id}"})
+
+
+async def backfill_schedule(call: Call) -> Answer:
+    """Enqueue a job for each past instant that has not fired; repeating it adds nothing."""
+    body = await call.body(BackfillBody)
+    dry_run = body.dry_run or call.query.get("dry_run", False)
+    old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    now, tz = call.clock.now(), zone_of(old.spec.trigger).key
+    first, last = read_past(body.first, now, "from", tz), read_past(body.last, now, "to", tz)
+    if first > last:
+        raise DefinitionError(f"from: {stamp(first)} must not be later than to, {stamp(last)}")
+    instants = await call.store.schedules.backfill(
+        old.name,
+        first,
+        last,
+        again=body.again,
+        dry_run=dry_run,
+        author=call.principal.name,
+        limit=body.limit,
+        tenant=call.tenant,
+    )
+    if instants and not dry_run:
+        window = {"from": stamp(first), "to": stamp(last)}
+        await call.record("schedule.backfill", old.name, tenant=old.spec.tenant, jobs=len(instants), **window)
+    return Answer(
+        {
+            "schedule": old.name,
+            "count": len(instants),
+            "instants": [stamp(instant) for instant in instants],
+            "dry_run": dry_run,
+        }
+    )
+
+
+async def remove_schedule(call: Call) -> Answer:
+    """Remove a schedule; what was decided stays in the ledger."""
+    name = call.path("name")
+    old = await _present(call, name)
+    expected = _expected_revision(call, name, old) if "if-match" in call.request.headers else None
+    removed = old is not None and await call.store.schedules.remove(
+        name,
+        author=call.principal.name,
+        owner=call.query.get("owner"),
+        expected_revision=expected,
+        tenant=call.tenant,
+    )
+    if old is None or not removed:
+        raise ScheduleNotFound(f"no schedule is named {name!r}; `headway schedules list` shows all")
+    await call.record("schedule.remove", name, tenant=old.spec.tenant, before=_definition(old))
+    return Answer({"schedule": name, "removed": True})
+
+
+# The table --------------------------------------------------------------------------------------------------
+
+_NEXT: Final = [{"instant": "2027-01-31T05:00:00Z", "local": "2027-01-31T06:00:00+01:00", "note": None}]
+_SCHEDULE: Final[dict[str, Any]] = {
+    "name": "daily-report",
+    "task": "report",
+    "trigger": {"kind": "cron", "expr": "0 6 * * *", "tz": "Europe/Berlin", "dst": "shift"},
+    "rule": "cron 0 6 * * * Europe/Berlin",
+    "args": {"day": "yesterday"},
+    "tenant": "default",
+    "queue": "default",
+    "priority": 0,
+    "max_attempts": 3,
+    "backoff": "5s..5m",
+    "tags": ["reports"],
+    "overlap": "skip",
+    "queue_limit": 1,
+    "missed": "latest",
+    "deadline": "4h",
+    "grace": "1m",
+    "catch_up_limit": 100,
+    "catch_up_rate": None,
+    "jitter": "0s",
+    "start": None,
+    "end": None,
+    "expect": "10m",
+    "owner": "",
+    "revision": 3,
+    "created_at": "2027-01-01T12:00:00Z",
+    "decided_through": "2027-01-30T05:00:00Z",
+    "next_at": "2027-01-31T05:00:00Z",
+    "paused": False,
+    "pause": None,
+    "attention": None,
+    "failing": 0,
+}
+_ONE: Final = {**_SCHEDULE, "next": _NEXT}
+_OCCURRENCE: Final = {
+    "schedule": "daily-report",
+    "instant": "2027-01-30T05:00:00Z",
+    "count": 1,
+    "outcome": "fired",
+    "reason": "",
+    "decided_at": "2027-01-30T05:00:00.012345Z",
+    "job_id": "job_01m7h07rq30wjd03gjnmt8r3pz",
+}
+_BODY: Final = {
+    "task": "report",
+    "cron": "0 6 * * *",
+    "tz": "Europe/Berlin",
+    "args": {"day": "yesterday"},
+    "missed": "latest",
+    "deadline": "4h",
+}
+_PREVIEW: Final = {"rule": "cron 0 6 * * * Europe/Berlin", "tz": "Europe/Berlin", "note": None, "items": _NEXT}
+_JOB: Final = {"id": "job_01m7h07rq30wjd03gjnmt8r3pz", "type": "report", "status": "PENDING", "progress": 0}
+_DRY_RUN: Final = Param("dry_run", "1 writes nothing and says what would happen", "flag", example="1")
+_OWNER: Final = Param("owner", "whose schedules: the name of an app or a file")
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/schedules",
+        handler=list_schedules,
+        role="viewer",
+        summary="List schedules by name",
+        tag="schedules",
+        query=(_OWNER, Param("tenant", "only of this tenant"), LIMIT, CURSOR),
+        answers={200: {"items": [_SCHEDULE], "next_cursor": None}},
+    ),
+    Route(
+        method="POST",
+        path="/api/schedules/preview",
+        handler=preview_rule,
+        role="viewer",
+        summary="The next instants of a rule; nothing is stored",
+        what="With their local times, and what daylight saving does to each.",
+        tag="schedules",
+        body=PreviewBody,
+        body_example={"cron": "30 2 * * *", "tz": "Europe/Berlin", "from": "2027-03-27T00:00:00", "n": 3},
+        answers={200: _PREVIEW},
+    ),
+    Route(
+        method="GET",
+        path="/api/schedules/{name:path}/occurrences",
+        handler=list_occurrences,
+        role="viewer",
+        summary="What was decided for a schedule, newest first, and why",
+        tag="schedules",
+        query=(
+            Param("since", "only instants from this time on", "instant", example="2027-01-01T00:00:00Z"),
+            Param("before", "only instants before this time", "instant"),
+            LIMIT,
+            CURSOR,
+        ),
+        answers={200: {"items": [_OCCURRENCE], "next_cursor": None}},
+    ),
+    Route(
+        method="GET",
+        path="/api/schedules/{name:path}/preview",
+        handler=preview_schedule,
+        role="viewer",
+        summary="The next instants of a schedule",
+        tag="schedules",
+        query=(
+            Param("n", "how many", "int", low=1, high=PREVIEW_MAX, example=5),
+            Param("from", "from this time on, or so long from now; default now", example="2027-03-27T00:00:00"),
+            Param("tz", "show local times of this zone", example="Europe/Berlin"),
+        ),
+        answers={200: {"name": "daily-report", **_PREVIEW}},
+    ),
+    Route(
+        method="POST",
+        path="/api/schedules/{name:path}/pause",
+        handler=pause_schedule,
+        role="operator",
+        summary="Pause a schedule",
+        what="Its instants are recorded as paused. `until` is a time, or for how long.",
+        tag="schedules",
+        body=PauseBody,
+        body_is_optional=True,
+        body_example={"until": "2h", "reason": "the mail server is down"},
+        answers={200: _ONE},
+    ),
+    Route(
+        method="POST",
+        path="/api/schedules/{name:path}/resume",
+        handler=resume_schedule,
+        role="operator",
+        summary="Let a paused schedule run again, from now on",
+        tag="schedules",
+        answers={200: _ONE},
+    ),
+    Route(
+        method="POST",
+        path="/api/schedules/{name:path}/trigger",
+        handler=trigger_schedule,
+        role="operator",
+        summary="Enqueue a job of the schedule now",
+        what="Under its overlap rule; its instants stay as they are. With a key it happens once: 200 for the same job.",
+        tag="schedules",
+        body=TriggerBody,
+        body_is_optional=True,
+        body_example={"args": {"day": "2027-01-30"}},
+        headers=("Idempotency-Key",),
+        answers={201: _JOB, 200: _JOB},
+    ),
+    Route(
+        method="POST",
+        path="/api/schedules/{name:path}/backfill",
+        handler=backfill_schedule,
+        role="operator",
+        summary="Enqueue a job for each past instant that has not fired",
+        what="Repeating it adds nothing. More than `limit` jobs are refused; `dry_run` says how many there would be.",
+        tag="schedules",
+        query=(_DRY_RUN,),
+        body=BackfillBody,
+        body_example={"from": "2027-01-01", "to": "2027-01-07", "dry_run": True},
+        answers={
+            200: {
+                "schedule": "daily-report",
+                "count": 1,
+                "instants": ["2027-01-01T05:00:00Z"],
+                "dry_run": True,
+            }
+        },
+    ),
+    Route(
+        method="GET",
+        path="/api/schedules/{name:path}",
+        handler=get_schedule,
+        role="viewer",
+        summary="One schedule with its policies and what comes next",
+        tag="schedules",
+        answers={200: _ONE},
+    ),
+    Route(
+        method="PUT",
+        path="/api/schedules/{name:path}",
+        handler=put_schedule,
+        role="operator",
+        summary="Create or change a schedule",
+        what=(
+            "201 created, 200 changed or unchanged. `If-Match` with the ETag that was read changes only what nobody"
+            " has changed since, `If-None-Match: *` only creates; else 412. With `dry_run=1` nothing is written and"
+            " the answer is the plan: `action` (create, change, nothing) and the next instants before and after."
+            " The tenant is that of the token; only a token for all tenants may say another. A name that another"
+            " tenant has or had is taken (409)."
+        ),
+        tag="schedules",
+        query=(
+            _DRY_RUN,
+            _OWNER,
+            Param("take_over", "1 takes over a schedule that belongs to an app or a file", "flag"),
+        ),
+        body=ScheduleBody,
+        body_example=_BODY,
+        headers=("If-Match", "If-None-Match"),
+        answers={
+            201: {**_ONE, "outcome": "created", "warnings": ["no live worker knows the task 'report'"]},
+            200: None,
+            412: None,
+        },
+    ),
+    Route(
+        method="DELETE",
+        path="/api/schedules/{name:path}",
+        handler=remove_schedule,
+        role="operator",
+        summary="Remove a schedule",
+        what="What was decided stays in the ledger.",
+        tag="schedules",
+        query=(_OWNER,),
+        headers=("If-Match",),
+        answers={200: {"schedule": "daily-report", "removed": True}, 412: None},
+    ),
+)

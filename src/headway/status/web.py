@@ -1,0 +1,386 @@
+"""What every route of the API is made of: a call that has been checked, an answer, and the table of errors.
+
+A module of routes lists them as data:
+
+    ROUTES = (
+        Route("GET", "/api/queues", list_queues, role="viewer", summary="List queues", query=(...), answers={200: …}),
+    )
+
+and each handler is `async def handler(call: Call) -> Answer`. The same table makes the router, the checks (who may,
+which parameters exist, what a body may be) and /openapi.json, so that none of them says something else than the others.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from headway.clock import Clock
+from headway.errors import (
+    Conflict,
+    DefinitionError,
+    HeadwayError,
+    LeaseLost,
+    NotFound,
+    ScheduleChanged,
+    SchemaMismatch,
+    StoreFull,
+    StoreUnavailable,
+    TaskNotFound,
+)
+from headway.instants import Instant, parse_instant
+from headway.settings import Settings
+from headway.store import Store
+
+BODY_BYTES_MAX: Final = 1 << 20
+BULK_BYTES_MAX: Final = 16 << 20
+DEPTH_MAX: Final = 64
+DIGITS_MAX: Final = 400
+TEXT_LENGTH_MAX: Final = 512
+PAGE_DEFAULT: Final = 50
+PAGE_MAX: Final = 200
+ROLES: Final = ("viewer", "operator", "admin")
+
+T = TypeVar("T")
+
+
+class Refused(HeadwayError):
+    """The request cannot be answered; `status`, `code` and the message say why, `hint` what to do instead."""
+
+    def __init__(
+        self, status: int, code: str, message: str, hint: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.hint = hint
+        self.headers = dict(headers or {})
+
+
+# One table from exception to answer; the first that fits counts. Nothing else becomes an answer but an internal error.
+_ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ...]] = (
+    (TaskNotFound, 404, "unknown_task", {}),
+    (NotFound, 404, "not_found", {}),
+    (ScheduleChanged, 412, "changed", {}),
+    (Conflict, 409, "conflict", {}),
+    (DefinitionError, 422, "invalid", {}),
+    (LeaseLost, 409, "lease_lost", {}),
+    (StoreFull, 507, "store_full", {"Retry-After": "30"}),
+    (StoreUnavailable, 503, "store_unavailable", {"Retry-After": "1"}),
+    (SchemaMismatch, 503, "schema_mismatch", {"Retry-After": "30"}),
+)
+# What may be told to anybody about these; their own messages may name hosts.
+_PUBLIC_WORDS: Final = {
+    "store_full": "the store has no room left; nothing was written",
+    "store_unavailable": "the store does not answer and the outcome is not known: repeat it with the same key",
+    "schema_mismatch": "the database has another schema than this program; an operator has to run `headway migrate`",
+}
+
+
+def refusal_of(error: HeadwayError) -> Refused | None:
+    """Say as an answer what an error means; None when it is a mistake of ours."""
+    if isinstance(error, Refused):
+        return error
+    for kind, status, code, headers in _ANSWERS:
+        if isinstance(error, kind):
+            return Refused(status, code, _PUBLIC_WORDS.get(code, str(error)), headers=headers)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks: what it may do, and of which tenant; `*` is all of them."""
+
+    name: str
+    tenant: str
+    role: str
+    token_id: str | None = None
+
+    def may(self, role: str) -> bool:
+        """Say whether this one has at least that role."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+    @property
+    def one_tenant(self) -> str | None:
+        """The tenant whose things may be seen; None for all."""
+        return None if self.tenant == "*" else self.tenant
+
+    def sees(self, tenant: str) -> bool:
+        """Say whether things of this tenant exist for this one."""
+        return self.tenant in ("*", tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter of the query. `kind` is text, int, flag, instant, duration or one of `choices`."""
+
+    name: str
+    what: str
+    kind: str = "text"
+    low: int = 0
+    high: int = 0
+    choices: tuple[str, ...] = ()
+    is_required: bool = False
+    example: Any = None
+
+
+LIMIT: Final = Param("limit", "how many at most", "int", low=1, high=PAGE_MAX, example=50)
+CURSOR: Final = Param("cursor", "`next_cursor` of the page before")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is sent back. `body` is anything that msgspec can write, or text of another type."""
+
+    body: Any = None
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    etag: str | None = None
+    media_type: str = "application/json"
+
+
+Handler = Callable[["Call"], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One operation of the API. `role` None is for everybody, also without a credential."""
+
+    method: str
+    path: str
+    handler: Handler
+    role: str | None
+    summary: str
+    what: str = ""
+    tag: str = "jobs"
+    query: tuple[Param, ...] = ()
+    body: Any = None
+    body_is_optional: bool = False
+    body_bytes_max: int = BODY_BYTES_MAX
+    body_example: Any = None
+    answers: Mapping[int, Any] = field(default_factory=lambda: {200: None})
+    headers: tuple[str, ...] = ()
+    is_stream: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    """A request that has been let in: who asks, for what, with which values."""
+
+    request: Request
+    route: Route
+    principal: Principal
+    store: Store
+    settings: Settings
+    clock: Clock
+    request_id: str
+    services: Any = None
+    _values: dict[str, Any] | None = None
+
+    # --- the query
+
+    @property
+    def query(self) -> dict[str, Any]:
+        """The parameters that were given, read and within their bounds."""
+        if self._values is None:
+            self._values = _read_query(self.request, self.route)
+        return self._values
+
+    def path(self, name: str) -> str:
+        """Return a part of the path."""
+        text: str = self.request.path_params[name]
+        if len(text) > TEXT_LENGTH_MAX or not text.isprintable():
+            raise Refused(404, "not_found", "there is no such thing")
+        return text
+
+    def page(self) -> tuple[int, str | None]:
+        """Return limit and cursor."""
+        return self.query.get("limit", PAGE_DEFAULT), self.query.get("cursor")
+
+    # --- the body
+
+    async def body(self, kind: type[T]) -> T:
+        """Read the body as this type; `Refused` names the field that is wrong."""
+        return convert(await self.json(), kind)
+
+    async def json(self) -> Any:
+        """Read the body as JSON, strictly; an absent one is an empty object where it may be absent."""
+        if not self.route.body_is_optional or self.request.headers.get("content-length", "0") != "0":
+            kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise Refused(415, "not_json", "the body must be JSON with Content-Type: application/json")
+        data = await read_body(self.request, self.route.body_bytes_max)
+        if not data and self.route.body_is_optional:
+            return {}
+        return read_json_strictly(data)
+
+    # --- who
+
+    @property
+    def tenant(self) -> str | None:
+        """The one tenant that the caller may see; None for all."""
+        return self.principal.one_tenant
+
+    def see(self, tenant: str, error: HeadwayError) -> None:
+        """Raise this error, as for something that does not exist, unless the caller may see the tenant."""
+        if not self.principal.sees(tenant):
+            raise error
+
+    def need_all_tenants(self) -> None:
+        """Refuse a caller of one tenant what concerns all of them."""
+        if self.tenant is not None:
+            raise Refused(403, "forbidden", "this concerns all tenants; a token for all of them is needed")
+
+    @property
+    def origin(self) -> str:
+        """Where the request comes from, for the trail."""
+        return self.request.client.host if self.request.client else ""
+
+    async def record(self, action: str, target: str, tenant: str | None = None, **detail: Any) -> None:
+        """Write into the trail of actions what the caller does."""
+        await self.store.access.record(
+            actor=self.principal.name,
+            tenant=tenant or self.principal.tenant,
+            origin=self.origin,
+            action=action,
+            target=target,
+            detail=msgspec.json.encode(detail).decode(),
+        )
+
+
+def convert(value: Any, kind: type[T]) -> T:
+    """Make a value of this type; say which field is wrong, and how."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `$")
+        name = where.rstrip("`").lstrip(".") or "the body"
+        raise Refused(422, "invalid", f"{name}: {text}") from None
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Read the body, never more than the limit."""
+    length = request.headers.get("content-length", "0")
+    too_large = Refused(413, "too_large", f"the body may have at most {limit:,} bytes")
+    if not length.isdecimal() or int(length[:18]) > limit:
+        raise too_large
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > limit:
+            raise too_large
+    return bytes(data)
+
+
+def read_json_strictly(data: bytes) -> Any:
+    """Read JSON as one would wish it were: no name twice, no NaN, no NUL, not too deep, whole numbers exact."""
+    try:
+        value = json.loads(
+            data, object_pairs_hook=_without_duplicates, parse_constant=_no_constant, parse_int=_bounded_int
+        )
+    except RecursionError:
+        raise Refused(422, "too_deep", f"the JSON may be nested {DEPTH_MAX} deep at most") from None
+    except UnicodeDecodeError:
+        raise Refused(400, "not_json", "the body is not UTF-8") from None
+    except ValueError as error:
+        raise Refused(400, "not_json", f"the body is not JSON: {error}") from None
+    _check_depth(value)
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Refused(422, "duplicate_name", f"the name {twice[:80]!r} is there twice")
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _bounded_int(text: str) -> int:
+    if len(text) > DIGITS_MAX:
+        raise ValueError(f"a number with {len(text)} digits")
+    return int(text)
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                for name, part in item.items():
+                    _check_text(name)
+                    inner.append(part)
+            elif isinstance(item, list):
+                inner += item
+            elif isinstance(item, str):
+                _check_text(item)
+        if not inner:
+            return
+        level = inner
+    raise Refused(422, "too_deep", f"the JSON may be nested {DEPTH_MAX} deep at most")
+
+
+def _check_text(text: str) -> None:
+    if "\x00" in text:
+        raise Refused(422, "invalid", f"{text[:40]!r} has a NUL character, which no database keeps")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused(422, "invalid", f"{text[:40]!r} has half of a surrogate pair, which is no text") from None
+
+
+def _read_query(request: Request, route: Route) -> dict[str, Any]:
+    known = {param.name: param for param in route.query}
+    values: dict[str, Any] = {}
+    for name, text in request.query_params.multi_items():
+        if name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise Refused(422, "unknown_parameter", f"no parameter is named {name[:80]!r}; known are {names}")
+        if name in values:
+            raise Refused(422, "duplicate_name", f"{name} is there twice")
+        values[name] = _read_param(known[name], text)
+    for param in route.query:
+        if param.is_required and param.name not in values:
+            raise Refused(422, "invalid", f"{param.name} is missing: {param.what}")
+    return values
+
+
+def _read_param(param: Param, text: str) -> Any:
+    if len(text) > TEXT_LENGTH_MAX or not text.isprintable():
+        raise Refused(422, "invalid", f"{param.name} must have at most {TEXT_LENGTH_MAX} printable characters")
+    if param.choices and text not in param.choices:
+        raise Refused(422, "invalid", f"{param.name} must be one of {', '.join(param.choices)}")
+    match param.kind:
+        case "int":
+            if not text.isascii() or not text.isdecimal() or not param.low <= int(text[:12]) <= param.high:
+                raise Refused(422, "invalid", f"{param.name} must be a whole number from {param.low} to {param.high}")
+            return int(text)
+        case "flag":
+            if text not in ("0", "1", "true", "false"):
+                raise Refused(422, "invalid", f"{param.name} must be 0 or 1")
+            return text in ("1", "true")
+        case "instant":
+            return _read_instant(param.name, text)
+        case _:
+            return text
+
+
+def _read_instant(name: str, text: str) -> Instant:
+    try:
+        return parse_instant(text)
+    except DefinitionError:
+        raise Refused(422, "invalid", f"{name} must be a time such as 2027-01-31T08:00:00Z") from None
+
+
+def answer_json(value: Any) -> bytes:
+    """Write a value as JSON; nothing is written as nothing."""
+    return b"" if value is None else msgspec.json.encode(value)

@@ -1,0 +1,180 @@
+"""Who may: tokens, of which only hashes are kept, and the trail of what people did, which is only ever added to.
+
+A token's value is 256 random bits, so nobody can guess it from its hash, however fast the hash is: SHA-256 does, and a
+slow one would only make every request slow. It is found by its hash, so what a stranger sends is never compared with
+a secret byte by byte.
+"""
+
+import hashlib
+import secrets
+from typing import Final
+
+import msgspec
+
+from headway.clock import Clock
+from headway.errors import DefinitionError, NotFound
+from headway.instants import Duration, Instant
+from headway.model import Action, Token, check_name, storable
+from headway.store.transaction import Call, Driver, Row, Transaction, call
+
+ROLES: Final = ("viewer", "operator", "admin")  # Each may what those before it may.
+ALL_TENANTS: Final = "*"
+TOKEN_PREFIX: Final = "hw_"  # So that people and scanners of leaked secrets know what they see.
+TOKEN_BYTES: Final = 32
+PAGE_MAX: Final = 200
+_DETAIL_LENGTH_MAX: Final = 16_384
+_TEXT_LENGTH_MAX: Final = 512
+_LAST_ID: Final = "~"  # Sorts after every id.
+_LAST_SEQ: Final = 2**63 - 1
+
+
+def hash_of(value: str) -> str:
+    """Return what is kept of a token's value."""
+    return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class StoreAccess:
+    """Tokens and the trail as rows of the store."""
+
+    def __init__(self, driver: Driver, clock: Clock) -> None:
+        self._driver = driver
+        self._clock = clock
+
+    async def record(self, *, actor: str, tenant: str, origin: str, action: str, target: str, detail: str) -> None:
+        """Add a line to the trail; the detail is JSON."""
+        await self._driver.fetch(_line(actor, tenant, origin, action, target, detail))
+
+    async def actions(
+        self,
+        *,
+        tenant: str | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+        target: str | None = None,
+        since: Instant | None = None,
+        until: Instant | None = None,
+        before: int | None = None,
+        limit: int = PAGE_MAX,
+    ) -> list[Action]:
+        """Read lines of the trail, the newest first, those with a number below `before`."""
+        rows = await self._driver.fetch(
+            call(
+                "actions",
+                tenant=tenant,
+                actor=actor,
+                action=action,
+                target=target,
+                since=since,
+                until=until,
+                before=_LAST_SEQ if before is None else before,
+                limit=limit,
+            )
+        )
+        return [_action(row) for row in rows]
+
+    async def create_token(
+        self, *, name: str, tenant: str, role: str, lifetime: Duration | None, actor: str, origin: str
+    ) -> tuple[Token, str]:
+        """Make a token; return it with its value, which nobody can find out later. The trail tells who made it."""
+        check_name(name, "name")
+        check_name(tenant, "tenant")
+        if role not in ROLES:
+            raise DefinitionError(f"role must be one of {', '.join(ROLES)}, not {role[:40]!r}")
+        if lifetime is not None and lifetime <= 0:
+            raise DefinitionError("a token must live longer than no time at all")
+        token_id, value = self._clock.new_id("tok"), TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+        detail = msgspec.json.encode({"name": name, "tenant": tenant, "role": role}).decode()
+
+        def create() -> Transaction[Row]:
+            rows = yield call(
+                "add_token",
+                id=token_id,
+                hash=hash_of(value),
+                tenant=tenant,
+                role=role,
+                name=name,
+                created_by=actor,
+                lifetime=lifetime,
+            )
+            yield _line(actor, tenant, origin, "tokens.create", token_id, detail)
+            return rows[0]
+
+        return _token(await self._driver.run(create)), value
+
+    async def revoke_token(self, token_id: str, *, tenant: str | None = None, actor: str, origin: str) -> Token:
+        """Let a token count no more; of one tenant only where one is given. To revoke it again changes nothing."""
+
+        def revoke() -> Transaction[Row]:
+            revoked = yield call("revoke_token", id=token_id, tenant=tenant)
+            rows = yield call("token_by_id", id=token_id)
+            if not rows or (tenant is not None and rows[0]["tenant"] != tenant):
+                raise NotFound("no token has this id")
+            if revoked:
+                detail = msgspec.json.encode({"name": rows[0]["name"], "role": rows[0]["role"]}).decode()
+                yield _line(actor, rows[0]["tenant"], origin, "tokens.revoke", token_id, detail)
+            return rows[0]
+
+        return _token(await self._driver.run(revoke))
+
+    async def find_token(self, value_hash: str) -> Token | None:
+        """Return the token whose value has this hash, valid or not."""
+        rows = await self._driver.fetch(call("token_by_hash", hash=value_hash))
+        return _token(rows[0]) if rows else None
+
+    async def token(self, token_id: str) -> Token | None:
+        """Return a token by its id, valid or not."""
+        rows = await self._driver.fetch(call("token_by_id", id=token_id))
+        return _token(rows[0]) if rows else None
+
+    async def tokens(
+        self, *, tenant: str | None = None, before: str | None = None, limit: int = PAGE_MAX
+    ) -> list[Token]:
+        """Read tokens, the newest first, those with an id below `before`."""
+        rows = await self._driver.fetch(call("tokens", tenant=tenant, before=before or _LAST_ID, limit=limit))
+        return [_token(row) for row in rows]
+
+    async def any_token(self) -> tuple[bool, bool]:
+        """Say whether a token was ever made, and whether one still counts."""
+        row = (await self._driver.fetch(call("any_token")))[0]
+        return bool(row["made"]), bool(row["usable"])
+
+
+def _line(actor: str, tenant: str, origin: str, action: str, target: str, detail: str) -> Call:
+    if len(detail) > _DETAIL_LENGTH_MAX:
+        detail = '{"omitted":"too long"}'
+    return call(
+        "add_action",
+        actor=storable(actor, _TEXT_LENGTH_MAX),
+        tenant=storable(tenant, _TEXT_LENGTH_MAX),
+        origin=storable(origin, _TEXT_LENGTH_MAX),
+        action=storable(action, _TEXT_LENGTH_MAX),
+        target=storable(target, _TEXT_LENGTH_MAX),
+        detail=storable(detail, _DETAIL_LENGTH_MAX),
+    )
+
+
+def _token(row: Row) -> Token:
+    return Token(
+        id=row["id"],
+        tenant=row["tenant"],
+        role=row["role"],
+        name=row["name"],
+        created_at=row["created_at"],
+        created_by=row["created_by"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+        state=row["state"],
+    )
+
+
+def _action(row: Row) -> Action:
+    return Action(
+        seq=row["seq"],
+        at=row["at"],
+        actor=row["actor"],
+        tenant=row["tenant"],
+        origin=row["origin"],
+        action=row["action"],
+        target=row["target"],
+        detail=msgspec.json.decode(row["detail"]),
+    )

@@ -1,0 +1,163 @@
+"""The feed: every change of the jobs that somebody follows, in the order in which they were committed.
+
+Numbers are given when a row is written and commits come in another order, so "everything above the last number" would
+miss rows. A *position* is therefore what the database itself knows about order: on PostgreSQL a snapshot, which says
+exactly whose commits had been seen; on SQLite, with one writer at a time, the number. `read` returns what is new since
+a position, each row once. `again` returns everything that may be new, some of it perhaps twice, for followers that
+come back with no more than a number in their hands.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from headway.instants import MINUTE, SECOND, Duration
+from headway.lifecycle import Status
+from headway.model import Job
+from headway.store.queue import read_job, read_tags
+from headway.store.transaction import Driver, Row, as_json, call
+
+EVERYTHING: Final = "*"
+FEED_KEPT: Final = 10 * MINUTE
+READ_MAX: Final = 2_000
+AGAIN_MAX: Final = 5_000
+PRUNE_MAX: Final = 20_000
+LOG_PAGE: Final = 1_000
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a job: the job as far as the feed has it, and its number in the feed."""
+
+    seq: int
+    job: Job
+    log_bytes: int
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a job's log, and the version of the job that it came with."""
+
+    seq: int
+    attempt: int
+    at: int
+    stream: str
+    line: str
+    version: int
+
+
+class StoreFeed:
+    """Who is followed, and what has become of them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def follow(self, scopes: Iterable[str], duration: Duration) -> dict[str, int]:
+        """Have changes of these jobs fed for a while; return since when each is fed without a break."""
+        rows = as_json([{"scope": scope} for scope in sorted(set(scopes))])
+        followed = await self._driver.fetch(call("follow_jobs", scopes=rows, duration=duration))
+        return {row["scope"]: row["since"] for row in followed}
+
+    async def position(self) -> str:
+        """Return where the feed is now."""
+        rows = await self._driver.fetch(call("feed_position"))
+        return str(rows[0]["position"])
+
+    async def read(self, position: str) -> tuple[list[Change], str, bool]:
+        """Read what was committed since a position; return it, the position after it, and whether there is more.
+
+        What comes after a part that was too long for once is read from the same position, beyond the last number.
+        """
+        base, _, seq = position.partition("/")
+        rows = await self._driver.fetch(call("feed", position=base, seq=int(seq or 0), limit=READ_MAX))
+        if not rows:
+            return [], base, False
+        if len(rows) == READ_MAX:
+            return [_change(row) for row in rows], f"{base}/{rows[-1]['seq']}", True
+        return [_change(row) for row in rows], str(rows[-1]["position"]), False
+
+    async def again(self, low: int) -> list[Change] | None:
+        """Read everything that may have been committed since; None when that is too much."""
+        position = f"{low}:{low}:" if self._driver.dialect_name == "postgresql" else str(low)
+        rows = await self._driver.fetch(call("feed_again", position=position, limit=AGAIN_MAX))
+        return None if len(rows) == AGAIN_MAX else [_change(row) for row in rows]
+
+    async def of_job(self, job_id: str, after: int) -> list[Change]:
+        """Read the versions of one job after this one, as far as they were fed."""
+        rows = await self._driver.fetch(call("feed_of_job", id=job_id, after=after, limit=AGAIN_MAX))
+        return [_change(row) for row in rows]
+
+    async def versions(self, job_ids: Iterable[str]) -> dict[str, int]:
+        """Read the versions that jobs have now; one that is gone has none."""
+        rows = await self._driver.fetch(call("versions", ids=as_json(sorted(job_ids))))
+        return {row["id"]: row["version"] for row in rows}
+
+    async def jobs(self, job_ids: Iterable[str]) -> list[Job]:
+        """Read these jobs."""
+        rows = await self._driver.fetch(call("jobs_by_id", ids=as_json(sorted(job_ids))))
+        return [read_job(row) for row in rows]
+
+    async def log_since(self, job_id: str, version: int) -> list[Line]:
+        """Read the lines that a job logged after one of its versions; a job's log is bounded, and so are these."""
+        lines: list[Line] = []
+        while len(page := await self._log_page(job_id, version, lines[-1].seq if lines else 0)) == LOG_PAGE:
+            lines += page
+        return lines + page
+
+    async def _log_page(self, job_id: str, version: int, seq: int) -> list[Line]:
+        rows = await self._driver.fetch(call("log_since", id=job_id, after=version, seq=seq, limit=LOG_PAGE))
+        return [
+            Line(
+                seq=row["seq"],
+                attempt=row["attempt"],
+                at=row["at"],
+                stream=row["stream"],
+                line=row["line"],
+                version=row["version"],
+            )
+            for row in rows
+        ]
+
+    async def prune(self) -> int:
+        """Forget what happened a while ago, and who is not followed any more; return how many changes went."""
+        await self._driver.fetch(call("forget_followed", age=60 * SECOND))
+        return len(await self._driver.fetch(call("prune_feed", age=FEED_KEPT, limit=PRUNE_MAX)))
+
+
+def low_of(position: str) -> int:
+    """Return the number from which everything may be new that is not in this position."""
+    return int(position.partition("/")[0].partition(":")[0])
+
+
+def all_before(position: str) -> int:
+    """Return the number below which everything that had begun at this position is over; for PostgreSQL."""
+    parts = position.partition("/")[0].split(":")
+    return int(parts[1]) if len(parts) > 1 else 0
+
+
+def _change(row: Row) -> Change:
+    job = Job(
+        id=row["job_id"],
+        task=row["task"],
+        status=Status(row["status"]),
+        tenant=row["tenant"],
+        queue=row["queue"],
+        priority=0,
+        args="{}",
+        created_at=0,
+        run_at=0,
+        max_attempts=row["max_attempts"],
+        attempt=row["attempt"],
+        failures=row["failures"],
+        version=row["version"],
+        key=row["key"],
+        tags=read_tags(row["tags"]),
+        schedule=row["schedule"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        updated_at=row["at"],
+        progress=row["progress"],
+        reason=row["reason"],
+        metadata=row["metadata"],
+        detail=row["detail"],
+    )
+    return Change(seq=row["seq"], job=job, log_bytes=row["log_bytes"])

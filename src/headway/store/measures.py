@@ -1,0 +1,98 @@
+"""Numbers about the whole store, for those who watch it from outside: all tenants, all nodes, bounded answers."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from headway.instants import SECOND, Duration, Instant
+from headway.model import JsonObject
+from headway.store.coordination import NODES_MAX, TALLY_PREFIX, tally_in
+from headway.store.transaction import Driver, call
+
+COUNTED_MAX: Final = 10_000
+QUEUES_MAX: Final = 1_000
+LANES_MAX: Final = 5_000  # Priorities, of all queues together.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """A node that lives: what it is, and what it says of itself."""
+
+    roles: tuple[str, ...]
+    state: JsonObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tallies:
+    """What all nodes have counted together, those that are gone too, and which of them live."""
+
+    cells: dict[str, int]
+    alive: tuple[NodeSeen, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """How many wait, and for how long the oldest has."""
+
+    pending: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undecided:
+    """For how long the oldest undecided instant has been due, and how many schedules cannot be planned."""
+
+    oldest_s: float
+    held: int
+
+
+class StoreMeasures:
+    """Counts what is in the store."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def now(self) -> Instant:
+        """Hear the store's time: the cheapest question that shows whether it answers."""
+        now: Instant = (await self._driver.fetch(call("time")))[0]["now"]
+        return now
+
+    async def tallies(self, alive_within: Duration) -> Tallies:
+        """Add up what the nodes have counted; a node that was heard of so lately lives."""
+        cells: Counter[str] = Counter()
+        alive: list[NodeSeen] = []
+        for row in await self._driver.fetch(call("tallies", limit=NODES_MAX)):
+            if row["id"].startswith(TALLY_PREFIX):
+                cells[row["id"].removeprefix(TALLY_PREFIX)] += row["value"]
+                continue
+            cells.update(tally_in(row["state"]))
+            if row["beat_at"] >= row["now"] - alive_within:
+                alive.append(NodeSeen(roles=tuple(row["roles"].split(",")), state=msgspec.json.decode(row["state"])))
+        return Tallies(cells=dict(cells), alive=tuple(alive))
+
+    async def backlog(self, most: int) -> dict[str, Depth]:
+        """Count what waits by queue, in each up to `most`; of more queues than can be read, the first by name."""
+        rows = await self._driver.fetch(call("backlog", most=most, lanes=LANES_MAX, limit=QUEUES_MAX))
+        return {
+            row["queue"]: Depth(pending=row["pending"], oldest_s=max(0, row["now"] - row["oldest_at"]) / SECOND)
+            for row in rows
+        }
+
+    async def undecided(self) -> Undecided:
+        """Find the oldest instant without a decision."""
+        row = (await self._driver.fetch(call("undecided")))[0]
+        oldest = min((at for at in (row["next_at"], row["held_since"]) if at is not None), default=row["now"])
+        return Undecided(oldest_s=max(0, row["now"] - oldest) / SECOND, held=row["held"])
+
+    async def deliveries_waiting(self) -> Depth:
+        """Count the messages that wait to be delivered, up to a limit; `oldest_s` is the age of the oldest."""
+        row = (await self._driver.fetch(call("deliveries_waiting", limit=COUNTED_MAX)))[0]
+        oldest = row["now"] if row["oldest_at"] is None else row["oldest_at"]
+        return Depth(pending=row["waiting"], oldest_s=max(0, row["now"] - oldest) / SECOND)
+
+    async def dead_letters(self) -> int:
+        """Count the dead letters, up to a limit."""
+        letters: int = (await self._driver.fetch(call("dead_letters", limit=COUNTED_MAX)))[0]["letters"]
+        return letters

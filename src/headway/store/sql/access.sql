@@ -1,0 +1,57 @@
+-- Tokens, of which only the hash is kept, and the trail of what people did.
+
+-- name: add_token
+-- Keep a new token; it expires so long after this moment.
+insert into headway_tokens (id, hash, tenant, role, name, created_at, created_by, expires_at)
+values (:id, :hash, :tenant, :role, :name, {now}, :created_by, {now} + cast(:lifetime as bigint))
+returning id, tenant, role, name, created_at, created_by, expires_at, revoked_at, 'valid' as state;
+
+-- name: token_by_hash
+-- Whose is this token, and does it still count?
+select id, tenant, role, name, created_at, created_by, expires_at, revoked_at,
+  case when revoked_at is not null then 'revoked' when expires_at <= {now} then 'expired' else 'valid' end as state
+from headway_tokens where hash = :hash;
+
+-- name: token_by_id
+-- Does this token still count?
+select id, tenant, role, name, created_at, created_by, expires_at, revoked_at,
+  case when revoked_at is not null then 'revoked' when expires_at <= {now} then 'expired' else 'valid' end as state
+from headway_tokens where id = :id;
+
+-- name: tokens
+-- Read tokens page by page, the newest first.
+select id, tenant, role, name, created_at, created_by, expires_at, revoked_at,
+  case when revoked_at is not null then 'revoked' when expires_at <= {now} then 'expired' else 'valid' end as state
+from headway_tokens
+where id < :before and (cast(:tenant as text) is null or tenant = :tenant)
+order by id desc limit :limit;
+
+-- name: any_token
+-- Was a token ever made, and does one still count?
+select exists (select 1 from headway_tokens) as made,
+  exists (
+    select 1 from headway_tokens where revoked_at is null and (expires_at is null or expires_at > {now})
+  ) as usable;
+
+-- name: revoke_token
+-- Let a token count no more; one that was revoked before keeps its time.
+update headway_tokens set revoked_at = {now}
+where id = :id and revoked_at is null and (cast(:tenant as text) is null or tenant = :tenant)
+returning id;
+
+-- name: add_action
+-- Write down what somebody did.
+insert into headway_actions (at, actor, tenant, origin, action, target, detail)
+values ({now}, :actor, :tenant, :origin, :action, :target, :detail);
+
+-- name: actions
+-- Read the trail page by page, the newest first.
+select seq, at, actor, tenant, origin, action, target, detail from headway_actions
+where seq < :before
+  and (cast(:tenant as text) is null or tenant = :tenant)
+  and (cast(:actor as text) is null or actor = :actor)
+  and (cast(:action as text) is null or action = :action)
+  and (cast(:target as text) is null or target = :target)
+  and (cast(:since as bigint) is null or at >= :since)
+  and (cast(:until as bigint) is null or at < :until)
+order by seq desc limit :limit;

@@ -1,0 +1,60 @@
+-- What /metrics and /readyz ask. Every answer has a bounded number of rows, whatever is in the store.
+
+-- name: tallies
+-- Read what every node has counted that is known, and the sums of those that left; as of one moment, so that a node
+-- that leaves just now is in one of them and not in both.
+select * from (
+  select id, roles, state, beat_at, 0 as value, {now} as now from headway_nodes order by beat_at desc limit :limit
+) as nodes
+union all
+select name, '', '', 0, value, {now} from headway_counters where name like 'tally|%' and value > 0;
+
+-- name: backlog
+-- Count what waits in each queue, up to :most, and find the oldest: goes from the first job of a priority in a queue to
+-- the first of the next, so that it reads no more of a long queue than it counts. Nothing is joined, since with old
+-- statistics a planner would read the whole table for each of these steps.
+with recursive heads (id) as (
+  select (select id from headway_jobs where status = 'PENDING' order by queue, priority desc, run_at, id limit 1)
+  union all
+  select coalesce(
+    (select j.id from headway_jobs j
+      where j.status = 'PENDING' and j.queue = (select h.queue from headway_jobs h where h.id = heads.id)
+        and j.priority < (select h.priority from headway_jobs h where h.id = heads.id)
+      order by j.queue, j.priority desc, j.run_at, j.id limit 1),
+    (select j.id from headway_jobs j
+      where j.status = 'PENDING' and j.queue > (select h.queue from headway_jobs h where h.id = heads.id)
+      order by j.queue, j.priority desc, j.run_at, j.id limit 1)
+  )
+  from heads where heads.id is not null
+),
+lanes (queue, run_at) as (
+  select (select h.queue from headway_jobs h where h.id = heads.id),
+    (select h.run_at from headway_jobs h where h.id = heads.id)
+  from heads where heads.id is not null limit :lanes
+),
+oldest (queue, oldest_at) as (select queue, min(run_at) from lanes group by queue)
+select queue, oldest_at, {now} as now, (
+  select count(*) from (
+    select 1 as one from headway_jobs j where j.status = 'PENDING' and j.queue = oldest.queue limit :most
+  ) as waiting
+) as pending
+from oldest order by queue limit :limit;
+
+-- name: undecided
+-- Which instant has waited longest for its decision? One of a schedule that was set aside has waited since before.
+select {now} as now,
+  (select min(next_at) from headway_schedules where next_at is not null) as next_at,
+  (select min(decided_through) from headway_schedules where removed_at is null and attention is not null) as held_since,
+  (select count(*) from headway_schedules where removed_at is null and attention is not null) as held;
+
+-- name: deliveries_waiting
+-- How many messages wait to be delivered, and since when? Counted up to :limit, those that are due first in front.
+select count(*) as waiting, min(created_at) as oldest_at, {now} as now from (
+  select created_at from headway_deliveries where next_at is not null order by next_at limit :limit
+) as waiting;
+
+-- name: dead_letters
+-- How many jobs have failed for good and await a look? Counted up to :limit.
+select count(*) as letters from (
+  select 1 as one from headway_jobs where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null limit :limit
+) as letters;

@@ -1,0 +1,416 @@
+"""Webhooks in the store: whom to tell about the end of jobs, and what was told to whom.
+
+Deliveries are written by triggers, in the transaction that ends a job: an end that is committed is told, and one that
+is not committed is not. Who sends a delivery takes it for a while, by moving the time at which it is due; a sender that
+dies leaves it to be sent again, under the same id.
+"""
+
+import base64
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from headway.clock import Clock
+from headway.errors import Conflict, DefinitionError, NotFound
+from headway.instants import DAY, Duration, Instant
+from headway.lifecycle import FINAL
+from headway.model import check_name, storable
+from headway.store.transaction import Call, Driver, Row, T, Transaction, as_json, call
+
+EVENTS: Final = tuple(sorted(f"job.{status.lower()}" for status in FINAL))
+ALL_EVENTS: Final = "*"
+TEST_EVENT: Final = "webhook.test"
+STATUSES: Final = ("WAITING", "DELIVERED", "FAILED")
+SECRET_PREFIX: Final = "whsec_"
+SECRET_BYTES: Final = 32
+ROTATION: Final = DAY  # So long the old secret goes on signing beside the new one.
+SECRETS_MAX: Final = 5
+OUTCOMES_MAX: Final = 20
+ENDPOINTS_MAX: Final = 50  # Of one tenant; each is looked at whenever a job ends.
+NOTE_LENGTH_MAX: Final = 500
+PAGE_MAX: Final = 200
+_CALLBACKS: Final = "callbacks:"
+_LAST_ID: Final = "~"  # Sorts after every id.
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """What signs messages to an endpoint: the newest for ever, one that was replaced until its time is over."""
+
+    value: str
+    until: Instant | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a try went: the status code of the answer, or why there was none."""
+
+    at: Instant
+    took_ms: int
+    code: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Whom to tell. One without a URL stands for the callback_url of its tenant's jobs."""
+
+    id: str
+    tenant: str
+    url: str
+    events: tuple[str, ...]
+    secrets: tuple[Secret, ...]
+    note: str
+    created_at: Instant
+    created_by: str
+    disabled_at: Instant | None
+
+    @property
+    def is_callbacks(self) -> bool:
+        """Say whether it stands for the callback_url of jobs."""
+        return not self.url
+
+    def signing(self, now: Instant) -> list[str]:
+        """Return the secrets that count, the newest first."""
+        return [secret.value for secret in self.secrets if secret.until is None or secret.until > now]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A message to an endpoint. `next_at` of one that was claimed is when it is due again if its sender is lost."""
+
+    id: str
+    endpoint: str
+    job_id: str | None
+    tenant: str
+    event: str
+    url: str
+    status: str
+    tries: int
+    next_at: Instant | None
+    created_at: Instant
+    ended_at: Instant | None
+    outcomes: tuple[Outcome, ...]
+
+
+def new_secret() -> str:
+    """Make a secret, in the way that libraries for webhooks write them."""
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def callbacks_id(tenant: str) -> str:
+    """Return the id of what stands for the callback_url of a tenant's jobs."""
+    return _CALLBACKS + tenant
+
+
+def tenant_of_callbacks(endpoint_id: str) -> str | None:
+    """Return the tenant whose callbacks an id stands for; None when it stands for something else."""
+    return endpoint_id.removeprefix(_CALLBACKS) or None if endpoint_id.startswith(_CALLBACKS) else None
+
+
+def callbacks_endpoint(tenant: str) -> Call:
+    """Make sure that a tenant's jobs can have a callback_url, as a part of somebody's transaction."""
+    return call("ensure_callbacks", id=callbacks_id(tenant), tenant=tenant, secrets=as_json([Secret(new_secret())]))
+
+
+def check_events(events: Sequence[str]) -> tuple[str, ...]:
+    """Return the events without repetitions, or say which there are."""
+    wanted = tuple(dict.fromkeys(events))
+    if ALL_EVENTS in wanted:
+        return (ALL_EVENTS,)
+    unknown = next((event for event in wanted if event not in EVENTS), None)
+    if unknown is not None or not wanted:
+        wrong = "none" if unknown is None else repr(unknown[:80])
+        raise DefinitionError(f"events must be some of {', '.join(EVENTS)} or *, not {wrong}")
+    return wanted
+
+
+def _no_endpoint() -> NotFound:
+    return NotFound("no webhook has this id")
+
+
+def _change(endpoint_id: str, **changes: Any) -> Transaction[Endpoint]:
+    rows = yield call("endpoint_to_change", id=endpoint_id)
+    if not rows:
+        raise _no_endpoint()
+    before = _endpoint(rows[0])
+    if before.is_callbacks and {"url", "events"} & changes.keys():
+        raise Conflict("this webhook stands for the callback_url of each job; it has no URL and no events of its own")
+    is_on = changes.pop("is_on", before.disabled_at is None)
+    after = replace(before, **changes)
+    rows = yield call(
+        "change_endpoint",
+        id=endpoint_id,
+        url=after.url,
+        events=as_json(after.events),
+        note=after.note,
+        secrets=as_json(after.secrets),
+        is_on=int(is_on),
+    )
+    if after.url != before.url:
+        yield call("redirect_deliveries", id=endpoint_id, url=after.url)
+    return _endpoint(rows[0])
+
+
+def _rotate(endpoint_id: str, secret: str, now: Instant, keep: Duration) -> Transaction[Endpoint]:
+    rows = yield call("endpoint_to_change", id=endpoint_id)
+    if not rows:
+        raise _no_endpoint()
+    until = now + keep
+    old = [
+        Secret(known.value, until if known.until is None else min(known.until, until))
+        for known in _endpoint(rows[0]).secrets
+        if known.until is None or known.until > now
+    ]
+    kept = [known for known in old if known.until is not None and known.until > now][: SECRETS_MAX - 1]
+    return (yield from _change(endpoint_id, secrets=(Secret(secret), *kept)))
+
+
+def _replay(delivery_id: str) -> Transaction[Delivery]:
+    rows = yield call("replay_delivery", id=delivery_id)
+    if not rows:
+        raise NotFound("no delivery has this id")
+    yield call("notify", payload="deliveries")
+    return _delivery(rows[0])
+
+
+def _remove(endpoint_id: str) -> Transaction[None]:
+    rows = yield call("endpoint_to_change", id=endpoint_id)
+    if not rows:
+        raise _no_endpoint()
+    if _endpoint(rows[0]).is_callbacks:
+        raise Conflict("this webhook stands for the callback_url of jobs that may still run; disable it instead")
+    yield call("remove_endpoint", id=endpoint_id)
+
+
+class StoreWebhooks:
+    """Endpoints and deliveries as rows of the store."""
+
+    def __init__(self, driver: Driver, clock: Clock) -> None:
+        self._driver = driver
+        self._clock = clock
+
+    # --- whom to tell
+
+    async def add(
+        self, *, tenant: str, url: str, events: Sequence[str] = (ALL_EVENTS,), note: str = "", author: str
+    ) -> Endpoint:
+        """Tell this address about jobs of a tenant, `*` for all; the URL must have gone through `check_url`."""
+        check_name(tenant, "tenant")
+        rows = await self._driver.fetch(
+            call(
+                "add_endpoint",
+                id=self._clock.new_id("wh"),
+                tenant=tenant,
+                url=url,
+                events=as_json(check_events(events)),
+                secrets=as_json([Secret(new_secret())]),
+                note=storable(note, NOTE_LENGTH_MAX),
+                created_by=author,
+                most=ENDPOINTS_MAX,
+            )
+        )
+        if not rows:
+            raise Conflict(f"a tenant may have {ENDPOINTS_MAX} webhooks at most; remove one first")
+        return _endpoint(rows[0])
+
+    async def ensure_callbacks(self, tenant: str) -> str:
+        """Make sure that a tenant's jobs can have a callback_url; return the id that stands for all of them."""
+        endpoint_id = callbacks_id(tenant)
+        if not await self._driver.fetch(
+            call("endpoint", id=endpoint_id)
+        ):  # Nearly always there: then nothing is written.
+            await self._driver.fetch(callbacks_endpoint(tenant))
+        return endpoint_id
+
+    async def get(self, endpoint_id: str) -> Endpoint:
+        """Read one, or raise `NotFound`."""
+        rows = await self._driver.fetch(call("endpoint", id=endpoint_id))
+        if not rows:
+            raise _no_endpoint()
+        return _endpoint(rows[0])
+
+    async def page(self, *, tenant: str | None = None, after: str | None = None, limit: int = 50) -> list[Endpoint]:
+        """Read a page of them by id, those of one tenant or all."""
+        rows = await self._driver.fetch(
+            call("endpoints", tenant=tenant, after=after or "", limit=max(1, min(limit, PAGE_MAX)))
+        )
+        return [_endpoint(row) for row in rows]
+
+    async def named(self, ids: Iterable[str]) -> dict[str, Endpoint]:
+        """Read those of these that exist."""
+        rows = await self._driver.fetch(call("endpoints_by_id", ids=as_json(sorted(set(ids)))))
+        return {row["id"]: _endpoint(row) for row in rows}
+
+    async def change(
+        self,
+        endpoint_id: str,
+        *,
+        url: str | None = None,
+        events: Sequence[str] | None = None,
+        note: str | None = None,
+        is_on: bool | None = None,
+    ) -> Endpoint:
+        """Change what is given; what waits goes to the new address."""
+        changes: dict[str, Any] = {} if url is None else {"url": url}
+        if events is not None:
+            changes["events"] = check_events(events)
+        if note is not None:
+            changes["note"] = storable(note, NOTE_LENGTH_MAX)
+        if is_on is not None:
+            changes["is_on"] = is_on
+        return await self._driver.run(lambda: _change(endpoint_id, **changes))
+
+    async def rotate(self, endpoint_id: str, *, keep: Duration = ROTATION) -> Endpoint:
+        """Sign with a new secret; the old one signs beside it for a while, so that the receiver has time to change."""
+        secret, now = new_secret(), self._clock.now()
+        return await self._driver.run(lambda: _rotate(endpoint_id, secret, now, keep))
+
+    async def remove(self, endpoint_id: str) -> None:
+        """Tell it nothing more."""
+        await self._driver.run(lambda: _remove(endpoint_id))
+
+    # --- what is told
+
+    async def next_due(self) -> tuple[Instant | None, Instant]:
+        """Return when the next delivery is due, and the store's time."""
+        row = (await self._driver.fetch(call("next_delivery")))[0]
+        return row["next_at"], row["now"]
+
+    async def claim(
+        self, *, limit: int, lease: Duration, endpoints: Collection[str] = (), targets: Collection[str] = ()
+    ) -> list[Delivery]:
+        """Take due deliveries for a while, none to these endpoints or to URLs that begin with one of these targets."""
+        rows = await self._driver.fetch(
+            call(
+                "claim_deliveries",
+                limit=limit,
+                lease=lease,
+                endpoints=as_json(endpoints),
+                targets=as_json({"target": target} for target in targets),
+            )
+        )
+        return sorted((_delivery(row) for row in rows), key=lambda delivery: (delivery.created_at, delivery.id))
+
+    async def add_test(self, endpoint: Endpoint, url: str, lease: Duration) -> Delivery:
+        """Write down a test message, claimed by whoever calls this."""
+        rows = await self._driver.fetch(
+            call(
+                "add_test",
+                id=_message_id(self._clock.now()),
+                endpoint=endpoint.id,
+                tenant=endpoint.tenant,
+                event=TEST_EVENT,
+                url=url,
+                lease=lease,
+            )
+        )
+        return _delivery(rows[0])
+
+    async def record(
+        self, delivery: Delivery, outcome: Outcome | None, *, status: str, delay: Duration | None
+    ) -> Delivery | None:
+        """Write down how a try went, and when the next one is; None when it was no longer ours.
+
+        Without an outcome nothing was tried, and it is only put off.
+        """
+        outcomes = delivery.outcomes if outcome is None else (*delivery.outcomes, outcome)
+        rows = await self._driver.fetch(
+            call(
+                "record_delivery",
+                id=delivery.id,
+                leased=delivery.next_at,
+                status=status,
+                tried=int(outcome is not None),
+                outcomes=as_json(outcomes[-OUTCOMES_MAX:]),
+                delay=delay,
+            )
+        )
+        return _delivery(rows[0]) if rows else None
+
+    async def delivery(self, delivery_id: str) -> tuple[Delivery, str | None]:
+        """Read one and the tenant of its endpoint, None when that is gone; or raise `NotFound`."""
+        rows = await self._driver.fetch(call("delivery", id=delivery_id))
+        if not rows:
+            raise NotFound("no delivery has this id")
+        return _delivery(rows[0]), rows[0]["owner"]
+
+    async def deliveries(
+        self,
+        *,
+        owner: str | None = None,
+        endpoint: str | None = None,
+        status: str | None = None,
+        job: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> list[Delivery]:
+        """Read a page of deliveries, newest first; with an owner those to its endpoints only."""
+        filters: dict[str, object] = {
+            "owner": owner,
+            "endpoint": endpoint,
+            "status": status,
+            "before": before or _LAST_ID,
+        }
+        filters |= {"limit": max(1, min(limit, PAGE_MAX))}
+        statement = call("deliveries", **filters) if job is None else call("deliveries_of_job", job=job, **filters)
+        return [_delivery(row) for row in await self._driver.fetch(statement)]
+
+    async def failed(self, window: Duration, *, owner: str | None = None, limit: int = 10_000) -> int:
+        """Count the deliveries that were given up lately, up to a limit; with an owner those to its endpoints only."""
+        rows = await self._driver.fetch(call("failed_deliveries", window=window, owner=owner, limit=limit))
+        failed: int = rows[0]["failed"]
+        return failed
+
+    async def replay(self, delivery_id: str) -> Delivery:
+        """Send it again, under the same id, or raise `NotFound`."""
+        return await self._driver.run(lambda: _replay(delivery_id))
+
+    async def prune(self, retention: Duration, limit: int) -> int:
+        """Forget deliveries that ended before the retention; return how many."""
+        return len(await self._driver.fetch(call("prune_deliveries", age=retention, limit=limit)))
+
+
+def _message_id(now: Instant) -> str:
+    """Make an id like those of the triggers, which sort by time."""
+    return f"msg_{now:014x}{secrets.token_hex(10)}"
+
+
+def _items(text: str, kind: type[T]) -> tuple[T, ...]:
+    """Read a list as far as it can be read: what one row has wrong must not keep the others from being sent."""
+    try:
+        return tuple(msgspec.json.decode(text, type=list[kind]))  # type: ignore[valid-type]
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+
+
+def _endpoint(row: Row) -> Endpoint:
+    return Endpoint(
+        id=row["id"],
+        tenant=row["tenant"],
+        url=row["url"],
+        events=_items(row["events"], str),
+        secrets=_items(row["secrets"], Secret),
+        note=row["note"],
+        created_at=row["created_at"],
+        created_by=row["created_by"],
+        disabled_at=row["disabled_at"],
+    )
+
+
+def _delivery(row: Row) -> Delivery:
+    return Delivery(
+        id=row["id"],
+        endpoint=row["endpoint"],
+        job_id=row["job_id"],
+        tenant=row["tenant"],
+        event=row["event"],
+        url=row["url"],
+        status=row["status"],
+        tries=row["tries"],
+        next_at=row["next_at"],
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+        outcomes=_items(row["outcomes"], Outcome),
+    )

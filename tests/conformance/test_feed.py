@@ -1,0 +1,89 @@
+"""The feed of changes: whoever reads it misses nothing, in whatever order transactions commit."""
+
+import asyncpg
+import pytest
+
+from headway.instants import SECOND
+from headway.lifecycle import Status, Succeeded, settle
+from headway.model import Report
+from headway.store.feed import EVERYTHING, low_of
+from tests.conformance.arrange import attempt_of, claim_one, enqueue
+from tests.conformance.backend import Backend, PostgresBackend
+
+
+async def test_only_what_is_followed_is_fed_and_every_version_of_it(shared: Backend) -> None:
+    feed, queue = shared.store.feed, shared.store.queue
+    other, job_id = await enqueue(shared.store, queue="other"), await enqueue(shared.store)
+    await feed.follow([job_id], 15 * SECOND)
+    position = await feed.position()
+    claimed = await claim_one(shared.store)
+    lines = ((None, "log", "one"), (None, "log", "two"))
+    await queue.report([Report(job_id=job_id, attempt=1, progress=40, detail='{"step":"x"}', lines=lines)])
+    await queue.cancel(other, author="me")
+    await queue.settle([settle(attempt_of(claimed), Succeeded('"done"'), 0.5)])
+    changes, position, is_more = await feed.read(position)
+    assert [(c.job.id, c.job.status, c.job.version, c.job.progress) for c in changes] == [
+        (job_id, Status.RUNNING, 2, 0),
+        (job_id, Status.RUNNING, 3, 40),
+        (job_id, Status.COMPLETED, 4, 100),
+    ]
+    assert not is_more
+    assert (await feed.read(position))[0] == []
+    assert [line.line for line in await feed.log_since(job_id, 2)] == ["one", "two"]
+    assert await feed.log_since(job_id, 3) == []
+    assert [change.job.version for change in await feed.of_job(job_id, 2)] == [3, 4]
+    assert await feed.versions([job_id, "job_nobody"]) == {job_id: 4}
+
+
+async def test_everything_is_fed_while_somebody_follows_everything(shared: Backend) -> None:
+    feed = shared.store.feed
+    first = await feed.follow([EVERYTHING], SECOND // 2)
+    position = await feed.position()
+    job_ids = [await enqueue(shared.store) for _ in range(3)]
+    assert await feed.follow([EVERYTHING], SECOND // 2) == first
+    changes, _, _ = await feed.read(position)
+    assert [change.job.id for change in changes] == job_ids
+    again = await feed.again(low_of(position))
+    assert again is not None
+    assert {change.job.id for change in again} >= set(job_ids)
+    await shared.sql("update headway_followed set until = 0")
+    unseen = await enqueue(shared.store)
+    assert await feed.follow([EVERYTHING], SECOND) != first  # There was a break, and it shows.
+    changes, _, _ = await feed.read(position)
+    assert unseen not in {change.job.id for change in changes}
+
+
+async def test_what_commits_late_is_not_missed(shared: Backend) -> None:
+    """A transaction that got its numbers first and commits last would be missed by whoever reads by number."""
+    if not isinstance(shared, PostgresBackend):
+        pytest.skip("SQLite has one writer at a time")
+    feed = shared.store.feed
+    slow, fast = await enqueue(shared.store), await enqueue(shared.store)
+    await feed.follow([EVERYTHING], 60 * SECOND)
+    position = await feed.position()
+    connection = await asyncpg.connect(shared.url)
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("update headway_jobs set progress = 7, version = version + 1 where id = $1", slow)
+        await shared.store.queue.cancel(fast, author="me")
+        changes, position, _ = await feed.read(position)
+        assert [change.job.id for change in changes] == [fast]
+        await transaction.commit()
+        late, position, _ = await feed.read(position)
+        assert [change.job.id for change in late] == [slow]
+        assert late[0].seq < changes[0].seq
+        assert (await feed.read(position))[0] == []
+    finally:
+        await connection.close()
+
+
+async def test_the_feed_is_forgotten_after_a_while(shared: Backend) -> None:
+    feed = shared.store.feed
+    await feed.follow([EVERYTHING], SECOND)
+    await enqueue(shared.store)
+    assert await feed.prune() == 0
+    await shared.sql("update headway_feed set at = 0")
+    await shared.sql("update headway_followed set until = 0")
+    assert await feed.prune() == 1
+    assert await shared.sql("select scope from headway_followed") == []

@@ -1,0 +1,95 @@
+"""Counts of one tenant, how the last jobs ended, and schedules that exist for one tenant only."""
+
+import pytest
+
+from headway.errors import AlreadyFinal, DuplicateKey, ScheduleChanged, ScheduleNotFound, ScheduleOwned
+from headway.instants import HOUR, SECOND
+from headway.lifecycle import FINAL, Raised, Status
+from headway.store import Store
+from tests.conformance.arrange import bring_to, enqueue, run_one, spec
+from tests.conformance.backend import Backend
+
+
+async def test_live_jobs_of_a_tenant_are_counted_up_to_a_limit(store: Store) -> None:
+    for _ in range(3):
+        await enqueue(store, tenant="acme", queue="a")
+    await enqueue(store, tenant="acme", queue="b", delay=HOUR)
+    await enqueue(store, tenant="globex", queue="a")
+    await store.queue.claim("a", node="n", lease=HOUR, limit=1)
+    counts = {(row["name"], row["status"]): row["jobs"] for row in await store.queue.live_counts("acme")}
+    assert counts == {("a", "PENDING"): 2, ("a", "RUNNING"): 1, ("b", "SCHEDULED"): 1}
+    assert [row["jobs"] for row in await store.queue.live_counts("acme", limit=1)] == [1, 1, 1]
+    assert await store.queue.live_counts("nobody") == []
+
+
+async def test_too_many_ends_are_looked_at_over_a_shorter_time(backend: Backend) -> None:
+    store = backend.store
+    assert await store.queue.ended_counts(HOUR) == ({}, HOUR)
+    for tenant in ("acme", "acme", "globex"):
+        await enqueue(store, tenant=tenant)
+        await run_one(store)
+        await backend.advance(10 * SECOND)
+    await enqueue(store, tenant="globex")
+    await run_one(store, Raised("{}", retryable=False))
+    assert await store.queue.ended_counts(HOUR) == ({"COMPLETED": 3, "FAILED": 1}, HOUR)
+    assert await store.queue.ended_counts(HOUR, tenant="acme") == ({"COMPLETED": 2, "FAILED": 0}, HOUR)
+    counts, window = await store.queue.ended_counts(HOUR, limit=3)
+    assert counts == {"COMPLETED": 2, "FAILED": 1}
+    assert 20 * SECOND <= window < HOUR
+    await backend.advance(2 * HOUR)
+    assert await store.queue.ended_counts(HOUR) == ({}, HOUR)
+
+
+async def test_a_dead_letter_is_retried_once(store: Store) -> None:
+    letter = await enqueue(store)
+    await run_one(store, Raised("{}", retryable=False))
+    again = await store.queue.retry(letter, author="me", only_dead=True)
+    with pytest.raises(AlreadyFinal, match="no dead letter any more"):
+        await store.queue.retry(letter, author="me", only_dead=True)
+    assert await store.queue.reruns(letter) == [again.id]  # What was refused has left nothing.
+    assert (await store.queue.retry(letter, author="me")).id != again.id  # On purpose it may run again and again.
+
+
+async def test_a_schedule_of_another_tenant_is_absent_and_its_name_is_taken(store: Store) -> None:
+    schedules = store.schedules
+    await schedules.put("s", spec(tenant="acme"))
+    for action in (schedules.show, schedules.pause, schedules.resume):
+        with pytest.raises(ScheduleNotFound):
+            await action("s", tenant="globex")
+    with pytest.raises(ScheduleNotFound):
+        await schedules.trigger_once("s", None, tenant="globex")
+    with pytest.raises(ScheduleNotFound):
+        await schedules.backfill("s", 0, 1, tenant="globex")
+    assert not await schedules.remove("s", tenant="globex")
+    for _ in range(2):
+        with pytest.raises(ScheduleOwned, match="taken"):
+            await schedules.put("s", spec(tenant="globex"), tenant="globex", take_over=True)
+        await schedules.remove("s", tenant="acme")  # The second time it is gone, and its history is still acme's.
+    assert await schedules.page(tenant="globex") == []
+    assert await store.ledger.names("", 10, tenant="globex") == []
+    assert [name for name, _ in await store.ledger.names("", 10, tenant="acme")] == ["s"]
+    assert await schedules.put("s", spec(tenant="acme"), tenant="acme") == "created"
+
+
+async def test_a_schedule_is_removed_only_as_it_was_seen(store: Store) -> None:
+    await store.schedules.put("s", spec())
+    with pytest.raises(ScheduleChanged):
+        await store.schedules.remove("s", expected_revision=2)
+    assert await store.schedules.remove("s", expected_revision=1)
+
+
+async def test_a_job_by_hand_is_made_once_per_key(store: Store) -> None:
+    await store.schedules.put("s", spec("1h", overlap="allow"))
+    first, is_new = await store.schedules.trigger_once("s", "k")
+    assert is_new
+    assert await store.schedules.trigger_once("s", "k") == (first, False)
+    with pytest.raises(DuplicateKey):
+        await store.schedules.trigger_once("s", "k", args='{"n":1}')
+    assert len(await store.queue.page(schedule="s")) == 1
+
+
+async def test_every_status_that_lives_is_counted_for_its_tenant(store: Store) -> None:
+    for status in Status:
+        await bring_to(store, status)
+    found = {row["status"] for row in await store.queue.live_counts("default")}
+    assert found == {str(status) for status in Status if status not in FINAL}

@@ -1,0 +1,516 @@
+"""Who may, with real servers: every route, every role, the life of a token, also on open streams, and the trail."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from headway.cli.root import run
+from headway.status.api import ROUTES
+from headway.status.web import ROLES, Route
+from tests.support.api import ApiProcess, api_process
+from tests.support.command_line import Cli
+
+SECRET = "environment-0123456789abcdef"
+# What is promised are 5 s; the rest is for a machine that is busy with other tests.
+PROMISED_S, SLACK_S = 5.0, 10.0
+
+
+def address(folder: Path) -> str:
+    return f"sqlite:///{folder}/headway.db"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("access")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[tuple[ApiProcess, str]]:
+    """A server with a token in its environment, and a token of an admin of all tenants.
+
+    That of the environment has to wait after tests that send wrong ones.
+    """
+    with api_process(address(folder), env={"HEADWAY_TOKEN": SECRET}) as api, api.client(SECRET) as client:
+        yield api, create(client, "root", role="admin")["token"]
+
+
+@pytest.fixture(scope="module")
+def api(server: tuple[ApiProcess, str]) -> ApiProcess:
+    return server[0]
+
+
+@pytest.fixture(scope="module")
+def root(server: tuple[ApiProcess, str]) -> Iterator[httpx.Client]:
+    with server[0].client(server[1]) as client:
+        yield client
+
+
+def create(client: httpx.Client, name: str = "t", **options: str) -> dict[str, Any]:
+    answer = client.post("/api/tokens", json={"name": name, "role": "viewer", **options})
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokens(root: httpx.Client) -> dict[str, str]:
+    """A token of each role, for all tenants."""
+    return {role: create(root, role, role=role)["token"] for role in ROLES}
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def path_of(route: Route) -> str:
+    return re.sub(r"\{[^}]*\}", "nothing", route.path)
+
+
+def ask(client: httpx.Client, route: Route, **options: Any) -> httpx.Response:
+    if route.body is not None:
+        options.setdefault("json", {})
+    return client.request(route.method, path_of(route), **options)
+
+
+def until(is_so: Callable[[], bool], what: str, within_s: float = PROMISED_S + SLACK_S) -> float:
+    begin = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - begin < within_s, f"waited {within_s:g} s in vain: {what}"
+        time.sleep(0.1)
+    return time.monotonic() - begin
+
+
+def name_of(route: Route) -> str:
+    return f"{route.method} {route.path}"
+
+
+# Every route
+
+
+def test_nothing_but_life_and_readiness_is_for_everybody() -> None:
+    assert {route.path for route in ROUTES if route.role is None} == {"/livez", "/readyz"}
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.role is not None], ids=name_of)
+def test_no_route_answers_without_a_credential(api: ApiProcess, route: Route) -> None:
+    with api.client() as client:
+        answers = [ask(client, route), ask(client, route, params={"token": SECRET, "access_token": SECRET})]
+        answers.append(ask(client, route, headers={"Authorization": SECRET, "X-Token": SECRET}))
+        answers.append(ask(client, route, headers={"Cookie": f"token={SECRET}"}))
+    assert {answer.status_code for answer in answers} <= {401, 429}
+    assert answers[0].status_code == 401
+    assert answers[0].json()["error"]["code"] == "unauthorized"
+    assert "www-authenticate" in answers[0].headers
+    assert answers[0].json()["request_id"] == answers[0].headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/livez/",
+        "/livez/api/jobs",
+        "/api/jobs/livez",
+        "/api/jobs/readyz",
+        "/api/jobs?x=/livez",
+        "/api/jobs/%2e%2e/livez",
+        "//livez",
+        "/livez%2f..%2fapi%2fjobs",
+        "/API/JOBS",
+        "/api/jobs/",
+        "//api/jobs",
+        "/./api/jobs",
+        "/docs/..%2flivez",
+    ],
+)
+def test_no_spelling_of_a_path_goes_around_the_door(api: ApiProcess, path: str) -> None:
+    with api.client() as client:
+        assert client.get(path).status_code in (401, 404)
+
+
+ABOVE_VIEWER = [route for route in ROUTES if route.role in ("operator", "admin")]
+
+
+@pytest.mark.parametrize("route", ABOVE_VIEWER, ids=name_of)
+def test_a_role_that_is_too_low_is_refused(api: ApiProcess, tokens: dict[str, str], route: Route) -> None:
+    for role in ROLES[: ROLES.index(str(route.role))]:
+        with api.client(tokens[role]) as client:
+            answer = ask(client, route)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), role
+        assert str(route.role) in answer.json()["error"]["message"]
+
+
+READABLE = [route for route in ROUTES if route.role is not None and not route.is_stream]
+
+
+@pytest.mark.parametrize("route", READABLE, ids=name_of)
+def test_a_role_that_is_high_enough_is_let_through(api: ApiProcess, tokens: dict[str, str], route: Route) -> None:
+    for role in ROLES[ROLES.index(str(route.role)) :]:
+        with api.client(tokens[role]) as client:
+            assert ask(client, route).status_code not in (401, 403, 405), role
+
+
+def test_every_change_needs_more_than_a_viewer() -> None:
+    """What only computes and keeps nothing is the exception."""
+    harmless = {"/api/schedules/preview"}
+    changes = [route for route in ROUTES if route.method != "GET" and route.path not in harmless]
+    assert [name_of(route) for route in changes if route.role not in ("operator", "admin")] == []
+
+
+def test_a_conversation_needs_a_credential_too(api: ApiProcess, tokens: dict[str, str]) -> None:
+    url = api.url.replace("http", "ws") + "/api/ws"
+    for headers in ({}, bearer("hw_wrong")):
+        with pytest.raises((InvalidStatus, ConnectionClosed)), connect(url, additional_headers=headers) as socket:
+            socket.recv(timeout=10)
+    with connect(url, additional_headers=bearer(tokens["viewer"])) as socket:
+        assert socket.ping().wait(10)
+
+
+# The life of a token
+
+
+def test_the_first_token_closes_the_open_door(tmp_path: Path) -> None:
+    store = address(tmp_path)
+    with api_process(store) as api, api.client() as client, api.client() as other:
+        me = {"name": "anonymous", "tenant": "*", "role": "admin", "token_id": None}
+        assert client.get("/api/me").json() == me
+        assert client.get("/api/me", headers={"Host": "evil.example"}).status_code == 403  # A name that leads here.
+        assert client.get("/api/me", headers=bearer("hw_wrong")).status_code == 401
+        stream = Follower(other)
+        first = create(client, "first", role="admin")
+        took = until(lambda: client.get("/api/me").status_code == 401, "anonymous access ends")
+        assert took < PROMISED_S + SLACK_S
+        stream.wait_end()
+        assert client.get("/api/me", headers=bearer(first["token"])).json()["name"] == "first"
+        assert client.delete(f"/api/tokens/{first['id']}", headers=bearer(first["token"])).status_code == 200
+        until(lambda: client.get("/api/me", headers=bearer(first["token"])).status_code == 401, "it is revoked")
+        assert client.get("/api/me").status_code == 401  # Once closed it stays closed.
+
+
+class Follower:
+    """Reads a stream in a thread until it ends."""
+
+    def __init__(self, client: httpx.Client, path: str = "/api/stream", **options: Any) -> None:
+        self._ready, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(client, path, options), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(20), "the stream did not begin"
+        self._began = time.monotonic()
+
+    def _read(self, client: httpx.Client, path: str, options: Any) -> None:
+        with contextlib.suppress(httpx.HTTPError), client.stream("GET", path, timeout=60.0, **options) as answer:
+            for _ in answer.iter_bytes():
+                self._ready.set()
+        self._ended.set()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._ended.is_set()
+
+    def wait_end(self) -> None:
+        assert self._ended.wait(PROMISED_S + SLACK_S), "the stream is still open"
+
+
+def test_a_revoked_token_ends_its_streams_and_conversations_in_every_process(tmp_path: Path) -> None:
+    store = address(tmp_path)
+    with contextlib.ExitStack() as stack:
+        one, two = (stack.enter_context(api_process(store, env={"HEADWAY_TOKEN": SECRET})) for _ in range(2))
+        root, reader = stack.enter_context(one.client(SECRET)), stack.enter_context(two.client())
+        kept, gone = create(root, "kept"), create(root, "gone")
+        staying = Follower(reader, headers=bearer(kept["token"]))
+        going = Follower(reader, headers=bearer(gone["token"]))
+        url = two.url.replace("http", "ws") + "/api/ws"
+        socket = stack.enter_context(connect(url, additional_headers=bearer(gone["token"])))
+        assert reader.get("/api/me", headers=bearer(gone["token"])).status_code == 200
+        time.sleep(3)  # Longer than what was known counts: a stream that is valid stays.
+        assert going.is_open
+        answer = root.delete(f"/api/tokens/{gone['id']}").json()
+        assert (answer["state"], answer["id"]) == ("revoked", gone["id"])
+        going.wait_end()
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=PROMISED_S + SLACK_S)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4401
+        until(lambda: reader.get("/api/me", headers=bearer(gone["token"])).status_code == 401, "it is refused")
+        assert staying.is_open
+        assert reader.get("/api/me", headers=bearer(kept["token"])).status_code == 200
+
+
+def test_whoever_waits_for_a_change_is_sent_away_when_the_token_ends(api: ApiProcess, root: httpx.Client) -> None:
+    job = root.post("/api/jobs", json={"type": "awaited", "queue": "nobody"}).json()
+    token = create(root, "waiting")
+    answers: list[httpx.Response] = []
+    with api.client(token["token"]) as client:
+        path = f"/api/jobs/{job['id']}?wait=60s&since={job['version'] + 1_000}"
+        waiting = threading.Thread(target=lambda: answers.append(client.get(path, timeout=90.0)), daemon=True)
+        waiting.start()
+        time.sleep(1)
+        assert waiting.is_alive()
+        root.delete(f"/api/tokens/{token['id']}")
+        waiting.join(PROMISED_S + SLACK_S)
+        assert [answer.status_code for answer in answers] == [401]
+
+
+def test_an_expired_token_ends_by_itself(api: ApiProcess, root: httpx.Client) -> None:
+    token = create(root, "short", expires_in="3s")
+    assert token["expires_at"] is not None
+    with api.client(token["token"]) as client:
+        stream = Follower(client)
+        stream.wait_end()
+    with api.client(token["token"]) as client:
+        answer = client.get("/api/me")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (401, "the token has expired")
+
+
+def test_the_value_is_shown_once_and_kept_nowhere(api: ApiProcess, root: httpx.Client, folder: Path) -> None:
+    made = create(root, "secret-keeper", role="admin")
+    value = made["token"]
+    assert re.fullmatch(r"hw_[A-Za-z0-9_-]{32,}", value)
+    with api.client(value) as client:
+        assert client.get("/api/me").json()["token_id"] == made["id"]
+        for path in ("/api/tokens?limit=200", "/api/trail?limit=200", "/api/me", "/openapi.json", "/metrics"):
+            assert value not in client.get(path).text
+        assert value not in client.delete(f"/api/tokens/{made['id']}").text
+    listed = next(token for token in root.get("/api/tokens?limit=200").json()["items"] if token["id"] == made["id"])
+    assert "token" not in listed
+    files = [file for file in folder.iterdir() if file.is_file()]
+    assert files
+    for file in files:
+        assert value.encode() not in file.read_bytes()
+        assert SECRET.encode() not in file.read_bytes()
+    for secret in (value, SECRET):
+        assert secret not in "".join(api.log)
+        assert secret.encode() not in Path(f"/proc/{api.process.pid}/cmdline").read_bytes()
+
+
+def test_wrong_tokens_are_refused_slower_and_logged_without_their_value(tmp_path: Path) -> None:
+    with api_process(address(tmp_path), env={"HEADWAY_TOKEN": SECRET}) as api, api.client() as client:
+        with api.client(SECRET) as root:
+            known = create(root, "known")["token"]
+        assert client.get("/api/me", headers=bearer(known)).status_code == 200
+        codes = [client.get("/api/me", headers=bearer(f"hw_do-not-tell-{n}")).status_code for n in range(14)]
+        assert codes == [401] * 10 + [429] * 4
+        refused = client.get("/api/me", headers=bearer("hw_do-not-tell"))
+        assert 0 < int(refused.headers["retry-after"]) <= 60
+        assert client.get("/api/me", headers=bearer(known)).status_code == 200  # Its neighbour goes on.
+        until(lambda: "limited=true" in "".join(api.log).lower(), "the log tells")
+        assert len([line for line in api.log if "access_refused" in line]) == 10
+        assert "do-not-tell" not in "".join(api.log)
+
+
+# Where to listen
+
+
+def test_no_other_address_is_listened_on_without_a_token(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headway", "api", "--store", address(tmp_path), "--host", "0.0.0.0", "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "headway tokens create" in ended.stderr
+    assert "HEADWAY_TOKEN" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "listening" not in ended.stderr
+    for weak in ("changeme", "secret", "x" * 40):
+        refused = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, env={"HEADWAY_TOKEN": weak}
+        )
+        assert refused.returncode == 2
+        assert weak not in refused.stderr.replace("a secret that", "")
+
+
+def test_with_a_token_any_address_is_listened_on(tmp_path: Path) -> None:
+    assert run(["tokens", "create", "ada", "--role", "admin", "--store", address(tmp_path)]) == 0
+    with api_process(address(tmp_path), "--host", "0.0.0.0") as api:
+        url = api.url.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{url}/api/me", trust_env=False).status_code == 401
+        assert httpx.get(f"{url}/livez", trust_env=False).status_code == 200
+
+
+# Tokens of one tenant
+
+
+@pytest.fixture(scope="module")
+def acme(api: ApiProcess, root: httpx.Client) -> Iterator[httpx.Client]:
+    """An admin of one tenant."""
+    with api.client(create(root, "acme-admin", role="admin", tenant="acme")["token"]) as client:
+        yield client
+
+
+def test_an_admin_of_one_tenant_makes_tokens_of_that_tenant_only(acme: httpx.Client, root: httpx.Client) -> None:
+    made = create(acme, "inner", role="operator")
+    assert (made["tenant"], made["created_by"]) == ("acme", "acme-admin")
+    assert create(acme, "inner", tenant="acme")["tenant"] == "acme"
+    for tenant in ("globex", "*", "default", "ACME", "acme "):
+        refused = acme.post("/api/tokens", json={"name": "x", "role": "viewer", "tenant": tenant})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden"), tenant
+    create(root, "foreign", tenant="globex")
+    assert {token["tenant"] for token in acme.get("/api/tokens?limit=200").json()["items"]} == {"acme"}
+    assert {token["tenant"] for token in root.get("/api/tokens?limit=200").json()["items"]} >= {"acme", "globex", "*"}
+
+
+def test_foreign_tokens_cannot_be_told_from_absent_ones(acme: httpx.Client, root: httpx.Client) -> None:
+    foreign = create(root, "foreign", tenant="globex")
+    answers = [acme.delete(f"/api/tokens/{token_id}") for token_id in (foreign["id"], "tok_none")]
+    assert [answer.status_code for answer in answers] == [404, 404]
+    assert answers[0].json()["error"] == answers[1].json()["error"]
+    states = {token["id"]: token["state"] for token in root.get("/api/tokens?limit=200").json()["items"]}
+    assert states[foreign["id"]] == "valid"
+
+
+def test_the_trail_tells_who_made_and_revoked_what(acme: httpx.Client, root: httpx.Client) -> None:
+    made = create(acme, "traced", role="operator")
+    acme.delete(f"/api/tokens/{made['id']}")
+    acme.delete(f"/api/tokens/{made['id']}")
+    lines = acme.get("/api/trail", params={"target": made["id"]}).json()["items"]
+    assert [(line["action"], line["actor"], line["tenant"]) for line in lines] == [
+        ("tokens.revoke", "acme-admin", "acme"),
+        ("tokens.create", "acme-admin", "acme"),
+    ]
+    assert lines[0]["origin"] == "127.0.0.1"
+    assert lines[1]["detail"] == {"name": "traced", "tenant": "acme", "role": "operator"}
+    create(root, "elsewhere", tenant="globex")
+    assert {line["tenant"] for line in acme.get("/api/trail?limit=200").json()["items"]} == {"acme"}
+    assert acme.get("/api/trail", params={"actor": "root", "action": "tokens.create"}).json()["items"]
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        assert root.request(method, "/api/trail").status_code == 405
+
+
+def test_lists_come_in_pages(root: httpx.Client) -> None:
+    for number in range(5):
+        create(root, f"page-{number}", tenant="paged")
+    for path, name in (("/api/tokens", "id"), ("/api/trail", "target")):
+        whole = [item[name] for item in root.get(path, params={"limit": 200}).json()["items"]]
+        found: list[str] = []
+        cursor: str | None = None
+        while len(found) <= len(whole):
+            page = root.get(path, params={"limit": 3, **({"cursor": cursor} if cursor else {})}).json()
+            found += [item[name] for item in page["items"]]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        assert found == whole
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "name"),
+        ({"name": "x"}, "role"),
+        ({"name": "", "role": "viewer"}, "name"),
+        ({"name": "x" * 300, "role": "viewer"}, "name"),
+        ({"name": "a\u0000b", "role": "viewer"}, "NUL"),
+        ({"name": "a\u001b[31m", "role": "viewer"}, "name"),
+        ({"name": 5, "role": "viewer"}, "name"),
+        ({"name": "x", "role": "root"}, "role"),
+        ({"name": "x", "role": "Admin"}, "role"),
+        ({"name": "x", "role": ["admin"]}, "role"),
+        ({"name": "x", "role": "viewer", "tenant": ""}, "tenant"),
+        ({"name": "x", "role": "viewer", "tenant": "a\tb"}, "tenant"),
+        ({"name": "x", "role": "viewer", "tenant": {}}, "tenant"),
+        ({"name": "x", "role": "viewer", "expires_in": "soon"}, "expires_in"),
+        ({"name": "x", "role": "viewer", "expires_in": "0s"}, "token"),
+        ({"name": "x", "role": "viewer", "expires_in": "-1h"}, "expires_in"),
+        ({"name": "x", "role": "viewer", "expires_in": "99999999w"}, "expires_in"),
+        ({"name": "x", "role": "viewer", "expires_in": 90}, "expires_in"),
+        ({"name": "x", "role": "viewer", "scopes": ["all"]}, "scopes"),
+        ({"name": "x", "role": "viewer", "token": "hw_mine"}, "token"),
+        ([], "body"),
+        ("x", "body"),
+    ],
+    ids=str,
+)
+def test_a_token_that_makes_no_sense_is_not_made(root: httpx.Client, body: object, field: str) -> None:
+    before = root.get("/api/tokens?limit=1").json()["items"][:1]
+    answer = root.post("/api/tokens", json=body)
+    assert answer.status_code == 422, answer.text
+    assert field in answer.json()["error"]["message"]
+    assert root.get("/api/tokens?limit=1").json()["items"][:1] == before
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=201",
+        "limit=x",
+        "cursor=x",
+        "cursor=-1",
+        "cursor=%D9%A3",
+        "cursor=9999999999999999999",
+        "since=yesterday",
+        "until=1",
+        "who=ada",
+        "actor=a&actor=b",
+        "target=%00",
+        "target=" + "x" * 600,
+    ],
+)
+def test_questions_about_the_trail_that_make_no_sense_are_refused(root: httpx.Client, query: str) -> None:
+    assert root.get(f"/api/trail?{query}").status_code == 422
+
+
+@pytest.mark.parametrize("token_id", ["tok_none", "%00", "x" * 2_000, "..", "%2e%2e%2fjobs", "'; drop table x;--"])
+def test_a_token_that_is_not_there_cannot_be_revoked(root: httpx.Client, token_id: str) -> None:
+    assert root.delete(f"/api/tokens/{token_id}").status_code in (404, 405)
+
+
+# The command line
+
+
+def test_tokens_are_made_listed_and_revoked_on_the_command_line(cli: Cli) -> None:
+    made = cli("tokens", "create", "ada", "--role", "admin", "--expires", "90d", "--json").json
+    assert (made["name"], made["role"], made["tenant"], made["state"]) == ("ada", "admin", "*", "valid")
+    plain = cli("tokens", "create", "ci", "--tenant", "acme")
+    assert re.fullmatch(r"hw_[A-Za-z0-9_-]{43}\n", plain.out)  # Nothing else on stdout: it can be piped.
+    assert "viewer of tenant acme" in plain.err
+    listed = cli("tokens", "list", "--json").json
+    assert [token["name"] for token in listed] == ["ci", "ada"]
+    assert made["token"] not in cli("tokens", "list").out
+    assert cli("tokens", "revoke", made["id"]).out == f"{made['id']} (ada) is revoked\n"
+    assert [token["name"] for token in cli("tokens", "list", "--json").json] == ["ci"]
+    everything = cli("tokens", "list", "--all", "--json").json
+    assert [(token["name"], token["state"]) for token in everything] == [("ci", "valid"), ("ada", "revoked")]
+    assert [token["name"] for token in cli("tokens", "list", "--tenant", "acme", "--json").json] == ["ci"]
+    lines = cli("trail", "--json").json
+    assert [(line["action"], line["actor"]) for line in lines] == [
+        ("tokens.revoke", "cli"),
+        ("tokens.create", "cli"),
+        ("tokens.create", "cli"),
+    ]
+    assert "@" in lines[0]["origin"]
+    assert len(cli("trail", "--limit", "2", "--json").json) == 2
+    assert len(cli("trail", "--action", "tokens.revoke", "--json").json) == 1
+    assert cli("trail", "--since", "1h", "--tenant", "acme").out.count("tokens.create") == 1
+    for secret in (made["token"], plain.out.strip()):
+        assert secret not in cli("trail", "--json").out + cli("trail").out
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("create", "x", "--role", "root"), 2),
+        (("create", "x", "--expires", "soon"), 2),
+        (("create", " "), 2),
+        (("create",), 2),
+        (("revoke", "tok_none"), 3),
+    ],
+    ids=str,
+)
+def test_wrong_commands_end_with_one_line(cli: Cli, args: tuple[str, ...], code: int) -> None:
+    cli("tokens", "create", "ada")
+    result = cli("tokens", *args)
+    assert (result.code, result.out) == (code, "")
+    assert result.err.count("\n") == 1
+    assert len(cli("tokens", "list", "--json").json) == 1

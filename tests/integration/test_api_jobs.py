@@ -1,0 +1,157 @@
+"""Jobs over HTTP, with a real server: hand in, look at, stop; and what is refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.api import api_process
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder: Path = tmp_path_factory.mktemp("api")
+    with api_process(f"sqlite:///{folder}/headway.db") as api, api.client() as client:
+        yield client
+
+
+def test_a_job_is_handed_in_once_per_key(http: httpx.Client) -> None:
+    body = {"type": "report", "args": {"n": 1, "big": 2**70}, "tags": ["a b"], "metadata": {"who": "me"}}
+    first = http.post("/api/jobs", json=body, headers={"Idempotency-Key": "k1"})
+    assert first.status_code == 201
+    job = first.json()
+    assert (job["status"], job["args"]["big"], job["key"]) == ("PENDING", 2**70, "k1")
+    assert first.headers["location"] == f"/api/jobs/{job['id']}"
+    again = http.post("/api/jobs", json={**body, "key": "k1"})
+    assert (again.status_code, again.json()["id"]) == (200, job["id"])
+    other = http.post("/api/jobs", json={**body, "key": "k1", "args": {"n": 2}})
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "duplicate_key")
+    read = http.get(f"/api/jobs/{job['id']}")
+    assert read.json()["why"]
+    assert http.get(f"/api/jobs/{job['id']}", headers={"If-None-Match": read.headers["etag"]}).status_code == 304
+
+
+def test_bulk_is_all_or_nothing(http: httpx.Client) -> None:
+    good = {"type": "bulk", "args": {"n": 1}}
+    done = http.post("/api/jobs/bulk", json={"jobs": [good, {**good, "key": "b1"}]})
+    assert (done.status_code, done.json()["created"]) == (201, 2)
+    bad = http.post("/api/jobs/bulk", json={"jobs": [good, {"type": "bulk", "queue": 5}]})
+    assert bad.status_code == 422
+    assert "jobs[1].queue" in bad.json()["error"]["message"]
+    late = http.post("/api/jobs/bulk", json={"jobs": [good, {**good, "key": "b1", "args": {"n": 9}}]})
+    assert late.status_code == 409
+    assert len(http.get("/api/jobs", params={"type": "bulk"}).json()["items"]) == 2
+
+
+def test_lists_are_filtered_and_paged(http: httpx.Client) -> None:
+    for number in range(5):
+        body = {"type": "listed", "args": {"n": number}, "tags": ["x%y", f"n{number}"], "queue": "lists"}
+        assert http.post("/api/jobs", json=body).status_code == 201
+    found: list[int] = []
+    cursor: str | None = None
+    while True:
+        params = {"type": "listed", "limit": "2", **({"cursor": cursor} if cursor else {})}
+        page = http.get("/api/jobs", params=params).json()
+        found += [job["args"]["n"] for job in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert found == [4, 3, 2, 1, 0]
+    assert len(http.get("/api/jobs", params={"tag": "x%y"}).json()["items"]) == 5
+    assert len(http.get("/api/jobs", params={"tag": "x"}).json()["items"]) == 0
+    assert len(http.get("/api/jobs", params={"q": "iste"}).json()["items"]) == 5
+    assert len(http.get("/api/jobs", params={"queue": "lists", "status": "RUNNING"}).json()["items"]) == 0
+    assert http.get("/api/jobs", params={"created_before": "2020-01-01T00:00:00Z"}).json()["items"] == []
+    latest = http.get("/api/jobs/latest", params={"type": "listed"})
+    assert latest.json()["args"] == {"n": 4}
+    assert http.get("/api/jobs/latest", params={"type": "nothing"}).status_code == 404
+
+
+def test_cancel_retry_and_the_rest(http: httpx.Client) -> None:
+    job = http.post("/api/jobs", json={"type": "stop", "delay": "1h"}).json()
+    assert job["status"] == "SCHEDULED"
+    assert http.post(f"/api/jobs/{job['id']}/retry").status_code == 409
+    cancelled = http.post(f"/api/jobs/{job['id']}/cancel", json={"reason": "enough"})
+    assert (cancelled.status_code, cancelled.json()["status"]) == (200, "CANCELLED")
+    assert "enough" in cancelled.json()["why"]
+    again = http.post(f"/api/jobs/{job['id']}/retry")
+    assert (again.status_code, again.json()["rerun_of"]) == (201, job["id"])
+    for part in ("attempts", "log", "history", "why"):
+        assert http.get(f"/api/jobs/{job['id']}/{part}").status_code == 200
+    trail = http.get("/api/trail").json()["items"]
+    assert {"job.cancel", "job.retry"} <= {action["action"] for action in trail}
+
+
+def test_secrets_are_masked(http: httpx.Client) -> None:
+    args = {"user": "ann", "password": "hunter2", "nested": [{"api_key": "k", "note": "n"}], "monkey": "see"}
+    made = http.post("/api/jobs", json={"type": "secret", "args": args, "metadata": {"auth_token": "t"}}).json()
+    for shape in (made, http.get(f"/api/jobs/{made['id']}").json()):
+        assert shape["args"] == {
+            "user": "ann",
+            "password": "***",
+            "nested": [{"api_key": "***", "note": "n"}],
+            "monkey": "see",
+        }
+        assert shape["metadata"]["auth_token"] == "***"
+
+
+BAD = {
+    "not json": b"{",
+    "not utf-8": b'{"type": "\xff"}',
+    "twice": b'{"type": "a", "type": "b"}',
+    "unknown": b'{"type": "a", "nonsense": 1}',
+    "wrong type": b'{"type": 5}',
+    "missing": b"{}",
+    "a list": b"[]",
+    "null": b"null",
+    "nan": b'{"type": "a", "args": {"n": NaN}}',
+    "huge number": b'{"type": "a", "args": {"n": 1' + b"0" * 5_000 + b"}}",
+    "deep": b'{"type": "a", "args": {"n": ' + b"[" * 100 + b"]" * 100 + b"}}",
+    "very deep": b'{"type": "a", "args": {"n": ' + b"[" * 200_000 + b"]" * 200_000 + b"}}",
+    "nul": b'{"type": "a", "args": {"n": "\\u0000"}}',
+    "surrogate": b'{"type": "a", "args": {"n": "\\ud800"}}',
+    "control in a name": b'{"type": "a\\u001b[2J"}',
+    "empty": b'{"type": ""}',
+    "delay": b'{"type": "a", "delay": "soon"}',
+    "delay in the past": b'{"type": "a", "delay": -5}',
+    "both": b'{"type": "a", "delay": 5, "run_at": "2030-01-01T00:00:00Z"}',
+    "run_at": b'{"type": "a", "run_at": "tomorrow"}',
+    "priority": b'{"type": "a", "priority": 99999999999999999999}',
+    "attempts": b'{"type": "a", "max_attempts": 0}',
+    "tags": b'{"type": "a", "tags": [1]}',
+    "callback": b'{"type": "a", "callback_url": "file:///etc/passwd"}',
+    "timeout": b'{"type": "a", "timeout": 1e300}',
+    "args too large": json.dumps({"type": "a", "args": {"n": "x" * 300_000}}).encode(),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_in_words(http: httpx.Client, name: str) -> None:
+    answer = http.post("/api/jobs", content=BAD[name], headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 413, 422), answer.text
+    error = answer.json()["error"]
+    assert error["message"]
+    assert "Traceback" not in answer.text
+
+
+def test_other_refusals(http: httpx.Client) -> None:
+    assert http.post("/api/jobs", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+    assert (
+        http.post("/api/jobs", content=b"x" * (2 << 20), headers={"Content-Type": "application/json"}).status_code
+        == 413
+    )
+    assert http.get("/api/jobs", params={"limit": "0"}).status_code == 422
+    assert http.get("/api/jobs", params={"limit": "201"}).status_code == 422
+    assert http.get("/api/jobs", params={"nonsense": "1"}).status_code == 422
+    assert http.get("/api/jobs/job_nobody").status_code == 404
+    assert http.get("/api/nothing").status_code == 404
+    assert http.put("/api/jobs").status_code == 405
+    assert http.get("/api/jobs", headers={"Host": "evil.example"}).status_code == 403
+    crossing = http.post("/api/jobs", json={"type": "a"}, headers={"Sec-Fetch-Site": "cross-site"})
+    assert crossing.status_code == 403
+    assert http.post("/api/jobs", json={"type": "a"}, headers={"Origin": "http://evil.example"}).status_code == 403
+    answer = http.get("/api/jobs/job_nobody")
+    assert answer.headers["x-request-id"] == answer.json()["request_id"]
+    assert answer.headers["x-content-type-options"] == "nosniff"

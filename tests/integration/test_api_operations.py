@@ -1,0 +1,395 @@
+"""Queues, workers, figures, alerts, dead letters and the audit over HTTP, with a real server on both databases."""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from headway.clock import Clock
+from headway.instants import HOUR
+from headway.lifecycle import Raised, Succeeded
+from headway.model import NewJob, Node, ScheduleSpec
+from headway.scheduling.triggers import Every
+from headway.store import Store
+from tests.conformance.arrange import decide, run_one
+from tests.support.house import House, house
+
+ERROR = '{"type": "IOError", "message": "the disk is full", "traceback": "line 1"}'
+IDS = Clock()
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('operations')}/headway.db"
+    else:
+        url = request.getfixturevalue("postgres_server").create_database()
+    with house(url) as built:
+        yield built
+
+
+def error_of(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+def items_of(client: httpx.Client, path: str, **params: str) -> list[dict[str, Any]]:
+    """Read all pages, two things at a time."""
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        more = {} if cursor is None else {"cursor": cursor}
+        answer = client.get(path, params={"limit": "2", **params, **more})
+        assert answer.status_code == 200, answer.text
+        found += answer.json()["items"]
+        cursor = answer.json()["next_cursor"]
+        if cursor is None:
+            return found
+
+
+def enqueue(home: House, number: int = 1, **options: Any) -> list[str]:
+    jobs = [NewJob(id=IDS.new_id("job"), task="report", **options) for _ in range(number)]
+    home.on_store(lambda store: store.queue.enqueue(jobs))
+    return [job.id for job in jobs]
+
+
+def fail(home: House, number: int = 1, *, queue: str, **options: Any) -> list[str]:
+    """Make dead letters."""
+    ids = []
+    for _ in range(number):
+        [job_id] = enqueue(home, queue=queue, **options)
+        home.on_store(lambda store: run_one(store, Raised(ERROR, retryable=False), queue))
+        ids.append(job_id)
+    return ids
+
+
+@pytest.fixture
+def worker(home: House) -> Iterator[Node]:
+    """A worker that lives as long as its last beat, and takes from one queue."""
+    state = {"worker": {"tasks": ["report"], "queues": ["served"], "slots": 4, "running": 1}}
+    node = Node(id="node_worker", name="web-1", roles=("worker",), version="1", state=state)
+
+    async def beat(store: Store) -> None:
+        await store.nodes.beat(node)
+
+    home.on_store(beat)
+    yield node
+    home.on_store(lambda store: store.nodes.leave(node.id))
+
+
+# --- queues
+
+
+def test_queues_are_counted_for_all_and_for_one_tenant(home: House) -> None:
+    enqueue(home, 3, queue="counted", tenant="acme")
+    enqueue(home, 2, queue="counted", tenant="globex")
+    enqueue(home, 1, queue="counted-too", tenant="globex")
+    enqueue(home, 1, queue="counted", tenant="acme", delay=HOUR)
+    home.on_store(lambda store: store.queue.claim("counted", node="n", lease=HOUR, limit=1))
+    mine = {queue["name"]: queue for queue in items_of(home.acme, "/api/queues")}
+    assert "counted-too" not in mine
+    assert (mine["counted"]["pending"], mine["counted"]["running"]) == (2, 1)
+    assert mine["counted"]["oldest_age_seconds"] > 0
+    everybodys = {queue["name"]: queue for queue in items_of(home.root, "/api/queues")}
+    assert (everybodys["counted"]["pending"], everybodys["counted"]["running"]) == (4, 1)
+    assert everybodys["counted-too"]["pending"] == 1
+    assert list(everybodys) == sorted(everybodys)
+
+
+def test_a_queue_is_paused_for_everybody_by_who_has_all_tenants(home: House) -> None:
+    assert error_of(home.acme.post("/api/queues/tap/pause"), 403)
+    shown = home.everybody.post("/api/queues/tap/pause", json={"reason": "the disk is full"}).json()
+    assert (shown["paused"], shown["paused_by"], shown["reason"]) == (True, "everybody", "the disk is full")
+    enqueue(home, queue="tap", tenant="acme")
+    assert home.on_store(lambda store: store.queue.claim("tap", node="n", lease=HOUR, limit=1)) == []
+    mine = next(queue for queue in items_of(home.acme, "/api/queues") if queue["name"] == "tap")
+    assert (mine["paused"], mine["pending"]) == (True, 1)
+    alert = next(alert for alert in home.acme.get("/api/alerts").json()["items"] if alert["target"] == "tap")
+    assert (alert["code"], alert["cure"]) == ("queue_paused", "headway queues resume tap")
+    assert home.everybody.post("/api/queues/tap/pause", json={"reason": "other"}).json() == {
+        **shown,
+        "pending": 1,
+        "oldest_age_seconds": pytest.approx(0, abs=60),
+    }
+    assert error_of(home.acme.post("/api/queues/tap/resume"), 403)
+    assert home.everybody.post("/api/queues/tap/resume").json()["paused"] is False
+    assert len(home.on_store(lambda store: store.queue.claim("tap", node="n", lease=HOUR, limit=1))) == 1
+    trail = home.root.get("/api/trail", params={"target": "tap"}).json()["items"]
+    assert [(item["action"], item["detail"]["after"]) for item in trail] == [
+        ("queue.resume", "on"),
+        ("queue.pause", "paused"),
+    ]
+    assert "reason" in error_of(home.everybody.post("/api/queues/tap/pause", json={"reason": 5}), 422)
+    assert "queue" in error_of(home.everybody.post(f"/api/queues/{'x' * 300}/pause"), 422)
+
+
+# --- workers and nodes
+
+
+def test_workers_and_nodes_are_for_all_tenants(home: House, worker: Node) -> None:
+    for path in ("/api/workers", "/api/nodes"):
+        assert error_of(home.acme.get(path), 403)
+    [shown] = [found for found in items_of(home.everybody, "/api/workers") if found["id"] == worker.id]
+    assert (shown["name"], shown["slots"], shown["queues"], shown["draining"]) == ("web-1", 4, ["served"], False)
+    nodes = items_of(home.everybody, "/api/nodes")
+    assert {"api"} in [set(node["roles"]) for node in nodes]
+    assert worker.id in [node["id"] for node in nodes]
+
+
+def test_a_worker_is_asked_to_leave(home: House, worker: Node) -> None:
+    assert error_of(home.acme.post(f"/api/workers/{worker.id}/drain"), 403)
+    asked = home.everybody.post("/api/workers/web-1/drain")
+    assert (asked.status_code, asked.json()["id"], asked.json()["draining"]) == (202, worker.id, True)
+    assert home.on_store(lambda store: store.nodes.beat(worker)) == "drain"
+    shown = next(found for found in items_of(home.everybody, "/api/workers") if found["id"] == worker.id)
+    assert shown["draining"] is True
+    assert "web-1" in error_of(home.everybody.post("/api/workers/nobody/drain"), 404)
+    [entry] = home.root.get("/api/trail", params={"target": worker.id}).json()["items"]
+    assert (entry["action"], entry["detail"]["after"]) == ("worker.drain", "drain")
+
+
+# --- figures
+
+
+def test_stats_count_what_lives_and_how_the_last_hour_ended(home: House) -> None:
+    before = home.globex.get("/api/stats").json()
+    others = home.acme.get("/api/stats").json()
+    for outcome in (Succeeded(), Succeeded(), Raised(ERROR, retryable=False)):
+        enqueue(home, queue="figures", tenant="globex")
+        home.on_store(lambda store, outcome=outcome: run_one(store, outcome, "figures"))  # type: ignore[misc]
+    enqueue(home, 2, queue="figures", tenant="globex")
+    enqueue(home, 1, queue="figures", tenant="globex", delay=HOUR)
+    stats = home.globex.get("/api/stats").json()
+
+    def more(*path: str) -> int:
+        old, new = before, stats
+        for name in path:
+            old, new = old.get(name, 0) if isinstance(old, dict) else old, new[name]
+        return int(new) - int(old)
+
+    assert [more("jobs", name) for name in ("PENDING", "SCHEDULED")] == [2, 1]
+    ended = [more("last_hour", status) for status in ("COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED")]
+    assert ended == [2, 1, 0, 0]
+    assert stats["last_hour"]["window_seconds"] == 3600
+    assert 0 < stats["last_hour"]["failure_rate"] < 1
+    assert stats["oldest_pending_seconds"] > 0
+    assert more("dead", "total") == 1
+    assert stats["tenant"] == "globex"
+    assert not {"nodes", "workers", "leader", "store", "shards"} & stats.keys()
+    now = home.acme.get("/api/stats").json()
+    assert (now["jobs"], now["last_hour"]["COMPLETED"]) == (others["jobs"], others["last_hour"]["COMPLETED"])
+    assert now["dead"] == others["dead"]
+    everything = home.root.get("/api/stats").json()
+    assert {"nodes", "workers", "leader", "store", "shards", "degraded"} <= everything.keys()
+    assert "url" not in everything["store"]
+    assert everything["jobs"]["PENDING"] >= stats["jobs"]["PENDING"]
+
+
+def test_stats_count_schedules_of_one_tenant_and_what_is_late(home: House) -> None:
+    before = home.acme.get("/api/stats").json()["schedules"]
+
+    async def arrange(store: Store) -> None:
+        for tenant in ("acme", "globex"):
+            spec = ScheduleSpec.build(task="report", trigger=Every("1s"), tenant=tenant)
+            await store.schedules.put(f"late-{tenant}", spec)
+        await asyncio.sleep(2.5)
+
+    home.on_store(arrange)
+    stats = home.acme.get("/api/stats").json()
+    assert stats["schedules"]["total"] == before["total"] + 1
+    assert "late-acme" in [coming["name"] for coming in stats["schedules"]["coming"]]
+    assert "late-globex" not in str(stats)
+    assert stats["oldest_undecided_seconds"] > 1
+    home.on_store(decide)
+    decided = home.acme.get("/api/stats").json()
+    assert sum(decided["schedules"]["last_day"].values()) > sum(before["last_day"].values())
+    home.on_store(lambda store: store.schedules.remove("late-acme"))
+    home.on_store(lambda store: store.schedules.remove("late-globex"))
+
+
+# --- alerts
+
+
+def test_alerts_say_what_needs_somebody_and_what_to_do(home: House, worker: Node) -> None:
+    fail(home, 2, queue="served", tenant="acme")
+    enqueue(home, queue="no one's", tenant="acme")
+
+    async def arrange(store: Store) -> None:
+        spec = ScheduleSpec.build(task="report", trigger=Every("1h"), tenant="acme", queue="alerts", overlap="allow")
+        for name in ("failing one", "held"):
+            await store.schedules.put(name, spec)
+        for _ in range(3):
+            await store.schedules.trigger("failing one")
+            await run_one(store, Raised(ERROR, retryable=False), "alerts")
+        held = await store.schedules.get("held")
+        await store.ledger.hold("held", held.version, "its zone is gone")
+
+    home.on_store(arrange)
+    found = home.acme.get("/api/alerts").json()
+    alerts = {(alert["code"], alert["target"]): alert for alert in found["items"]}
+    assert found["total"] == len(found["items"])
+    assert ("no_scheduler", None) in alerts
+    assert alerts[("queue_without_worker", "no one's")]["cure"].endswith("--queues 'no one'\"'\"'s'")
+    assert "its last 3 jobs failed" in alerts[("schedule_failing", "failing one")]["message"]
+    assert alerts[("schedule_failing", "failing one")]["cure"] == "headway jobs list --schedule 'failing one'"
+    assert "its zone is gone" in alerts[("schedule_held", "held")]["message"]
+    letters = alerts[("dead_letters", "report")]
+    assert "IOError: the disk is full" in letters["message"]
+    assert letters["cure"] == "headway dead list --task report"
+    elsewhere = home.globex.get("/api/alerts").json()["items"]
+    assert {"held", "failing one", "no one's"} & {alert["target"] for alert in elsewhere} == set()
+    assert len(home.acme.get("/api/alerts", params={"limit": "1"}).json()["items"]) == 1
+
+
+# --- dead letters
+
+
+def test_dead_letters_are_listed_retried_once_and_dropped(home: House) -> None:
+    first, second, third = fail(home, 3, queue="letters", tenant="acme")
+    [foreign] = fail(home, 1, queue="letters", tenant="globex")
+    listed = items_of(home.acme, "/api/dead", queue="letters")
+    assert [job["id"] for job in listed] == [third, second, first]
+    assert listed[0]["error"]["traceback"] == "line 1"
+    seen = items_of(home.viewer, "/api/dead", queue="letters")
+    assert [job["error"].get("traceback") for job in seen] == [None] * 3
+    again = home.acme.post(f"/api/dead/{first}/retry")
+    assert (again.status_code, again.json()["rerun_of"]) == (201, first)
+    assert first in error_of(home.acme.post(f"/api/dead/{first}/retry"), 404)
+    assert home.acme.post(f"/api/dead/{second}/drop").json() == {"id": second, "dropped": True}
+    assert home.acme.post(f"/api/dead/{second}/drop").status_code == 404
+    assert "no dead letter" in error_of(home.acme.post(f"/api/dead/{again.json()['id']}/retry"), 409)
+    for action in ("retry", "drop"):
+        stranger, absent = (home.acme.post(f"/api/dead/{job_id}/{action}") for job_id in (foreign, "job_" + "0" * 26))
+        assert error_of(stranger, 404) == error_of(absent, 404).replace("job_" + "0" * 26, foreign)
+        assert home.viewer.post(f"/api/dead/{third}/{action}").status_code == 403
+    assert [job["id"] for job in items_of(home.root, "/api/dead", queue="letters")] == [foreign, third]
+    assert "tenant" in error_of(home.acme.get("/api/dead?tenant=globex"), 403)
+    trail = home.root.get("/api/trail", params={"target": first}).json()["items"]
+    assert [(item["action"], item["detail"]["new"]) for item in trail] == [("dead.retry", again.json()["id"])]
+
+
+def test_two_who_retry_a_letter_run_it_once(home: House) -> None:
+    [letter] = fail(home, 1, queue="raced", tenant="acme")
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: home.acme.post(f"/api/dead/{letter}/retry").status_code, range(8)))
+    assert answers.count(201) == 1
+    assert set(answers) <= {201, 404, 409}
+    jobs = home.acme.get("/api/jobs", params={"queue": "raced"}).json()["items"]
+    assert [job["rerun_of"] for job in jobs] == [letter, None]
+
+
+def test_many_letters_are_chosen_on_purpose(home: House) -> None:
+    ids = fail(home, 3, queue="group", tenant="acme")
+    [foreign] = fail(home, 1, queue="group", tenant="globex")
+    unclear: list[dict[str, Any]] = [
+        {},
+        {"all": False},
+        {"all": True, "queue": "group"},
+        {"ids": ids, "queue": "group"},
+    ]
+    for body in unclear:
+        assert "say which" in error_of(home.acme.post("/api/dead/retry", json=body), 422)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"queue": "group", "limit": 10**9}, "limit"),
+        ({"queue": "group", "colour": 1}, "colour"),
+        ({"ids": []}, "ids"),
+        ({"ids": [1]}, "ids[0]"),
+    ]
+    for body, field in wrong:
+        assert field in error_of(home.acme.post("/api/dead/retry", json=body), 422)
+    assert "tenant" in error_of(home.acme.post("/api/dead/retry", json={"tenant": "globex"}), 403)
+    assert error_of(home.acme.post("/api/dead/retry", json={"ids": [ids[0], foreign]}), 404)
+    dry = home.acme.post("/api/dead/retry", json={"queue": "group", "dry_run": True}).json()
+    assert dry == {"count": 3, "retried": [], "refused": [], "more": False, "dry_run": True}
+    done = home.acme.post("/api/dead/retry", json={"queue": "group", "limit": 2}).json()
+    assert [pair["id"] for pair in done["retried"]] == ids[1:]  # Oldest first, of the newest.
+    assert (done["count"], done["more"], done["refused"]) == (2, True, [])
+    dropped = home.acme.post("/api/dead/drop", json={"ids": [ids[0]]}).json()
+    assert (dropped["dropped"], dropped["more"]) == ([ids[0]], False)
+    assert items_of(home.acme, "/api/dead", queue="group") == []
+    assert [job["id"] for job in items_of(home.globex, "/api/dead", queue="group")] == [foreign]
+    fail(home, 1, queue="group", tenant="acme")
+    everybodys = home.everybody.post("/api/dead/drop", json={"queue": "group"}).json()
+    assert everybodys["count"] == 2
+    trails = home.root.get("/api/trail", params={"action": "dead.drop", "limit": "2"}).json()["items"]
+    assert {item["tenant"] for item in trails} == {"acme", "globex"}  # Each tenant finds its own.
+    assert home.viewer.post("/api/dead/drop", json={"all": True}).status_code == 403
+
+
+# --- the audit
+
+
+def test_the_audit_finds_what_is_missing_and_is_walked_in_pages(home: House) -> None:
+    async def arrange(store: Store) -> None:
+        for number in range(3):
+            spec = ScheduleSpec.build(task="report", trigger=Every("1s"), tenant="acme", missed="all", overlap="allow")
+            await store.schedules.put(f"audited-{number}", spec)
+        foreign = ScheduleSpec.build(task="report", trigger=Every("1s"), tenant="globex")
+        await store.schedules.put("audited-foreign", foreign)
+        for _ in range(100):
+            await asyncio.sleep(0.2)
+            await decide(store)
+            if len(await store.ledger.occurrences("audited-1")) >= 3:
+                break
+        for name in ("audited-0", "audited-1", "audited-2", "audited-foreign"):
+            await store.schedules.remove(name)
+
+    home.on_store(arrange)
+    whole = home.acme.get("/api/audit").json()
+    assert whole["ok"] is True, whole
+    assert whole["expected"] == whole["recorded"] >= 9
+    schedules, expected, cursor = 0, 0, ""
+    while True:
+        page = home.acme.get("/api/audit", params={"limit": "1", "until": whole["until"], "cursor": cursor}).json()
+        schedules, expected = schedules + page["schedules"], expected + page["expected"]
+        if page["next_cursor"] is None:
+            break
+        cursor = page["next_cursor"]
+    assert (schedules, expected) == (whole["schedules"], whole["expected"])
+    one = home.acme.get("/api/audit", params={"schedule": "audited-1"}).json()
+    assert (one["schedules"], one["next_cursor"], one["ok"]) == (1, None, True)
+    _lose_an_occurrence(home, "audited-1")
+    broken = home.acme.get("/api/audit", params={"schedule": "audited-1"}).json()
+    assert (broken["ok"], broken["totals"]["gaps"]) == (False, 1)
+    assert broken["gaps"][0]["schedule"] == "audited-1"
+    assert home.acme.get("/api/audit").json()["totals"]["gaps"] == 1
+    assert home.globex.get("/api/audit").json()["ok"] is True
+    foreign, absent = (home.globex.get("/api/audit", params={"schedule": name}) for name in ("audited-1", "absent-1"))
+    assert error_of(foreign, 404) == error_of(absent, 404).replace("absent", "audited")
+
+
+def _lose_an_occurrence(home: House, schedule: str) -> None:
+    """Damage the ledger, as nothing in the product can."""
+    statement = (
+        f"delete from headway_occurrences where schedule = '{schedule}' and instant ="
+        f" (select min(instant) from headway_occurrences where schedule = '{schedule}')"
+    )
+    if home.url.startswith("sqlite"):
+        with sqlite3.connect(home.url.removeprefix("sqlite:///"), timeout=30) as connection:
+            connection.execute(statement)
+        connection.close()
+    else:
+        with psycopg.connect(home.url) as connected:
+            connected.execute(statement)
+
+
+def test_the_audit_is_bounded(home: House) -> None:
+    for params, field in (
+        ({"since": "2020-01-01T00:00:00Z"}, "since"),
+        ({"since": "2027-01-02T00:00:00Z", "until": "2027-01-01T00:00:00Z"}, "since"),
+        ({"until": "yesterday"}, "until"),
+        ({"limit": "100000"}, "limit"),
+        ({"schedules": "x"}, "schedules"),
+    ):
+        assert field in error_of(home.acme.get("/api/audit", params=params), 422)
+    assert home.acme.get("/api/audit", params={"until": "0001-01-01T00:00:00Z"}).status_code == 200
+
+
+def test_what_is_not_there_yet_is_not_found(home: House) -> None:
+    for path in ("/api/batches/batch_1", "/api/flows/flow_1"):
+        assert error_of(home.acme.get(path), 404)

@@ -1,0 +1,405 @@
+"""Schedules over HTTP, with a real server on both databases: define, guard, look at, steer; and what is refused."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from headway.instants import HOUR, parse_instant
+from headway.model import Node, ScheduleSpec
+from headway.scheduling.triggers import Every
+from headway.store import Store
+from tests.conformance.arrange import decide
+from tests.support.house import House, house
+
+DAILY = {"task": "report", "cron": "0 6 * * *", "tz": "Europe/Berlin", "args": {"day": "yesterday"}}
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('schedules')}/headway.db"
+    else:
+        url = request.getfixturevalue("postgres_server").create_database()
+    with house(url) as built:
+        yield built
+
+
+def error_of(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+def put(client: httpx.Client, name: str, body: dict[str, Any] | None = None, **options: Any) -> httpx.Response:
+    answer = client.put(f"/api/schedules/{name}", json=DAILY if body is None else body, **options)
+    assert answer.status_code in (200, 201), answer.text
+    return answer
+
+
+# --- define
+
+
+def test_a_schedule_is_created_changed_and_guarded_by_what_was_read(home: House) -> None:
+    made = put(home.acme, "guarded")
+    assert (made.status_code, made.json()["outcome"], made.json()["tenant"]) == (201, "created", "acme")
+    assert put(home.acme, "guarded").json()["outcome"] == "unchanged"
+    read = home.acme.get("/api/schedules/guarded")
+    etag = read.headers["etag"]
+    assert home.acme.get("/api/schedules/guarded", headers={"If-None-Match": etag}).status_code == 304
+    later = {**DAILY, "cron": "0 7 * * *"}
+    changed = put(home.acme, "guarded", later, headers={"If-Match": etag})
+    assert (changed.status_code, changed.json()["outcome"], changed.json()["revision"]) == (200, "changed", 2)
+    assert changed.headers["etag"] == home.acme.get("/api/schedules/guarded").headers["etag"]
+    stale = home.acme.put("/api/schedules/guarded", json=DAILY, headers={"If-Match": etag})
+    assert "revision 2" in error_of(stale, 412)
+    assert home.acme.get("/api/schedules/guarded").json()["trigger"]["expr"] == "0 7 * * *"
+    assert "If-Match" in error_of(home.acme.put("/api/schedules/guarded", json=DAILY, headers={"If-Match": "x"}), 422)
+    put(home.acme, "guarded", headers={"If-Match": "*"})
+
+
+def test_an_instant_that_passes_is_nobodys_change(home: House) -> None:
+    body = {"task": "report", "every": "1h", "start": "2020-01-01T00:00:00Z"}
+    etag = put(home.acme, "ticking", body).headers["etag"]
+    home.acme.post("/api/schedules/ticking/pause")  # Moves the schedule on, as deciding does; not its definition.
+    assert home.acme.get("/api/schedules/ticking", headers={"If-None-Match": etag}).status_code == 200
+    assert put(home.acme, "ticking", {**body, "every": "2h"}, headers={"If-Match": etag}).json()["outcome"] == "changed"
+
+
+def test_conditions_say_whether_to_create_or_to_change(home: House) -> None:
+    url = "/api/schedules/conditional"
+    assert error_of(home.acme.put(url, json=DAILY, headers={"If-Match": '"1"'}), 412)
+    assert home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201
+    assert "exists" in error_of(home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}), 412)
+    assert error_of(home.acme.delete(url, headers={"If-Match": '"7"'}), 412)
+    assert home.acme.delete(url, headers={"If-Match": '"1"'}).json() == {"schedule": "conditional", "removed": True}
+    assert error_of(home.acme.delete(url), 404)
+    assert home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201  # Once more, after all.
+
+
+def test_a_dry_run_writes_nothing_and_says_what_would_come(home: House) -> None:
+    url = "/api/schedules/planned?dry_run=1"
+    plan = home.acme.put(url, json=DAILY).json()
+    assert (plan["action"], plan["next"]["before"], len(plan["next"]["after"])) == ("create", [], 3)
+    assert plan["warnings"] == ["no worker is alive"]
+    assert home.acme.get("/api/schedules/planned").status_code == 404
+    put(home.acme, "planned")
+    assert home.acme.put(url, json=DAILY).json()["action"] == "nothing"
+    plan = home.acme.put(url, json={**DAILY, "cron": "30 6 * * *"}).json()
+    assert plan["action"] == "change"
+    assert plan["next"]["before"][0]["local"].split("T")[1].startswith("06:00:00")
+    assert plan["next"]["after"][0]["local"].split("T")[1].startswith("06:30:00")
+    assert home.acme.get("/api/schedules/planned").json()["revision"] == 1
+    assert error_of(home.acme.put(url, json=DAILY, headers={"If-Match": '"9"'}), 412)
+    assert "no instant" in error_of(home.acme.put(url, json={"task": "t", "at": "2020-01-01T00:00:00Z"}), 422)
+
+
+def test_the_plan_says_when_no_worker_knows_the_task(home: House) -> None:
+    async def beat(store: Store) -> None:
+        state = {"worker": {"tasks": ["known"], "queues": ["default"], "slots": 1}}
+        await store.nodes.beat(Node(id="node_known", name="w", roles=("worker",), state=state))
+
+    home.on_store(beat)
+    try:
+        url = "/api/schedules/unknown?dry_run=1"
+        assert home.acme.put(url, json={**DAILY, "task": "known"}).json()["warnings"] == []
+        warnings = home.acme.put(url, json={**DAILY, "queue": "media"}).json()["warnings"]
+        assert warnings == ["no live worker knows the task 'report'", "no live worker takes from the queue 'media'"]
+        assert put(home.acme, "unknown").status_code == 201  # A worker that comes later may know it.
+    finally:
+        home.on_store(lambda store: store.nodes.leave("node_known"))
+
+
+def test_secrets_are_masked_and_survive_an_edit(home: House) -> None:
+    args = {"user": "me", "password": "s3cret", "deep": [{"api_key": "k", "n": 1}]}
+    shown = put(home.acme, "secretive", {**DAILY, "args": args}).json()["args"]
+    assert shown == {"user": "me", "password": "***", "deep": [{"api_key": "***", "n": 1}]}
+    put(home.acme, "secretive", {**DAILY, "args": {**shown, "user": "you"}})
+    stored = home.on_store(lambda store: store.schedules.get("secretive"))
+    assert '"password":"s3cret"' in stored.spec.args
+    assert '"api_key":"k"' in stored.spec.args
+    assert '"user":"you"' in stored.spec.args
+    trail = home.root.get("/api/trail", params={"target": "secretive"})
+    assert trail.json()["items"]
+    assert "s3cret" not in trail.text
+
+
+def test_a_schedule_of_an_app_is_changed_only_on_purpose(home: House) -> None:
+    spec = ScheduleSpec.build(task="report", trigger=Every("1h"))
+    home.on_store(lambda store: store.schedules.put("owned", spec, owner="shop"))
+    assert "shop" in error_of(home.root.put("/api/schedules/owned", json=DAILY), 409)
+    assert put(home.root, "owned?take_over=1").json()["owner"] == ""
+    put(home.root, "filed?owner=file:a.toml")
+    found = home.root.get("/api/schedules", params={"owner": "file:a.toml"}).json()["items"]
+    assert [schedule["name"] for schedule in found] == ["filed"]
+    assert home.root.delete("/api/schedules/filed?owner=other").status_code == 404
+    assert home.root.delete("/api/schedules/filed?owner=file:a.toml").status_code == 200
+
+
+BAD_BODIES = [
+    ({}, "task"),
+    ({"task": "t"}, "say when"),
+    ({"task": "t", "cron": "0 6 * * *", "every": "1m"}, "say when"),
+    ({"task": "t", "cron": "61 * * * *"}, "minute"),
+    ({"task": "t", "cron": 5}, "cron"),
+    ({"task": "t", "cron": "0 6 * * *", "tz": "Mars/Olympus"}, "Mars/Olympus"),
+    ({"task": "t", "every": "1m", "tz": "UTC"}, "tz"),
+    ({"task": "t", "every": "0s"}, "interval"),
+    ({"task": "t", "every": 1e400}, "interval"),
+    ({"task": "t", "trigger": {"kind": "moon"}}, "moon"),
+    ({"task": "t", "trigger": {"kind": "cron", "expr": ["*"]}}, "expr"),
+    ({"task": "t", "trigger": "0 6 * * *"}, "trigger"),
+    ({"task": "t", "every": "1m", "unknown": 1}, "unknown"),
+    ({"task": "t", "every": "1m", "overlap": "maybe"}, "overlap"),
+    ({"task": "t", "every": "1m", "priority": 10**30}, "priority"),
+    ({"task": "t", "every": "1m", "priority": 5000}, "priority"),
+    ({"task": "t", "every": "1m", "deadline": "soon"}, "deadline"),
+    ({"task": "t", "every": "1m", "start": "9999-12-31T23:59:59-12:00"}, "start"),
+    ({"task": "t", "every": "3660d", "start": "9999-12-31T00:00:00Z"}, "no instant"),
+    ({"task": "t", "every": "1m", "start": "2027-02-01T00:00:00Z", "end": "2027-01-01T00:00:00Z"}, "start"),
+    ({"task": "t", "every": "1m", "args": [1]}, "args"),
+    ({"task": "t", "every": "1m", "args": {"a": "x" * 300_000}}, "args"),
+    ({"task": "t\n", "every": "1m"}, "task"),
+    ({"task": "", "every": "1m"}, "task"),
+    ({"task": "t", "every": "1m", "tags": ["x"] * 33}, "tags"),
+    ({"task": "t", "every": "1m", "tenant": "globex"}, "tenant"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), BAD_BODIES, ids=lambda value: str(value)[:50])
+def test_what_cannot_be_is_refused_with_its_name(home: House, body: dict[str, Any], field: str) -> None:
+    status = 403 if body.get("tenant") else 422
+    text = json.dumps(body).replace("Infinity", "1e400")  # Which Python writes as what no JSON has.
+    answer = home.acme.put("/api/schedules/bad", content=text, headers={"Content-Type": "application/json"})
+    assert field in error_of(answer, status)
+    assert home.acme.get("/api/schedules/bad").status_code == 404
+
+
+def test_absurd_names_and_parameters_are_refused(home: House) -> None:
+    assert "schedule name" in error_of(home.acme.put("/api/schedules/" + "x" * 300, json=DAILY), 422)
+    assert home.acme.put("/api/schedules/a%00b", json=DAILY).status_code == 404
+    assert home.acme.get("/api/schedules/" + "x" * 3000).status_code == 404
+    assert "limit" in error_of(home.acme.get("/api/schedules?limit=100000"), 422)
+    assert "sort" in error_of(home.acme.get("/api/schedules?sort=name"), 422)
+    put(home.acme, "reports/daily")  # A name may have a slash.
+    assert home.acme.get("/api/schedules/reports/daily").json()["name"] == "reports/daily"
+    assert home.acme.get("/api/schedules/reports/daily/preview").json()["name"] == "reports/daily"
+
+
+# --- look
+
+
+def test_lists_are_paged_by_name(home: House) -> None:
+    for number in range(5):
+        put(home.globex, f"listed-{number}")
+    names: list[str] = []
+    cursor: str | None = None
+    while True:
+        params = {"limit": "2", **({"cursor": cursor} if cursor else {})}
+        page = home.globex.get("/api/schedules", params=params).json()
+        names += [schedule["name"] for schedule in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert names == [f"listed-{number}" for number in range(5)]
+    everybody = home.root.get("/api/schedules", params={"tenant": "globex"}).json()["items"]
+    assert [schedule["name"] for schedule in everybody] == names
+
+
+def test_occurrences_are_paged_newest_first(home: House) -> None:
+    async def arrange(store: Store) -> None:
+        spec = ScheduleSpec.build(task="report", trigger=Every("1s"), tenant="acme", missed="all", overlap="allow")
+        await store.schedules.put("decided", spec)
+        for _ in range(100):
+            await decide(store)
+            if len(await store.ledger.occurrences("decided")) >= 3:
+                return
+            await asyncio.sleep(0.2)
+
+    home.on_store(arrange)
+    home.on_store(lambda store: store.schedules.remove("decided"))  # Its history stays.
+    items: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        params = {"limit": "2", **({"cursor": cursor} if cursor else {})}
+        page = home.acme.get("/api/schedules/decided/occurrences", params=params).json()
+        items += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    instants = [item["instant"] for item in items]
+    assert len(instants) >= 3
+    assert instants == sorted(set(instants), reverse=True)
+    assert {item["outcome"] for item in items} == {"fired"}
+    assert home.acme.get(f"/api/jobs/{items[0]['job_id']}").json()["occurrence_at"] == instants[0]
+    newer = home.acme.get("/api/schedules/decided/occurrences", params={"since": instants[0]}).json()["items"]
+    assert [item["instant"] for item in newer] == instants[:1]
+    older = home.acme.get("/api/schedules/decided/occurrences", params={"before": instants[0]}).json()["items"]
+    assert [item["instant"] for item in older] == instants[1:]
+    bad = home.acme.get("/api/schedules/decided/occurrences", params={"cursor": "x"})
+    assert "cursor" in error_of(bad, 422)
+    assert home.globex.get("/api/schedules/decided/occurrences").status_code == 404
+
+
+def test_previews_say_what_daylight_saving_does(home: House) -> None:
+    body = {"cron": "30 2 * * *", "tz": "Europe/Berlin", "from": "2027-03-27T00:00:00", "n": 3}
+    shown = home.viewer.post("/api/schedules/preview", json=body).json()
+    assert [item["instant"] for item in shown["items"]] == [
+        "2027-03-27T01:30:00Z",
+        "2027-03-28T01:00:00Z",
+        "2027-03-29T00:30:00Z",
+    ]
+    assert "02:30" in shown["items"][1]["note"]
+    put(home.acme, "previewed", {"task": "t", "cron": "30 2 * * *", "tz": "Europe/Berlin"})
+    params = {"from": "2027-03-27T00:00:00", "n": "3"}
+    stored = home.viewer.get("/api/schedules/previewed/preview", params=params).json()
+    assert stored["items"] == shown["items"]
+    other = home.viewer.get("/api/schedules/previewed/preview", params={**params, "tz": "Asia/Tokyo"}).json()
+    assert other["tz"] == "Asia/Tokyo"
+    follows = home.viewer.post("/api/schedules/preview", json={"after": "10m"}).json()
+    assert follows["items"] == []
+    assert "when its jobs end" in follows["note"]
+    for edge in ("9999-12-31T22:30:00Z", "0001-01-01T00:00:00Z"):  # Not every zone can write these.
+        shown = home.viewer.post("/api/schedules/preview", json={"cron": "0 * * * *", "tz": "Asia/Tokyo", "from": edge})
+        assert shown.status_code == 200, shown.text
+        west = home.viewer.get("/api/schedules/previewed/preview", params={"from": edge, "tz": "America/Lima"})
+        assert west.status_code == 200, west.text
+    assert home.acme.get("/api/schedules/preview").status_code == 405
+    for wrong, field in (({**body, "n": 0}, "n"), ({**body, "from": "now"}, "from"), ({"cron": "* * * *"}, "cron")):
+        assert field in error_of(home.viewer.post("/api/schedules/preview", json=wrong), 422)
+
+
+# --- steer
+
+
+def test_pause_and_resume(home: House) -> None:
+    put(home.acme, "paused")
+    shown = home.acme.post("/api/schedules/paused/pause", json={"until": "2h", "reason": "the disk is full"}).json()
+    assert (shown["paused"], shown["pause"]["reason"], shown["pause"]["author"]) == (True, "the disk is full", "acme")
+    pause = shown["pause"]
+    assert abs(parse_instant(pause["until"]) - parse_instant(pause["since"]) - 2 * HOUR) < HOUR // 60
+    again = home.acme.post("/api/schedules/paused/pause", json={"until": "3h"})
+    assert "paused already" in error_of(again, 409)
+    assert home.acme.post("/api/schedules/paused/pause").json()["pause"] == pause
+    past = home.acme.post("/api/schedules/paused/pause", json={"until": "2020-01-01T00:00:00Z"})
+    assert past.status_code == 409
+    assert home.acme.post("/api/schedules/paused/resume").json()["paused"] is False
+    assert home.acme.post("/api/schedules/paused/resume").json()["paused"] is False
+    past = home.acme.post("/api/schedules/paused/pause", json={"until": "2020-01-01T00:00:00Z"})
+    assert "future" in error_of(past, 422)
+    assert "until" in error_of(home.acme.post("/api/schedules/paused/pause", json={"until": "tomorrow"}), 422)
+    assert "reason" in error_of(home.acme.post("/api/schedules/paused/pause", json={"reason": "x" * 301}), 422)
+
+
+def test_a_job_by_hand_is_made_once_per_key(home: House) -> None:
+    put(home.acme, "by-hand", {**DAILY, "overlap": "allow"})
+    url = "/api/schedules/by-hand/trigger"
+    first = home.acme.post(url, headers={"Idempotency-Key": "hand-1"})
+    assert (first.status_code, first.json()["schedule"], first.json()["tenant"]) == (201, "by-hand", "acme")
+    again = home.acme.post(url, json={"key": "hand-1"})
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    other = home.acme.post(url, json={"key": "hand-1", "args": {"day": "today"}})
+    assert "hand-1" in error_of(other, 409)
+    changed = home.acme.post(url, json={"args": {"day": "today"}})
+    assert (changed.status_code, changed.json()["args"]) == (201, {"day": "today"})
+    assert home.acme.get(changed.headers["location"]).json()["occurrence_at"] is None
+    assert "key" in error_of(home.acme.post(url, json={"key": "a"}, headers={"Idempotency-Key": "b"}), 422)
+    assert "args" in error_of(home.acme.post(url, json={"args": 5}), 422)
+
+
+def test_backfill_counts_first_is_bounded_and_repeats_nothing(home: House) -> None:
+    put(home.acme, "filled", {"task": "report", "cron": "0 6 * * *", "overlap": "allow"})
+    url, week = "/api/schedules/filled/backfill", {"from": "2026-01-01", "to": "2026-01-07T23:59:59"}
+    dry = home.acme.post(url, json={**week, "dry_run": True}).json()
+    assert (dry["count"], dry["instants"][0], dry["dry_run"]) == (7, "2026-01-01T06:00:00Z", True)
+    assert home.acme.post(f"{url}?dry_run=1", json=week).json() == dry
+    assert "7 jobs" in error_of(home.acme.post(url, json={**week, "limit": 6}), 422)
+    assert home.acme.get("/api/jobs", params={"schedule": "filled"}).json()["items"] == []
+    done = home.acme.post(url, json=week).json()
+    assert (done["count"], done["dry_run"]) == (7, False)
+    assert len(home.acme.get("/api/jobs", params={"schedule": "filled"}).json()["items"]) == 7
+    assert home.acme.post(url, json=week).json()["count"] == 0
+    assert "from" in error_of(home.acme.post(url, json={"from": "2026-02-01", "to": "2026-01-01"}), 422)
+    assert "to" in error_of(home.acme.post(url, json={"from": "2026-02-01"}), 422)
+    assert error_of(home.acme.post(url, json={"from": "0001-01-01", "to": "2026-01-01"}), 422)
+
+
+def test_every_action_is_in_the_trail_of_its_tenant(home: House) -> None:
+    put(home.acme, "trailed")
+    put(home.everybody, "trailed", {**DAILY, "cron": "0 8 * * *"})
+    window = {"from": "2026-01-01", "to": "2026-01-02"}
+    for action, body in (("pause", {"reason": "r"}), ("resume", None), ("trigger", {}), ("backfill", window)):
+        assert home.acme.post(f"/api/schedules/trailed/{action}", json=body).status_code in (200, 201)
+    home.acme.delete("/api/schedules/trailed")
+    found = home.root.get("/api/trail", params={"target": "trailed"}).json()["items"]
+    assert [item["action"] for item in found] == [
+        "schedule.remove",
+        "schedule.backfill",
+        "schedule.trigger",
+        "schedule.resume",
+        "schedule.pause",
+        "schedule.put",
+        "schedule.put",
+    ]
+    assert {item["tenant"] for item in found} == {"acme"}
+    change = found[5]["detail"]
+    assert (change["before"]["trigger"]["expr"], change["after"]["trigger"]["expr"]) == ("0 6 * * *", "0 8 * * *")
+    assert [item["actor"] for item in found[-2:]] == ["everybody", "acme"]
+
+
+# --- tenants
+
+
+def test_a_schedule_of_another_tenant_is_not_there(home: House) -> None:
+    put(home.acme, "hers")
+    url = "/api/schedules/hers"
+    window = {"from": "2026-01-01", "to": "2026-01-02"}
+    probes: list[tuple[str, str, dict[str, Any] | None]] = [
+        ("GET", "", None),
+        ("GET", "/occurrences", None),
+        ("GET", "/preview", None),
+        ("POST", "/pause", {}),
+        ("POST", "/resume", None),
+        ("POST", "/trigger", {}),
+        ("POST", "/backfill", {**window, "dry_run": True}),
+        ("POST", "/backfill", window),
+        ("DELETE", "", None),
+    ]
+    for method, path, body in probes:
+        foreign, absent = (home.globex.request(method, f"{url}{more}{path}", json=body) for more in ("", "-not"))
+        assert foreign.status_code == absent.status_code == 404, (method, path)
+        assert foreign.json()["error"]["message"] == absent.json()["error"]["message"].replace("hers-not", "hers")
+    assert error_of(home.globex.put(url, json=DAILY, headers={"If-Match": '"1"'}), 412)
+    for taken in (home.globex.put(url, json=DAILY), home.globex.put(f"{url}?dry_run=1&take_over=1", json=DAILY)):
+        assert error_of(taken, 409) == "the name 'hers' is taken; choose another"
+    assert error_of(home.globex.put(url, json=DAILY, headers={"If-None-Match": "*"}), 409)
+    assert "hers" not in home.globex.get("/api/schedules?limit=200").text
+    assert "tenant" in error_of(home.globex.get("/api/schedules?tenant=acme"), 403)
+    shown = home.acme.get(url).json()
+    assert (shown["revision"], shown["paused"], shown["tenant"]) == (1, False, "acme")
+    home.acme.delete(url)
+    assert error_of(home.globex.put(url, json=DAILY), 409)  # Its history is not for others.
+    assert home.globex.get(f"{url}/occurrences").status_code == 404
+    assert put(home.acme, "hers").status_code == 201
+
+
+def test_only_who_has_all_tenants_says_the_tenant(home: House) -> None:
+    assert put(home.everybody, "placed", {**DAILY, "tenant": "globex"}).json()["tenant"] == "globex"
+    assert home.globex.get("/api/schedules/placed").status_code == 200
+    moved = put(home.everybody, "placed", {**DAILY, "cron": "5 5 * * *"}).json()
+    assert moved["tenant"] == "globex"  # Not saying it moves nothing.
+    assert "tenant" in error_of(home.everybody.put("/api/schedules/all", json={**DAILY, "tenant": "*"}), 422)
+    assert put(home.acme, "own", {**DAILY, "tenant": "acme"}).json()["tenant"] == "acme"
+
+
+def test_viewers_look_and_do_not_touch(home: House) -> None:
+    put(home.acme, "watched")
+    url = "/api/schedules/watched"
+    assert home.viewer.get(url).status_code == 200
+    assert home.viewer.put(url, json=DAILY).status_code == 403
+    assert home.viewer.put(f"{url}?dry_run=1", json=DAILY).status_code == 403
+    assert home.viewer.delete(url).status_code == 403
+    for action in ("pause", "resume", "trigger", "backfill"):
+        assert home.viewer.post(f"{url}/{action}", json={}).status_code == 403

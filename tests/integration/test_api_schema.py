@@ -1,0 +1,292 @@
+"""The server keeps to its specification, whatever is sent to it and whoever sends it.
+
+Requests are made up from /openapi.json, right ones and wrong ones: by an admin, by a viewer of one tenant, and by
+somebody without a credential. No answer may be a server error, and none may have a status, a type or a shape that is
+not in the specification.
+"""
+
+import asyncio
+import base64
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from requests.structures import CaseInsensitiveDict
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import (
+    CheckFunction,
+    content_type_conformance,
+    not_a_server_error,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from schemathesis.schemas import APIOperation
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from headway import Every, Headway, lifecycle
+from headway.instants import SECOND
+from headway.status import openapi
+from headway.status.api import ROUTES
+from tests.support.api import api_process
+
+ANSWER_S_MAX = 30.0
+CHECKS: list[CheckFunction] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+TENANT = "42"
+FOR_NOBODY = {True: (200, 422, 503), False: (401, 429)}  # What is free for everybody, and all the rest.
+DOCUMENT = openapi.document(ROUTES)
+STREAMS = [route.path for route in ROUTES if route.is_stream]
+OPERATIONS = [
+    (method.upper(), path) for path, item in DOCUMENT["paths"].items() for method in item if path not in STREAMS
+]
+
+
+@dataclass
+class Server:
+    """A server of its own, with something to look at."""
+
+    url: str
+    tokens: dict[str, str]
+    ended_job: str
+    waiting_job: str
+    dead_jobs: tuple[str, str]
+    specification: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        answer = httpx.get(f"{self.url}/openapi.json", headers=self.headers("admin"), timeout=ANSWER_S_MAX)
+        assert answer.status_code == 200, answer.text
+        self.specification = schemathesis.openapi.from_dict(answer.json())
+        self.specification.config.update(base_url=self.url)
+
+    def headers(self, who: str) -> dict[str, str]:
+        """Return what somebody sends along."""
+        return {"Authorization": f"Bearer {self.tokens[who]}"} if who in self.tokens else {}
+
+    def real(self, method: str, path: str) -> dict[str, str]:
+        """Return parts of a path that lead to something. A job that has ended keeps nobody waiting."""
+        if "/api/jobs/" in path or "/api/dead/" in path:
+            return {"job_id": self.ended_job if method == "GET" else self.waiting_job}
+        return {"name": "default" if "/queues/" in path else "every-hour"}
+
+
+async def fill(url: str) -> tuple[dict[str, str], str, str, tuple[str, str]]:
+    """Have tokens, jobs and a schedule."""
+    async with Headway(url, name="shop") as app:
+        await app.put_schedule("every-hour", task="report", trigger=Every("1h"), tenant=TENANT)
+        ended = await app.enqueue("report", {"kind": "sales"}, tenant=TENANT, key="first")
+        await app.cancel(ended.id)
+        waiting = await app.enqueue("report", {"kind": "sales"}, tenant=TENANT)
+        dead = await fail(app), await fail(app)
+        access = (await app.store()).access
+        tokens = {}
+        for role, tenant in (("admin", "*"), ("viewer", TENANT)):
+            _, tokens[role] = await access.create_token(
+                name=role, tenant=tenant, role=role, lifetime=None, actor="test", origin=""
+            )
+    return tokens, ended.id, waiting.id, dead
+
+
+async def fail(app: Headway) -> str:
+    """Have a job fail for good."""
+    job, queue = await app.enqueue("report", tenant=TENANT, queue="once"), (await app.store()).queue
+    (claimed,) = await queue.claim("once", node="node", lease=SECOND, limit=1)
+    error = '{"type": "OSError", "message": "gone", "traceback": "…"}'
+    await queue.settle([lifecycle.settle(claimed, lifecycle.Raised(error=error, retryable=False), 0.5)])
+    return job.id
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Server]:
+    """Run a server on a store of its own; it must still be there at the end."""
+    store = f"sqlite:///{folder}/headway.db"
+    filled = asyncio.run(fill(store))
+    with api_process(store) as api:
+        yield Server(api.url, *filled)
+        assert api.process.poll() is None, "".join(api.log)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("api")) as server:
+        yield server
+
+
+def test_the_served_specification_is_the_whole_one(server: Server) -> None:
+    assert server.specification.raw_schema == DOCUMENT
+
+
+def drive(server: Server, operation: APIOperation[Any, Any, Any, Any], who: str, examples: int) -> None:
+    """Send what can be made up for an operation, half of it wrong on purpose, half of it for things that exist."""
+    number = 0
+    is_free = operation.path in ("/livez", "/readyz")
+    real = server.real(operation.method.upper(), operation.path)
+
+    @seed(7)
+    @settings(
+        max_examples=examples,
+        phases=(Phase.generate,),
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(GenerationMode.POSITIVE) | operation.as_strategy(GenerationMode.NEGATIVE))
+    def send(case: Case[Any]) -> None:
+        nonlocal number
+        number += 1
+        if number % 2:
+            for name in case.path_parameters.keys() & real.keys():
+                case.path_parameters[name] = real[name]
+        made_up = {name: value for name, value in case.headers.items() if name.lower() != "authorization"}
+        case.headers = CaseInsensitiveDict({**made_up, **server.headers(who)})
+        answer = case.call_and_validate(checks=CHECKS, timeout=ANSWER_S_MAX)
+        is_known = who in server.tokens
+        assert answer.status_code not in (401, 429) if is_known else answer.status_code in FOR_NOBODY[is_free]
+
+    send()
+
+
+def operation_of(server: Server, method: str, path: str) -> APIOperation[Any, Any, Any, Any]:
+    found: APIOperation[Any, Any, Any, Any] = server.specification[path][method]
+    return found
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_an_admin_gets_documented_answers_only(server: Server, method: str, path: str) -> None:
+    drive(server, operation_of(server, method, path), "admin", examples=16)
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_a_viewer_of_one_tenant_gets_documented_answers_only(server: Server, method: str, path: str) -> None:
+    drive(server, operation_of(server, method, path), "viewer", examples=8)
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_nobody_gets_anything(server: Server, method: str, path: str) -> None:
+    drive(server, operation_of(server, method, path), "nobody", examples=3)
+    answer = httpx.request(method, server.url + re.sub(r"\{\w+\}", "x", path), timeout=ANSWER_S_MAX)
+    assert answer.status_code in FOR_NOBODY[path in ("/livez", "/readyz")], answer.text
+
+
+NOT_THERE = ("/api/batches/{id}", "/api/flows/{id}", "/api/workers/{id}/drain")
+AT_LAST = ("/api/dead/retry", "/api/dead/drop")  # They leave no dead letter to the others.
+
+
+def test_every_example_of_a_request_is_answered_well(tmp_path: Path) -> None:
+    """What people copy from the specification works: reads first, then changes, and deletes last."""
+    order = ["GET", "PUT", "POST", "DELETE"]
+    with running(tmp_path) as server, httpx.Client(base_url=server.url, headers=server.headers("admin")) as client:
+        ids = {
+            "/webhooks/": hook_of(client),
+            "/deliveries/": client.get("/api/deliveries").json()["items"][0]["id"],
+            "/tokens/": client.get("/api/me").json()["token_id"],
+            **dict(zip(("/dead/{id}/retry", "/dead/{id}/drop"), server.dead_jobs, strict=True)),
+        }
+        for method, path in sorted(OPERATIONS, key=lambda one: (order.index(one[0]), one[1] in AT_LAST)):
+            parts = {"id": next((it for part, it in ids.items() if part in path), "x"), **server.real(method, path)}
+            query, body = example_of(server.specification.raw_schema["paths"][path][method.lower()])
+            answer = client.request(method, path.format(**parts), params=query, json=body, timeout=ANSWER_S_MAX)
+            is_good = answer.status_code == 404 if path in NOT_THERE else answer.status_code < 300
+            assert is_good, f"{method} {path} {body}: {answer.text}"
+
+
+def example_of(operation: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return the parameters that must be there, and the body, as the specification has them."""
+    needed = (one for one in operation["parameters"] if one["in"] == "query" and one["required"])
+    content = operation.get("requestBody", {"content": {"application/json": {}}})["content"]
+    return {one["name"]: one["example"] for one in needed}, content["application/json"].get("example")
+
+
+def hook_of(client: httpx.Client) -> str:
+    """Make an endpoint, and a message for it; nothing is sent to where nobody listens."""
+    made = client.post("/api/webhooks", json={"url": "https://hooks.invalid/x"})
+    assert made.status_code == 201, made.text
+    hook = str(made.json()["id"])
+    tested = client.post(f"/api/webhooks/{hook}/test", json={}, timeout=ANSWER_S_MAX)
+    assert tested.status_code == 200, tested.text
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("who", "query", "status"),
+    [("admin", {}, 200), ("viewer", {}, 200), ("viewer", {"nonsense": "1"}, 422), ("nobody", {}, 401)],
+)
+@pytest.mark.parametrize("path", STREAMS)
+def test_streams_are_documented(server: Server, path: str, who: str, query: dict[str, str], status: int) -> None:
+    described = server.specification.raw_schema["paths"][path]["get"]["responses"][str(status)]
+    address = server.url + path.format(job_id=server.waiting_job)
+    with httpx.stream("GET", address, params=query, headers=server.headers(who), timeout=ANSWER_S_MAX) as answer:
+        assert answer.status_code == status
+        assert answer.headers["content-type"].partition(";")[0] == (
+            next(iter(described["content"])) if status == 200 else "application/json"
+        )
+        if status == 200:
+            assert next(answer.iter_lines()).startswith("retry:")
+
+
+def test_who_accepts_a_stream_gets_one_also_from_the_job_itself(server: Server) -> None:
+    address, headers = f"{server.url}/api/jobs/{server.ended_job}", server.headers("viewer")
+    streamed = httpx.get(address, headers={**headers, "Accept": "text/event-stream"}, timeout=ANSWER_S_MAX)
+    assert streamed.headers["content-type"] == "text/event-stream"
+    assert "event: done\n" in streamed.text
+    assert httpx.get(address, headers={**headers, "Accept": "*/*"}).headers["content-type"] == "application/json"
+
+
+async def test_mounted_below_a_path_everything_is_below_it(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/headway.db"
+    tokens, ended, *_ = await fill(store)
+    async with Headway(store) as app:
+        api = app.api()
+        web = httpx.ASGITransport(app=Starlette(routes=[Mount("/headway", api)]))
+        headers = {"Authorization": f"Bearer {tokens['viewer']}"}
+        async with httpx.AsyncClient(transport=web, base_url="http://shop.example", headers=headers) as client:
+            described = (await client.get("/headway/openapi.json")).json()
+            assert described["servers"] == [{"url": "/headway"}]
+            assert described["paths"] == DOCUMENT["paths"]
+            assert "docs/docs.js" in (await client.get("/headway/docs")).text
+            assert (await client.get("/headway/docs/docs.js")).status_code == 200
+            assert (await client.get(f"/headway/api/jobs/{ended}")).json()["status"] == "CANCELLED"
+            assert (await client.get("/headway/docs", headers={"Authorization": ""})).status_code == 401
+        await api.close()
+
+
+# --- the page
+
+
+def test_the_page_needs_a_token_for_which_a_browser_asks(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        pages = {"/docs": "text/html", "/docs/docs.js": "text/javascript", "/docs/docs.css": "text/css"}
+        for path, kind in pages.items():
+            asked = httpx.get(server.url + path)
+            assert asked.status_code == 401
+            assert asked.headers["www-authenticate"].startswith("Basic ")
+            for credential in (server.headers("viewer"), basic(server.tokens["viewer"])):
+                answer = httpx.get(server.url + path, headers=credential)
+                assert answer.status_code == 200
+                assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
+                policy = answer.headers["content-security-policy"]
+                assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+                assert "unsafe" not in policy
+                assert answer.headers["x-content-type-options"] == "nosniff"
+        assert httpx.get(f"{server.url}/openapi.json", headers=basic(server.tokens["viewer"])).status_code == 200
+        assert httpx.get(f"{server.url}/docs", headers=basic("wrong")).status_code == 401
+        elsewhere = httpx.get(f"{server.url}/api/jobs", headers=basic(server.tokens["admin"]))
+        assert elsewhere.status_code == 401
+        assert elsewhere.headers["www-authenticate"].startswith("Bearer ")
+
+
+def basic(password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"anybody:{password}".encode()).decode()}

@@ -1,0 +1,575 @@
+"""The wall between tenants, probed on every route and on both databases.
+
+Everything of the tenant `zebra` has that word in it: names, arguments, errors, log lines, tags, keys. An admin of the
+tenant `otter`, who may do everything that a tenant may, asks every route for it. Three things must hold: the word never
+comes back, except where it was said in the question; what is foreign is answered like what does not exist; and
+afterwards everything of zebra is as it was. Wherever a list is probed, the same question by an admin of all tenants
+does find the word, so that the probe can fail. A route without a probe fails a test here.
+"""
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from headway.clock import Clock
+from headway.instants import HOUR
+from headway.lifecycle import Raised, Succeeded
+from headway.model import Node, Report, ScheduleSpec
+from headway.scheduling.triggers import Every
+from headway.status.api import ROUTES
+from headway.store import Store
+from tests.conformance.arrange import claim_one, decide, end, enqueue
+from tests.support.house import House, house
+
+WORD = "zebra"
+ERROR = json.dumps({"type": "ZebraError", "message": "zebra failed", "traceback": "zebra.py"})
+HOOK = "https://zebra.invalid/hook"
+
+
+@dataclass
+class Wall:
+    """A house with two tenants, and the ids of what is behind the wall."""
+
+    home: House
+    ids: dict[str, str]
+    otter: httpx.Client
+    zebra: httpx.Client
+
+    def filled(self, value: Any) -> Any:
+        """Put ids where {…} names them."""
+        if isinstance(value, str):
+            return re.sub(r"<(\w+)>", lambda match: self.ids[match[1]], value)
+        if isinstance(value, dict):
+            return {name: self.filled(inner) for name, inner in value.items()}
+        return [self.filled(inner) for inner in value] if isinstance(value, list) else value
+
+    def ask(self, client: httpx.Client, probe: "Probe", *, absent: bool = False) -> tuple[httpx.Response, str]:
+        """Ask; return the answer, and its text without what the question itself said."""
+        said = {**self.ids, **ABSENT} if absent else self.ids
+        asked = Wall(self.home, said, self.otter, self.zebra)
+        options: dict[str, Any] = {} if probe.body is None else {"json": asked.filled(probe.body)}
+        path = asked.filled(probe.at or probe.path)
+        answer = client.request(probe.method, path, headers=probe.headers, **options)
+        text = answer.text.replace(answer.headers.get("x-request-id", "\0"), "")
+        for spoken in sorted({*said.values(), "zebra-type", "absent-type", "zebra-queue"}, key=len, reverse=True):
+            if spoken in path or spoken in json.dumps(options):
+                text = text.replace(spoken, "<said>")
+        return answer, text
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question over the wall."""
+
+    method: str
+    path: str  # As the table of routes has it.
+    at: str = ""  # What is asked for instead of it; <job> stands for the id of a foreign job.
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = "" if self.body is None else " " + json.dumps(self.body)[:60]
+        return f"{self.method} {self.at or self.path}{said}"
+
+
+ABSENT = {
+    "job": "job_01m7h07rq30wjd03gjnmt8r3pz",
+    "running": "job_01m7h07rq30wjd03gjnmt8r3pz",
+    "dead": "job_01m7h07rq30wjd03gjnmt8r3pz",
+    "schedule": "absent-schedule",
+    "webhook": "wh_01m7h07rq30wjd03gjnmt8r3pz",
+    "callbacks": "callbacks:absent",
+    "delivery": "msg_0006498a1f2c80a1b2c3d4e5f60718293a4b5c",
+    "token": "tok_01m7h07rq30wjd03gjnmt8r3pz",
+    "type": "absent-type",
+}
+
+JOB, SCHEDULE = "/api/jobs/{job_id}", "/api/schedules/{name:path}"
+WEBHOOK, DELIVERY = "/api/webhooks/{id}", "/api/deliveries/{id}"
+RULE = {"task": "report", "cron": "0 6 * * *"}
+
+# What is foreign is answered like what does not exist.
+HIDDEN = [
+    Probe("GET", JOB, "/api/jobs/<job>"),
+    Probe("GET", JOB, "/api/jobs/<dead>"),
+    Probe("GET", JOB, "/api/jobs/<running>?wait=20s&since=0"),
+    Probe("GET", JOB, "/api/jobs/<running>?wait=20s&since=999999"),
+    Probe("GET", JOB, "/api/jobs/<job>", headers={"If-None-Match": "*"}),
+    Probe("GET", JOB, "/api/jobs/<job>", headers={"Accept": "text/event-stream"}),
+    Probe("GET", f"{JOB}/attempts", "/api/jobs/<dead>/attempts"),
+    Probe("GET", f"{JOB}/log", "/api/jobs/<running>/log"),
+    Probe("GET", f"{JOB}/history", "/api/jobs/<dead>/history"),
+    Probe("GET", f"{JOB}/why", "/api/jobs/<running>/why"),
+    Probe("POST", f"{JOB}/cancel", "/api/jobs/<job>/cancel", body={}),
+    Probe("POST", f"{JOB}/cancel", "/api/jobs/<running>/cancel", body={"reason": "x"}),
+    Probe("POST", f"{JOB}/cancel", "/api/jobs/<dead>/cancel", body={}),
+    Probe("POST", f"{JOB}/retry", "/api/jobs/<dead>/retry"),
+    Probe("POST", f"{JOB}/retry", "/api/jobs/<job>/retry"),
+    Probe("GET", f"{JOB}/events", "/api/jobs/<running>/events"),
+    Probe("GET", f"{JOB}/events", "/api/jobs/<dead>/events", headers={"Last-Event-ID": "1"}),
+    Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=<type>"),
+    Probe("GET", SCHEDULE, "/api/schedules/<schedule>"),
+    Probe("DELETE", SCHEDULE, "/api/schedules/<schedule>"),
+    Probe("PUT", SCHEDULE, "/api/schedules/<schedule>", body=RULE, headers={"If-Match": "*"}),
+    Probe("GET", f"{SCHEDULE}/occurrences", "/api/schedules/<schedule>/occurrences"),
+    Probe("GET", f"{SCHEDULE}/preview", "/api/schedules/<schedule>/preview"),
+    Probe("POST", f"{SCHEDULE}/pause", "/api/schedules/<schedule>/pause", body={"reason": "x"}),
+    Probe("POST", f"{SCHEDULE}/resume", "/api/schedules/<schedule>/resume"),
+    Probe("POST", f"{SCHEDULE}/trigger", "/api/schedules/<schedule>/trigger", body={}),
+    Probe("POST", f"{SCHEDULE}/trigger", "/api/schedules/<schedule>/trigger", body={"args": {"n": 1}}),
+    Probe(
+        "POST",
+        f"{SCHEDULE}/backfill",
+        "/api/schedules/<schedule>/backfill",
+        body={"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T02:00:00Z"},
+    ),
+    Probe("GET", "/api/audit", "/api/audit?schedule=<schedule>"),
+    Probe("POST", "/api/dead/{id}/retry", "/api/dead/<dead>/retry"),
+    Probe("POST", "/api/dead/{id}/drop", "/api/dead/<dead>/drop"),
+    Probe("POST", "/api/dead/{id}/retry", "/api/dead/<job>/retry"),
+    Probe("POST", "/api/dead/retry", body={"ids": ["<dead>"]}),
+    Probe("POST", "/api/dead/retry", body={"ids": ["<own_dead>", "<dead>"]}),
+    Probe("POST", "/api/dead/retry", body={"ids": ["<dead>"], "dry_run": True}),
+    Probe("POST", "/api/dead/drop", body={"ids": ["<dead>"]}),
+    Probe("POST", "/api/dead/drop", body={"ids": ["<own_dead>", "<dead>"]}),
+    Probe("GET", WEBHOOK, "/api/webhooks/<webhook>"),
+    Probe("GET", WEBHOOK, "/api/webhooks/<callbacks>"),
+    Probe("PUT", WEBHOOK, "/api/webhooks/<webhook>", body={"url": "https://otter.invalid/"}),
+    Probe("PUT", WEBHOOK, "/api/webhooks/<webhook>", body={"enabled": False}),
+    Probe("DELETE", WEBHOOK, "/api/webhooks/<webhook>"),
+    Probe("DELETE", WEBHOOK, "/api/webhooks/<callbacks>"),
+    Probe("POST", f"{WEBHOOK}/rotate", "/api/webhooks/<webhook>/rotate", body={}),
+    Probe("POST", f"{WEBHOOK}/rotate", "/api/webhooks/<callbacks>/rotate", body={"keep": "0s"}),
+    Probe("POST", f"{WEBHOOK}/test", "/api/webhooks/<webhook>/test", body={}),
+    Probe("POST", f"{WEBHOOK}/test", "/api/webhooks/<callbacks>/test", body={"url": "https://otter.invalid/"}),
+    Probe("GET", DELIVERY, "/api/deliveries/<delivery>"),
+    Probe("POST", f"{DELIVERY}/replay", "/api/deliveries/<delivery>/replay"),
+    Probe("DELETE", "/api/tokens/{id}", "/api/tokens/<token>"),
+    Probe("GET", "/api/batches/{id}", "/api/batches/<job>"),
+    Probe("GET", "/api/flows/{id}", "/api/flows/<job>"),
+]
+
+# A list has one's own only, whatever it is asked for.
+LISTS = [
+    Probe("GET", "/api/jobs", "/api/jobs?limit=200"),
+    Probe("GET", "/api/jobs", "/api/jobs?type=zebra-type"),
+    Probe("GET", "/api/jobs", "/api/jobs?queue=zebra-queue"),
+    Probe("GET", "/api/jobs", "/api/jobs?key=zebra-key"),
+    Probe("GET", "/api/jobs", "/api/jobs?tag=zebra-tag"),
+    Probe("GET", "/api/jobs", "/api/jobs?schedule=<schedule>"),
+    Probe("GET", "/api/jobs", "/api/jobs?q=zebra"),
+    Probe("GET", "/api/jobs", "/api/jobs?q=<job>"),
+    Probe("GET", "/api/jobs", "/api/jobs?status=FAILED"),
+    Probe("GET", "/api/jobs", "/api/jobs?status=RUNNING"),
+    Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=shared"),
+    Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=shared&key=shared-key"),
+    Probe("GET", "/api/schedules", "/api/schedules?limit=200"),
+    Probe("GET", "/api/schedules", "/api/schedules?owner=zebra-app"),
+    Probe("GET", "/api/queues"),
+    Probe("GET", "/api/stats"),
+    Probe("GET", "/api/alerts"),
+    Probe("GET", "/api/dead"),
+    Probe("GET", "/api/dead", "/api/dead?type=zebra-type"),
+    Probe("GET", "/api/webhooks"),
+    Probe("GET", "/api/deliveries"),
+    Probe("GET", "/api/deliveries", "/api/deliveries?endpoint=<webhook>"),
+    Probe("GET", "/api/deliveries", "/api/deliveries?job=<dead>"),
+    Probe("GET", "/api/tokens"),
+    Probe("GET", "/api/trail"),
+    Probe("GET", "/api/trail", "/api/trail?target=<token>"),
+    Probe("GET", "/api/trail", "/api/trail?actor=zebra-admin"),
+]
+
+# What names another tenant, or concerns all of them, is refused, whoever that tenant is.
+REFUSED = [
+    Probe("GET", "/api/jobs", "/api/jobs?tenant=zebra"),
+    Probe("GET", "/api/jobs", "/api/jobs?tenant=*"),
+    Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=zebra-type&tenant=zebra"),
+    Probe("GET", "/api/schedules", "/api/schedules?tenant=zebra"),
+    Probe("GET", "/api/dead", "/api/dead?tenant=zebra"),
+    Probe("POST", "/api/jobs", body={"type": "shared", "tenant": "zebra"}),
+    Probe("POST", "/api/jobs", body={"type": "shared", "tenant": "*"}),
+    Probe("POST", "/api/jobs", body={"type": "shared", "tenant": "default"}),
+    Probe("POST", "/api/jobs/bulk", body={"jobs": [{"type": "shared"}, {"type": "shared", "tenant": "zebra"}]}),
+    Probe("PUT", SCHEDULE, "/api/schedules/otter-new", body={**RULE, "tenant": "zebra"}),
+    Probe("PUT", SCHEDULE, "/api/schedules/otter-new?dry_run=1", body={**RULE, "tenant": "zebra"}),
+    Probe("POST", "/api/dead/retry", body={"tenant": "zebra"}),
+    Probe("POST", "/api/dead/drop", body={"tenant": "zebra"}),
+    Probe("POST", "/api/webhooks", body={"url": "https://otter.invalid/", "tenant": "zebra"}),
+    Probe("POST", "/api/webhooks", body={"url": "https://otter.invalid/", "tenant": "*"}),
+    Probe("POST", "/api/tokens", body={"name": "x", "role": "viewer", "tenant": "zebra"}),
+    Probe("POST", "/api/tokens", body={"name": "x", "role": "viewer", "tenant": "*"}),
+    Probe("GET", "/api/workers"),
+    Probe("GET", "/api/nodes"),
+    Probe("GET", "/metrics"),
+    Probe("POST", "/api/workers/{id}/drain", "/api/workers/<node>/drain"),
+    Probe("POST", "/api/workers/{id}/drain", "/api/workers/absent/drain"),
+    Probe("POST", "/api/queues/{name:path}/pause", "/api/queues/zebra-queue/pause", body={}),
+    Probe("POST", "/api/queues/{name:path}/pause", "/api/queues/otter-queue/pause", body={}),
+    Probe("POST", "/api/queues/{name:path}/resume", "/api/queues/zebra-paused/resume"),
+]
+
+# What does not depend on anybody's things; nothing of anybody's is in it either.
+NEUTRAL = [
+    Probe("GET", "/api/me"),
+    Probe("POST", "/api/schedules/preview", body={"cron": "0 6 * * *"}),
+    Probe("GET", "/api/audit"),
+    Probe("GET", "/openapi.json"),
+    Probe("GET", "/docs"),
+    Probe("GET", "/docs/docs.js"),
+    Probe("GET", "/docs/docs.css"),
+]
+
+# Routes whose probes are tests of their own, below.
+BY_HAND = {("GET", "/api/stream")}
+
+
+def text_of(probe: Probe) -> str:
+    return str(probe)
+
+
+# Build both tenants
+
+
+async def fill(store: Store) -> dict[str, str]:
+    """Give both tenants something of every kind."""
+    await store.webhooks.add(tenant="otter", url="https://otter.invalid/hook", author="otter-admin")
+    webhook = await store.webhooks.add(tenant=WORD, url=HOOK, note="zebra-note", author="zebra-admin")
+    await store.webhooks.ensure_callbacks(WORD)
+    ids = {"webhook": webhook.id, "callbacks": f"callbacks:{WORD}", "schedule": "zebra-schedule", "type": "zebra-type"}
+    for tenant in ("otter", WORD):  # Zebra's are newer, so that who may see all finds them first.
+        common: dict[str, Any] = {"task": f"{tenant}-type", "queue": f"{tenant}-queue", "tenant": tenant}
+        common |= {"args": json.dumps({"who": tenant}), "tags": (f"{tenant}-tag",)}
+        dead = await enqueue(store, **common, max_attempts=1)
+        await end(store, await claim_one(store, f"{tenant}-queue"), Raised(ERROR if tenant == WORD else "{}"))
+        done = await enqueue(store, **common)
+        await end(store, await claim_one(store, f"{tenant}-queue"), Succeeded(json.dumps({"who": tenant})))
+        running = await enqueue(store, **common)
+        [claimed] = await store.queue.claim(f"{tenant}-queue", node=f"node_{tenant}", lease=HOUR, limit=1)
+        said = ((None, "log", f"{tenant} says"),)
+        await store.queue.report([Report(job_id=running, attempt=claimed.attempt, progress=5, lines=said)])
+        waiting = await enqueue(store, **common, key=f"{tenant}-key")
+        shared = await enqueue(store, **{**common, "task": "shared"}, key="shared-key")
+        found = {"job": waiting, "running": running, "dead": dead, "done": done, "shared": shared}
+        ids |= found if tenant == WORD else {f"own_{name}": job_id for name, job_id in found.items()}
+        spec = ScheduleSpec.build(task=f"{tenant}-type", trigger=Every("1s"), tenant=tenant, queue=f"{tenant}-late")
+        await store.schedules.put(f"{tenant}-schedule", spec, owner=f"{tenant}-app", author=f"{tenant}-admin")
+    await asyncio.sleep(1.1)
+    await decide(store)
+    await store.queue.pause("zebra-paused", author="zebra-admin", reason="zebra-reason")
+    worker = {"tasks": ["shared", "report", "zebra-type", "otter-type"], "slots": 1}
+    for tenant in ("otter", WORD):
+        node = Node(id=f"node_{tenant}", name=f"{tenant}-node", roles=("worker",), state={"worker": worker})
+        await store.nodes.beat(node)
+    await store.access.record(
+        actor="zebra-admin",
+        tenant=WORD,
+        origin="zebra-host",
+        action="jobs.cancel",
+        target=waiting,
+        detail='{"a":"zebra"}',
+    )
+    return {**ids, "node": "node_zebra"}
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def wall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wall]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('tenants')}/headway.db"
+    else:
+        url = request.getfixturevalue("postgres_server").create_database()
+    with house(url) as home, ExitStack() as stack:
+        ids = home.on_store(fill)
+        clients = {}
+        for tenant in (WORD, "otter"):
+            body = {"name": f"{tenant}-admin", "role": "admin", "tenant": tenant}
+            made = home.root.post("/api/tokens", json=body).json()
+            clients[tenant] = stack.enter_context(home.api.client(made["token"]))
+            ids["token" if tenant == WORD else "own_token"] = made["id"]
+        ids["delivery"] = clients[WORD].get("/api/deliveries").json()["items"][0]["id"]
+        yield Wall(home, ids, clients["otter"], clients[WORD])
+
+
+def belongings(wall: Wall) -> dict[str, Any]:
+    """Read everything of zebra, except what changes by itself while time passes."""
+    found: dict[str, Any] = {}
+    for path in ("/api/jobs?limit=200", "/api/schedules", "/api/webhooks", "/api/tokens", "/api/dead"):
+        found[path] = wall.zebra.get(path).json()["items"]
+    for item in found["/api/jobs?limit=200"] + found["/api/dead"]:
+        item.pop("why")
+        item.pop("eta_seconds")
+    found["trail"] = wall.zebra.get("/api/trail?limit=200").json()["items"]
+    found["deliveries"] = [item["id"] for item in wall.zebra.get("/api/deliveries?limit=200").json()["items"]]
+    found["queues"] = [
+        {**item, "oldest_age_seconds": 0}
+        for item in wall.home.root.get("/api/queues").json()["items"]
+        if WORD in item["name"]
+    ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def before(wall: Wall) -> dict[str, Any]:
+    return belongings(wall)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_changed_behind_the_wall(wall: Wall, before: dict[str, Any]) -> Iterator[None]:
+    yield
+    assert belongings(wall) == before
+
+
+# The probes
+
+
+def test_every_route_has_a_probe() -> None:
+    probed = {(probe.method, probe.path) for probe in (*HIDDEN, *LISTS, *REFUSED, *NEUTRAL)} | BY_HAND
+    known = {(route.method, route.path) for route in ROUTES if route.role is not None}
+    assert known - probed == set(), "write a probe for these"
+    assert probed - known == set(), "these are gone"
+    assert len(HIDDEN) + len(LISTS) + len(REFUSED) >= 60
+
+
+def test_there_is_something_behind_the_wall(wall: Wall, before: dict[str, Any]) -> None:
+    for name, items in before.items():
+        assert items, name
+        assert name == "deliveries" or WORD in json.dumps(items)
+
+
+@pytest.mark.parametrize("probe", HIDDEN, ids=text_of)
+def test_what_is_foreign_is_answered_like_what_is_not_there(wall: Wall, probe: Probe) -> None:
+    begin = time.monotonic()
+    answer, text = wall.ask(wall.otter, probe)
+    absent, absent_text = wall.ask(wall.otter, probe, absent=True)
+    assert answer.status_code == (412 if "If-Match" in probe.headers else 404), answer.text
+    assert (absent.status_code, absent_text) == (answer.status_code, text)
+    assert WORD not in text.lower()
+    ignored = {"date", "x-request-id", "content-length"}
+    assert {name: value for name, value in answer.headers.items() if name not in ignored} == {
+        name: value for name, value in absent.headers.items() if name not in ignored
+    }
+    assert time.monotonic() - begin < 15  # Nobody waits for what is not there.
+
+
+@pytest.mark.parametrize("probe", LISTS, ids=text_of)
+def test_lists_have_ones_own_only(wall: Wall, probe: Probe) -> None:
+    answer, text = wall.ask(wall.otter, probe)
+    assert answer.status_code == 200, answer.text
+    assert WORD not in text.lower()
+    everybody, everything = wall.ask(wall.home.root, probe)
+    assert everybody.status_code == 200
+    assert WORD in everything.lower() or wall.ids["shared"] in everything, "the probe could not fail"
+
+
+@pytest.mark.parametrize("probe", REFUSED, ids=text_of)
+def test_what_names_others_or_concerns_all_is_refused(wall: Wall, probe: Probe) -> None:
+    answer, text = wall.ask(wall.otter, probe)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), answer.text
+    assert WORD not in text.lower()
+
+
+@pytest.mark.parametrize("probe", NEUTRAL, ids=text_of)
+def test_what_is_for_everybody_tells_nothing_of_anybody(wall: Wall, probe: Probe) -> None:
+    answer, text = wall.ask(wall.otter, probe)
+    assert answer.status_code == 200, answer.text
+    assert WORD not in text.lower()
+
+
+# What a table cannot ask
+
+
+def test_figures_are_over_ones_own_jobs(wall: Wall) -> None:
+    mine, all_of_it = wall.otter.get("/api/stats").json(), wall.home.root.get("/api/stats").json()
+    for status, number in mine["jobs"].items():
+        assert number <= all_of_it["jobs"][status]
+    own = [job["status"] for job in wall.otter.get("/api/jobs?limit=200").json()["items"]]
+    assert mine["jobs"]["RUNNING"] == own.count("RUNNING") < all_of_it["jobs"]["RUNNING"]
+    assert mine["jobs"]["PENDING"] == own.count("PENDING") < all_of_it["jobs"]["PENDING"]
+    assert mine["dead"]["total"] == 1 < all_of_it["dead"]["total"]
+    assert mine["schedules"]["total"] == 1 < all_of_it["schedules"]["total"]
+    for name in ("nodes", "workers", "leader", "store"):
+        assert not mine.get(name)
+    assert wall.otter.get("/api/audit").json()["schedules"] == 1
+
+
+def test_pages_do_not_lead_behind_the_wall(wall: Wall) -> None:
+    for path, cursor in (
+        ("/api/jobs", wall.ids["job"]),
+        ("/api/jobs", "~"),
+        ("/api/schedules", "zebra"),
+        ("/api/schedules", "otter-schedule"),
+        ("/api/dead", "~"),
+        ("/api/tokens", "~"),
+        ("/api/webhooks", ""),
+        ("/api/deliveries", "~"),
+        ("/api/queues", "otter-queue"),
+        ("/api/trail", "999999"),
+        ("/api/audit", "otter-schedule"),
+    ):
+        answer = wall.otter.get(path, params={"cursor": cursor, "limit": 200})
+        assert answer.status_code in (200, 422), answer.text
+        assert WORD not in answer.text.lower()
+
+
+def test_a_key_of_another_tenant_is_not_taken(wall: Wall) -> None:
+    body = {"type": "otter-type", "key": "zebra-key", "queue": "otter-keys"}
+    made = wall.otter.post("/api/jobs", json=body)
+    assert (made.status_code, made.json()["tenant"]) == (201, "otter")
+    assert made.json()["id"] != wall.ids["job"]
+    bulk = wall.otter.post("/api/jobs/bulk", json={"jobs": [{**body, "key": "shared-key", "type": "other-type"}]})
+    assert bulk.status_code in (404, 409)  # One's own has this key; of the other tenant's nothing is said.
+    assert WORD not in bulk.text
+
+
+def test_a_bulk_with_one_foreign_job_makes_none(wall: Wall) -> None:
+    jobs = [{"type": "otter-type", "tags": ["bulk-probe"]} for _ in range(5)]
+    answer = wall.otter.post("/api/jobs/bulk", json={"jobs": [*jobs, {**jobs[0], "tenant": WORD}]})
+    assert answer.status_code == 403
+    assert "jobs[5]" in answer.json()["error"]["message"]
+    assert wall.home.root.get("/api/jobs", params={"tag": "bulk-probe"}).json()["items"] == []
+
+
+def test_the_tenant_comes_from_the_token_whatever_else_is_said(wall: Wall) -> None:
+    headers = {"X-Tenant": WORD, "Tenant": WORD, "X-Headway-Tenant": WORD, "Cookie": f"tenant={WORD}"}
+    made = wall.otter.post("/api/jobs", json={"type": "otter-type", "queue": "otter-headers"}, headers=headers)
+    assert (made.status_code, made.json()["tenant"]) == (201, "otter")
+    found = wall.otter.get("/api/jobs?limit=200", headers=headers).json()["items"]
+    assert {job["tenant"] for job in found} == {"otter"}
+    named = wall.otter.put("/api/schedules/otter-own", json={**RULE, "tenant": "otter"}, headers=headers)
+    assert named.json()["tenant"] == "otter"
+    assert wall.otter.delete("/api/schedules/otter-own").status_code in (200, 204)
+
+
+def test_nothing_can_belong_to_all_tenants(wall: Wall) -> None:
+    for path, body in (
+        ("/api/jobs", {"type": "shared", "tenant": "*"}),
+        ("/api/jobs/bulk", {"jobs": [{"type": "shared", "tenant": "*"}]}),
+    ):
+        assert wall.home.root.post(path, json=body).status_code == 422, path
+    assert wall.home.root.put("/api/schedules/star", json={**RULE, "tenant": "*"}).status_code == 422
+
+
+def test_the_name_of_a_foreign_schedule_is_taken_and_that_is_all(wall: Wall) -> None:
+    for query in ("", "?dry_run=1", "?take_over=1", "?owner=zebra-app&take_over=1"):
+        answer = wall.otter.put(f"/api/schedules/zebra-schedule{query}", json=RULE)
+        assert answer.status_code == 409, query
+        assert WORD not in answer.text.replace("zebra-schedule", "")
+
+
+def test_groups_of_dead_letters_are_ones_own(wall: Wall) -> None:
+    answer = wall.otter.post("/api/dead/retry", json={"all": True, "dry_run": True})
+    assert answer.json()["count"] == 1
+    assert wall.home.root.post("/api/dead/retry", json={"all": True, "dry_run": True}).json()["count"] == 2
+    for body in ({"type": "zebra-type"}, {"queue": "zebra-queue"}, {"schedule": "zebra-schedule"}):
+        for path in ("/api/dead/retry", "/api/dead/drop"):
+            answer = wall.otter.post(path, json=body)
+            assert (answer.status_code, answer.json()["count"]) == (200, 0)
+    own = [job["id"] for job in wall.otter.get("/api/dead").json()["items"]]
+    assert own == [wall.ids["own_dead"]]  # Not retried together with foreign ones either.
+
+
+def test_why_tells_nothing_of_others(wall: Wall) -> None:
+    for name in ("own_job", "own_running", "own_dead"):
+        answer = wall.otter.get(f"/api/jobs/{wall.ids[name]}/why")
+        assert answer.status_code == 200
+        assert WORD not in answer.text.lower()
+
+
+# Streams
+
+
+class Listener:
+    """Collects what a stream says."""
+
+    def __init__(self, client: httpx.Client, path: str) -> None:
+        self.text, self._client, self._path = "", client, path
+        self.is_open = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+        assert self.is_open.wait(20)
+
+    def _listen(self) -> None:
+        with suppress(httpx.HTTPError), self._client.stream("GET", self._path, timeout=30.0) as answer:
+            for chunk in answer.iter_text():
+                self.text += chunk
+                self.is_open.set()
+
+    def wait_for(self, word: str) -> None:
+        eventually(lambda: word in self.text, f"{word} in the stream")
+
+
+def eventually(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+def cause_changes(wall: Wall) -> tuple[str, str]:
+    """Have something happen in both tenants; return the ids of the jobs, that of otter comes last."""
+
+    async def act(store: Store) -> tuple[str, str]:
+        made = []
+        for tenant in (WORD, "otter"):
+            job_id = Clock().new_id("job")
+            await enqueue(store, id=job_id, task=f"{tenant}-type", tenant=tenant, queue=f"{tenant}-streamed")
+            await end(store, await claim_one(store, f"{tenant}-streamed"), Succeeded())
+            made.append(job_id)
+        return made[0], made[1]
+
+    return wall.home.on_store(act)
+
+
+@pytest.fixture
+def changing(before: dict[str, Any], wall: Wall) -> Iterator[None]:
+    """For tests that themselves make something for zebra."""
+    yield
+    before.clear()
+    before.update(belongings(wall))
+
+
+@pytest.mark.usefixtures("changing")
+def test_a_stream_of_everything_is_of_ones_own(wall: Wall) -> None:
+    streams = {}
+    for query in ("", "?tenant=zebra", "?queue=zebra-streamed", "?type=zebra-type", "?cursor=0"):
+        streams[query] = Listener(wall.otter, f"/api/stream{query}")
+    everything = Listener(wall.home.root, "/api/stream")
+    foreign, own = cause_changes(wall)
+    everything.wait_for(foreign)  # So it could have been heard.
+    everything.wait_for(own)
+    streams[""].wait_for(own)
+    time.sleep(0.5)
+    for query, stream in streams.items():
+        assert foreign not in stream.text, query
+        assert WORD not in stream.text.lower(), query
+
+
+@pytest.mark.usefixtures("changing")
+def test_a_conversation_is_about_ones_own(wall: Wall) -> None:
+    url = wall.home.api.url.replace("http", "ws") + "/api/ws"
+    heard: list[str] = []
+    with connect(url, additional_headers={"Authorization": wall.otter.headers["authorization"]}) as socket:
+        errors = []
+        for job_id in (wall.ids["running"], ABSENT["job"]):
+            socket.send(json.dumps({"subscribe": {"job": job_id}}))
+            errors.append(str(socket.recv(timeout=20)).replace(job_id, "<said>"))
+        assert errors[0] == errors[1]
+        assert "error" in errors[0]
+        socket.send(json.dumps({"subscribe": {"all": {}}}))
+        time.sleep(1)
+        foreign, own = cause_changes(wall)
+        deadline = time.monotonic() + 20
+        while not any(own in message for message in heard) and time.monotonic() < deadline:
+            heard.append(str(socket.recv(timeout=20)))
+    assert any(own in message for message in heard)
+    assert foreign not in "".join(heard)
+    assert WORD not in "".join(heard).lower()

@@ -1,0 +1,371 @@
+"""The command line through an API: the same commands, the same output, the same exit codes as on the store."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.lifecycle import Raised, Succeeded
+from tests.integration.test_cli_jobs import REFUSED, Hand
+from tests.support.api import api_process
+from tests.support.command_line import Cli, Result
+
+# What passes between two looks, and who has done it.
+PASSING = {"latency_ms", "oldest_age_seconds", "ready_seconds", "eta_seconds", "beat_at", "loops", "lease_seconds"}
+PASSING |= {"undecided_seconds", "oldest_undecided_seconds", "url", "paused_by", "author"}
+SPAN = re.compile(r"(?<![\w.])\d+(\.\d+)?(ms|s|m|h|d)\b( \d+(s|m|h))?")
+STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?Z?")
+JOB_ID = re.compile(r"job_[0-9a-z]{26}")
+
+
+def normal(value: Any, name: str = "") -> Any:
+    """Leave out of an answer what passes with time."""
+    if isinstance(value, dict):
+        return {key: normal(inner, key) for key, inner in value.items() if key not in PASSING}
+    if isinstance(value, list):
+        return [normal(inner) for inner in value]
+    return SPAN.sub("…", value) if isinstance(value, str) and name in ("why", "blocked_by_why") else value
+
+
+def made(value: Any) -> Any:
+    """Leave out also what differs between two things that were made one after the other."""
+    text = STAMP.sub("T", JOB_ID.sub("job", json.dumps(normal(value))))
+    return json.loads(re.sub(r'"auto_[0-9a-z]{26}"', "null", text))
+
+
+@dataclass
+class Both:
+    """A store and an API on it."""
+
+    cli: Cli
+    store: str
+    server: str
+
+    def on_store(self, *args: str) -> Result:
+        return self.cli(*args, "--store", self.store)
+
+    def through_api(self, *args: str) -> Result:
+        return self.cli(*args, "--server", self.server)
+
+
+@dataclass(frozen=True)
+class Place:
+    store: str
+    server: str
+    ids: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A store with jobs in many states, and an API on it."""
+    folder: Path = tmp_path_factory.mktemp("remote")
+    store = f"sqlite:///{folder / 'headway.db'}"
+    with api_process(store) as api:
+        yield Place(store, api.url, {})
+
+
+@pytest.fixture
+def both(cli: Cli, place: Place, monkeypatch: pytest.MonkeyPatch) -> Both:
+    for name in ("HEADWAY_SERVER", "HEADWAY_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    both = Both(cli, place.store, place.server)
+    if not place.ids:
+        place.ids.update(_furnish(both, Hand(place.store)))
+    return both
+
+
+def _furnish(both: Both, hand: Hand) -> dict[str, str]:
+    def new(task: str, *options: str) -> str:
+        return str(both.on_store("enqueue", task, *options, "--json").json["id"])
+
+    hand.live(tasks=["report", "other", "many", "steered", "t"])
+    ids = {"dead": new("report", "--tag", "a", "-a", "password=secret")}
+    hand.end(hand.claim(), Raised(REFUSED))
+    ids["done"] = new("report")
+    claimed = hand.claim()
+    hand.report(claimed, lines=((None, "log", "first"), (None, "stderr", "second \x1b[31m")))
+    hand.end(claimed, Succeeded('{"download_url":"https://…","n":1}'))
+    ids["running"] = new("report", "--max-attempts", "3", "--job-timeout", "5m")
+    detail = {
+        "step": "b",
+        "done": 3,
+        "total": 4,
+        "rate": 2.0,
+        "eta": 600,
+        "steps": [["a", "done", 1.5], ["b", "running", None]],
+    }
+    hand.report(hand.claim(), progress=75, detail=json.dumps(detail), metadata='{"input": "v.mp4", "api_key": "x"}')
+    ids["waiting"] = new("other", "--queue", "media", "--priority", "5", "--key", "k-1")
+    ids["later"] = new("report", "--delay", "30m", "--expires", "2h")
+    for _ in range(3):
+        new("many", "--queue", "bulk")
+    both.on_store("queues", "pause", "media", "--reason", "disk full")
+    for name, rule in {"daily": ("--cron", "0 6 * * *", "--tz", "Europe/Berlin"), "poll": ("--after", "10m")}.items():
+        both.on_store("schedules", "put", name, "--task", "report", *rule, "-a", "token=secret", "--jitter", "2m")
+    both.on_store("schedules", "pause", "poll", "--reason", "why not")
+    both.on_store("schedules", "backfill", "daily", "--from", "3d", "--to", "1h", "--yes")
+    return ids
+
+
+LOOKS = [
+    "jobs list",
+    "jobs list --limit 2",
+    "jobs list --status failed",
+    "jobs list --task many --queue bulk --limit 1",
+    "jobs list --tenant nobody",
+    "jobs list --schedule daily",
+    *(f"jobs show {{{name}}}" for name in ("dead", "done", "running", "waiting", "later")),
+    *(f"jobs why {{{name}}}" for name in ("dead", "done", "running", "waiting", "later")),
+    "jobs events {dead}",
+    "jobs events {running}",
+    "jobs logs {done}",
+    "jobs logs {done} -n 1",
+    "jobs logs {dead}",
+    "jobs watch {done}",
+    "jobs watch {dead}",
+    "dead list",
+    "dead list --task nobody",
+    "queues list",
+    "workers list",
+    "schedules list",
+    "schedules list --limit 1",
+    "schedules list --owner nobody",
+    "schedules show daily",
+    "schedules show poll",
+    "schedules preview daily -n 3 --from 2027-03-27",
+    "schedules history daily",
+    "schedules history daily -n 2",
+    "schedules backfill daily --from 9d --to 8d --dry-run",
+    "schedules put daily --task report --cron '0_7_*_*_*' --dry-run",
+    "schedules put new --task report --every 1h --dry-run",
+    "audit",
+    "audit --schedule daily",
+    "status",
+    "tokens list --all",
+]
+
+
+def _words(command: str, place: Place) -> list[str]:
+    return [word.strip("'").replace("_", " ") if "'" in word else word for word in command.format(**place.ids).split()]
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_what_is_seen_is_the_same(both: Both, place: Place, command: str) -> None:
+    words = _words(command, place)
+    stored, remote = both.on_store(*words, "--json"), both.through_api(*words, "--json")
+    assert (remote.code, remote.err) == (stored.code, stored.err)
+    assert remote.out.count("\n") == stored.out.count("\n")
+    expected = [normal(json.loads(line)) for line in stored.out.splitlines()]
+    assert [normal(json.loads(line)) for line in remote.out.splitlines()] == expected
+
+
+@pytest.mark.parametrize("command", [command for command in LOOKS if command != "status"] + ["top --once"])
+def test_what_is_read_is_the_same(both: Both, place: Place, command: str) -> None:
+    words = _words(command, place)
+    stored, remote = both.on_store(*words), both.through_api(*words)
+    assert (remote.code, SPAN.sub("…", remote.err)) == (stored.code, SPAN.sub("…", stored.err))
+    assert [*map(_line, remote.out.splitlines())] == [*map(_line, stored.out.splitlines())]
+
+
+def _line(text: str) -> list[str]:
+    text = re.sub(r"\d\d:\d\d:\d\dZ", "T", SPAN.sub("…", text.replace(" by anonymous", " by cli")))
+    return re.sub(r"(seconds +)\d+\.\d+$", r"\1…", text).split()
+
+
+def test_status_says_the_same(both: Both) -> None:
+    stored, remote = both.on_store("status").out.splitlines(), both.through_api("status").out.splitlines()
+    assert [line.split()[0] for line in remote] == [line.split()[0] for line in stored]
+    assert remote[0].startswith("store      sqlite")
+
+
+MISTAKES = [
+    ("jobs show job_01m7h07rq30wjd03gjnmt8r3pz", 3),
+    ("jobs show nothing", 3),
+    ("jobs retry {running}", 2),
+    ("jobs cancel {done}", 2),
+    ("dead retry {running}", 2),
+    ("dead drop {done} --yes", 3),
+    ("schedules show nobody", 3),
+    ("schedules history nobody", 3),
+    ("schedules pause nobody", 3),
+    ("schedules pause poll --until 1h", 2),
+    ("schedules remove nobody --yes", 3),
+    ("schedules put x --task t --cron '61_*_*_*_*'", 2),
+    ("schedules backfill daily --from 1d --to 2d", 2),
+    ("audit --schedule nobody", 3),
+    ("workers drain nobody", 3),
+    ("enqueue t --delay soon", 2),
+    ("enqueue t --priority 100000", 2),
+    ("enqueue other --key k-1 -a n=2 --queue media", 2),
+    ("tokens revoke tok_nobody", 3),
+]
+
+
+@pytest.mark.parametrize(("command", "code"), MISTAKES)
+def test_mistakes_are_the_same(both: Both, place: Place, command: str, code: int) -> None:
+    words = _words(command, place)
+    stored, remote = both.on_store(*words, "--json"), both.through_api(*words, "--json")
+    assert (stored.code, remote.code) == (code, code), remote.err
+    assert STAMP.sub("T", remote.error["message"]) == STAMP.sub("T", stored.error["message"])
+
+
+def test_what_is_made_is_the_same(both: Both) -> None:
+    options = "--delay 30m --queue media --priority 5 --tag x --tag y --max-attempts 3 --expires 2h --job-timeout 1m"
+    words = ["enqueue", "report", "-a", "n=1", "--args", '{"deep": [1, {"x": null}]}', *options.split(), "--json"]
+    stored, remote = both.on_store(*words), both.through_api(*words)
+    assert made(remote.json) == made(stored.json)
+    assert remote.json["key"].startswith("auto_")
+    assert remote.json["id"] != stored.json["id"]
+
+
+def test_a_job_is_steered_the_same(both: Both) -> None:
+    results = []
+    for run in (both.on_store, both.through_api):
+        job_id = run("enqueue", "steered", "--json").json["id"]
+        said = run("jobs", "cancel", job_id[4:], "--reason", "not needed", "--json").json
+        again = run("jobs", "retry", job_id, "--json").json
+        text = run("jobs", "cancel", again["id"]).out
+        results.append([made(said), made(again), JOB_ID.sub("job", SPAN.sub("…", text.replace("anonymous", "cli")))])
+        assert again["rerun_of"] == job_id
+        assert run("jobs", "show", job_id, "--json").json["reruns"] == [again["id"]]
+    assert json.loads(json.dumps(results[1]).replace("anonymous", "cli")) == results[0]
+
+
+def test_schedules_and_queues_are_steered_the_same(both: Both, tmp_path: Path) -> None:
+    file = tmp_path / "schedules.toml"
+    file.write_text('[schedules.NAME]\ntask = "report"\nevery = "1h"\nargs = { day = 1 }\n')
+    results = []
+    for name, run in (("from-store", both.on_store), ("from-api", both.through_api)):
+        (tmp_path / "mine.toml").write_text(file.read_text().replace("NAME", f"{name}-2"))
+        steps = [
+            run("schedules", "put", name, "--task", "report", "--cron", "0 6 * * *", "--overlap", "queue", "--json"),
+            run("schedules", "put", name, "--task", "report", "--cron", "0 6 * * *", "--overlap", "queue"),
+            run("schedules", "put", name, "--task", "report", "--cron", "0 7 * * *", "--json"),
+            run("schedules", "pause", name, "--reason", "x", "--json"),
+            run("schedules", "pause", name),
+            run("schedules", "resume", name, "--json"),
+            run("schedules", "resume", name),
+            run("schedules", "trigger", name, "-a", "n=2", "--json"),
+            run("schedules", "backfill", name, "--from", "3d", "--to", "1h", "--yes", "--json"),
+            run("schedules", "backfill", name, "--from", "3d", "--to", "1h", "--yes"),
+            run("schedules", "apply", "-f", str(tmp_path / "mine.toml"), "--json"),
+            run("schedules", "apply", "-f", str(tmp_path / "mine.toml"), "--prune", "--dry-run"),
+            run("schedules", "put", f"{name}-2", "--task", "x", "--every", "1h"),
+            run("schedules", "put", f"{name}-2", "--task", "x", "--every", "1h", "--force", "--json"),
+            run("schedules", "remove", name, "--yes", "--json"),
+            run("queues", "pause", name, "--reason", "x", "--json"),
+            run("queues", "pause", name),
+            run("queues", "resume", name, "--json"),
+            run("queues", "resume", name),
+        ]
+        texts = [f"{step.code} {step.out} {step.err}".replace(name, "NAME") for step in steps]
+        texts = [STAMP.sub("T", JOB_ID.sub("job", SPAN.sub("…", text))) for text in texts]
+        texts = [text.replace("anonymous", "cli").replace("take_over=1", "--force") for text in texts]
+        results.append([re.sub(r'"auto_[0-9a-z]{26}"', "null", text) for text in texts])
+    for stored, remote in zip(*results, strict=True):
+        if stored[2] == "{":
+            assert normal(json.loads(remote[2:])) == normal(json.loads(stored[2:]))
+        else:
+            assert remote == stored
+
+
+def test_dead_letters_are_steered_the_same(both: Both, place: Place) -> None:
+    hand, results = Hand(place.store), []
+    for run in (both.on_store, both.through_api):
+        ids = []
+        for _ in range(4):
+            ids.append(run("enqueue", "report", "--queue", "dying", "--json").json["id"])
+            hand.end(hand.claim("dying"), Raised(REFUSED))
+        steps = [
+            run("dead", "retry", ids[0], "--json"),
+            run("dead", "retry", ids[0], "--json"),
+            run("dead", "drop", ids[1][4:], "--yes", "--json"),
+            run("dead", "retry", "--queue", "dying", "--yes", "--json"),
+            run("dead", "list", "--queue", "dying", "--json"),
+        ]
+        results.append([JOB_ID.sub("job", f"{step.code} {step.out} {step.err}") for step in steps])
+        both.on_store("queues", "pause", "dying")
+        for rerun in both.on_store("jobs", "list", "--queue", "dying", "--status", "PENDING", "--json").json:
+            both.on_store("jobs", "cancel", rerun["id"])
+        both.on_store("queues", "resume", "dying")
+    assert results[1] == results[0]
+
+
+def test_a_job_is_watched_to_its_end(both: Both, place: Place) -> None:
+    hand = Hand(place.store)
+    job_id = both.through_api("enqueue", "report", "--queue", "watched", "--json").json["id"]
+    claimed = hand.claim("watched")
+
+    def work() -> None:
+        hand.report(claimed, progress=40, detail='{"step": "half"}')
+        hand.end(claimed, Succeeded('"fine"'))
+
+    with hand.soon(work):
+        seen = both.through_api("jobs", "watch", job_id, "--json", "--timeout", "60s")
+    assert seen.code == 0
+    states = [json.loads(line) for line in seen.out.splitlines()]
+    assert (states[-1]["status"], states[-1]["result"]) == ("COMPLETED", "fine")
+    failed = both.through_api("enqueue", "report", "--queue", "watched", "--json").json["id"]
+    claimed = hand.claim("watched")
+    with hand.soon(lambda: hand.end(claimed, Raised(REFUSED))):
+        assert both.through_api("jobs", "watch", failed, "--timeout", "60s").code == 1
+    late = both.through_api("enqueue", "report", "--queue", "watched", "--wait", "--timeout", "1s")
+    assert late.code == 6
+
+
+# --- tokens, addresses, refusals
+
+
+def test_who_may_not_is_told_so(both: Both, cli: Cli, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'guarded.db'}"
+    made_token = cli("tokens", "create", "eye", "--role", "viewer", "--tenant", "acme", "--store", store, "--json").json
+    with api_process(store) as api:
+        there = ("--server", api.url)
+        denied = cli("jobs", "list", *there, "--json")
+        assert (denied.code, denied.error["code"]) == (4, "denied")
+        token = ("--token", made_token["token"])
+        assert cli("jobs", "list", *there, *token).code == 0
+        assert cli("status", *there, *token).out.startswith("jobs ")
+        assert set(cli("status", *there, *token, "--json").json) >= {"jobs", "queues", "degraded"}
+        for command in ("enqueue report", "top --once", "workers list", "queues pause x", "tokens list"):
+            refused = cli(*command.split(), *there, *token)
+            assert (refused.code, refused.out) == (4, ""), command
+            assert made_token["token"] not in refused.err
+        wrong = cli("jobs", "list", *there, "--token", "hw_wrong-but-secret")
+        assert wrong.code == 4
+        assert "hw_wrong-but-secret" not in wrong.err
+
+
+def test_the_environment_names_a_server(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_SERVER", both.server)
+    there = both.cli("jobs", "list", "--json", "--server", both.server).json
+    assert normal(both.cli("jobs", "list", "--json").json) == normal(there)
+    assert both.cli("doctor", "--store", both.store).out.startswith("✓")
+    monkeypatch.setenv("HEADWAY_SERVER", "http://127.0.0.1:1")
+    assert both.cli("jobs", "list", "--store", both.store).code == 0  # What is said counts more.
+    assert both.cli("jobs", "list", "--server", both.server).code == 0
+
+
+@pytest.mark.parametrize("command", ["doctor", "migrate", "scheduler", "worker", "serve", "api", "dev", "demo"])
+def test_what_needs_the_store_says_so(both: Both, command: str) -> None:
+    refused = both.through_api(command)
+    assert (refused.code, refused.out) == (2, "")
+    assert "works on the store itself" in refused.err
+
+
+def test_two_places_at_once_are_refused(both: Both) -> None:
+    refused = both.cli("jobs", "list", "--server", both.server, "--store", both.store)
+    assert (refused.code, "not both" in refused.err) == (2, True)
+    assert both.cli("jobs", "list", "--token", "hw_x", "--store", both.store).code == 2
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://nowhere.invalid"])
+def test_a_server_that_is_not_there_is_told(both: Both, url: str) -> None:
+    gone = both.cli("jobs", "list", "--server", url, "--token", "hw_secret")
+    assert gone.code == 5
+    assert url in gone.err
+    assert "hw_secret" not in gone.err

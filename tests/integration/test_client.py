@@ -1,0 +1,691 @@
+"""The clients against a real server, through connections that are cut, and against servers that misbehave."""
+
+import asyncio
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.client import AsyncClient, Client, Event
+from headway.errors import (
+    AlreadyFinal,
+    Denied,
+    DuplicateKey,
+    HeadwayError,
+    InvalidSchedule,
+    InvalidTask,
+    JobFailed,
+    JobNotFound,
+    NotFinal,
+    NotFound,
+    ScheduleChanged,
+    ScheduleNotFound,
+    StoreError,
+    StoreUnavailable,
+    TaskNotFound,
+)
+from headway.lifecycle import Raised, Succeeded
+from tests.integration.test_cli_jobs import REFUSED, Hand
+from tests.support.api import ApiProcess, api_process
+from tests.support.server import free_port
+
+TOKEN = "hw_not-to-be-seen-anywhere"
+LONG_S = 60.0
+
+
+class Twin:
+    """One of the two clients, called in the same words."""
+
+    def __init__(self, kind: str, url: str, **options: Any) -> None:
+        self.kind = kind
+        if kind == "sync":
+            self._client: Client | AsyncClient = Client(url, **options)
+        else:
+            self._loop = asyncio.new_event_loop()
+            self._client = AsyncClient(url, **options)
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Make a call."""
+        result = attrgetter(name)(self._client)(*args, **kwargs)
+        return result if self.kind == "sync" else self._loop.run_until_complete(result)
+
+    def each(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Iterate over what a call gives."""
+        items = attrgetter(name)(self._client)(*args, **kwargs)
+        return items if self.kind == "sync" else self._each(items)
+
+    def _each(self, items: AsyncIterator[Any]) -> Iterator[Any]:
+        try:
+            while True:
+                try:
+                    yield self._loop.run_until_complete(anext(items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._loop.run_until_complete(items.aclose())  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Close it."""
+        if isinstance(self._client, Client):
+            self._client.close()
+        else:
+            self._loop.run_until_complete(self._client.close())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+
+@contextmanager
+def twin(kind: str, url: str, **options: Any) -> Iterator[Twin]:
+    client = Twin(kind, url, **options)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ApiProcess, Hand]]:
+    folder: Path = tmp_path_factory.mktemp("client")
+    store = f"sqlite:///{folder / 'headway.db'}"
+    with api_process(store) as api:
+        yield api, Hand(store)
+
+
+@pytest.fixture
+def api(place: tuple[ApiProcess, Hand]) -> ApiProcess:
+    return place[0]
+
+
+@pytest.fixture
+def hand(place: tuple[ApiProcess, Hand]) -> Hand:
+    return place[1]
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest, api: ApiProcess) -> Iterator[Twin]:
+    with twin(request.param, api.url) as made:
+        yield made
+
+
+def queue_of(client: Twin, name: str) -> str:
+    """A queue of this test's own, in a store that many tests share."""
+    return f"{name}-{client.kind}"
+
+
+# --- every call
+
+
+def test_jobs(client: Twin, hand: Hand) -> None:
+    queue = queue_of(client, "jobs")
+    job = client("enqueue", "report", {"n": 2**70}, queue=queue, key=queue, tags=["x"], metadata={"who": "me"})
+    assert (job["status"], job["args"], job["key"]) == ("PENDING", {"n": 2**70}, queue)
+    assert client("enqueue", "report", {"n": 2**70}, queue=queue, key=queue)["id"] == job["id"]
+    with pytest.raises(DuplicateKey):
+        client("enqueue", "report", {"n": 1}, queue=queue, key=queue)
+    with pytest.raises(InvalidTask, match="priority"):
+        client("enqueue", "report", priority=10**9)
+    claimed = hand.claim(queue)
+    hand.report(claimed, progress=10, lines=tuple((None, "log", f"line {number}") for number in range(450)))
+    with pytest.raises(NotFinal):
+        client("retry", job["id"])
+    hand.end(claimed, Raised(REFUSED))
+    read = client("job", job["id"])
+    assert (read["status"], read["error"]["message"]) == ("FAILED", "refused")
+    assert client("why", job["id"])["evidence"]["job"] == job["id"]
+    assert [attempt["outcome"] for attempt in client("attempts", job["id"])] == ["failed"]
+    assert [event["event"] for event in client("history", job["id"])][0] == "JobEnqueued"
+    assert [line["line"] for line in client.each("log", job["id"])] == [f"line {number}" for number in range(450)]
+    assert [line["line"] for line in client.each("log", job["id"], after=3, limit=2)] != []
+    assert client("latest", "report", key=queue)["id"] == job["id"]
+    with pytest.raises(AlreadyFinal):
+        client("cancel", job["id"])
+    again = client("retry", job["id"])
+    assert again["rerun_of"] == job["id"]
+    assert client("cancel", again["id"], reason="enough")["status"] == "CANCELLED"
+    for call in ("job", "cancel", "retry", "why", "attempts", "history", "wait"):
+        with pytest.raises(JobNotFound, match="job_nobody"):
+            client(call, "job_nobody")
+    with pytest.raises(JobNotFound):
+        client("latest", "never-seen")
+
+
+def test_many_jobs_and_their_pages(client: Twin) -> None:
+    queue = queue_of(client, "many")
+    made = client("enqueue_many", [{"task": "bulk", "args": {"n": n}, "queue": queue} for n in range(450)])
+    assert len({job["id"] for job in made}) == 450
+    found = [job["args"]["n"] for job in client.each("jobs", queue=queue)]
+    assert found == [*reversed(range(450))]
+    assert [job["args"]["n"] for job in client.each("jobs", queue=queue, limit=3)] == [449, 448, 447]
+    assert [*client.each("jobs", queue=queue, before=made[1]["id"])][0]["id"] == made[0]["id"]
+    assert client("enqueue_many", []) == []
+    with pytest.raises(InvalidTask, match=r"jobs\[1\]"):
+        client("enqueue_many", [{"task": "bulk"}, {"task": "bulk", "priority": 10**9}])
+
+
+def test_schedules(client: Twin) -> None:
+    name = f"my schedule/{client.kind}?"
+    rule = {"task": "report", "cron": "0 6 * * *", "tz": "Europe/Berlin"}
+    plan = client("schedules.put", name, rule, dry_run=True)
+    assert plan["action"] == "create"
+    made = client("schedules.put", name, rule)
+    assert (made["name"], made["outcome"]) == (name, "created")
+    changed = client("schedules.put", name, {**rule, "cron": "0 7 * * *"}, if_match=made["revision"])
+    with pytest.raises(ScheduleChanged):
+        client("schedules.put", name, rule, if_match=made["revision"])
+    assert client("schedules.get", name)["revision"] == changed["revision"]
+    assert name in [schedule["name"] for schedule in client.each("schedules.list")]
+    assert len(client("schedules.preview", name, 3)) == 3
+    assert client("schedules.preview_rule", {"cron": "30 2 * * *", "tz": "Europe/Berlin", "from": "2027-03-28"}, 1)[0][
+        "note"
+    ]
+    assert client("schedules.pause", name, reason="x", until="2h")["paused"] is True
+    assert client("schedules.resume", name)["paused"] is False
+    job = client("schedules.trigger", name, {"n": 1}, key=name)
+    assert client("schedules.trigger", name, {"n": 1}, key=name)["id"] == job["id"]
+    client("cancel", job["id"])
+    filled = client("schedules.backfill", name, "2d", "1h")
+    assert filled["count"] == len([*client.each("schedules.occurrences", name)]) > 0
+    assert client("audit", schedule=name)["ok"] is True
+    assert client("schedules.remove", name) == {"schedule": name, "removed": True}
+    for call in ("get", "pause", "resume", "trigger", "remove", "preview"):
+        with pytest.raises(ScheduleNotFound):
+            client(f"schedules.{call}", name)
+    with pytest.raises(InvalidSchedule):
+        client("schedules.put", name, {"task": "report", "cron": "61 * * * *"})
+
+
+def test_operations(client: Twin, hand: Hand) -> None:
+    queue = queue_of(client, "operations")
+    hand.live(name=queue, tasks=["report", "bulk"])
+    ids = [client("enqueue", "report", queue=queue)["id"] for _ in range(3)]
+    for _ in ids:
+        hand.end(hand.claim(queue), Raised(REFUSED))
+    assert [job["id"] for job in client.each("dead.list", queue=queue)] == ids[::-1]
+    assert client("dead.retry", ids[0])["rerun_of"] == ids[0]
+    assert client("dead.drop", ids[1])["dropped"] is True
+    assert client("dead.retry_many", queue=queue, dry_run=True)["count"] == 1
+    assert client("dead.drop_many", [ids[2]])["dropped"] == [ids[2]]
+    with pytest.raises(JobNotFound):
+        client("dead.drop", ids[1])
+    assert client("queues.pause", queue, reason="x")["paused"] is True
+    assert client("queues.resume", queue)["paused"] is False
+    assert queue in [shape["name"] for shape in client.each("queues.list")]
+    assert queue in [shape["name"] for shape in client.each("workers.list")]
+    assert client("workers.drain", queue)["draining"] is True
+    with pytest.raises(NotFound):
+        client("workers.drain", "nobody")
+    assert queue in [node["name"] for node in client("nodes")]
+    assert client("stats")["jobs"]["PENDING"] >= 1
+    assert isinstance(client("alerts"), list)
+    assert client("me")["role"] == "admin"
+    assert "queue.pause" in [action["action"] for action in client.each("trail", target=queue)]
+    with pytest.raises(TaskNotFound):
+        client("enqueue", "nobody knows this")
+
+
+def test_webhooks(client: Twin) -> None:
+    made = client("webhooks.create", "https://example.org/hook", events=["job.failed"], note="x")
+    assert made["id"] in [hook["id"] for hook in client.each("webhooks.list")]
+    assert client("webhooks.change", made["id"], enabled=False)["enabled"] is False
+    assert client("webhooks.get", made["id"])["events"] == ["job.failed"]
+    assert client("webhooks.rotate", made["id"], keep="1h")["id"] == made["id"]
+    assert [*client.each("webhooks.deliveries", webhook=made["id"])] == []
+    client("webhooks.remove", made["id"])
+    with pytest.raises(NotFound):
+        client("webhooks.get", made["id"])
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_tokens(kind: str, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'guarded.db'}"
+    with api_process(store) as api:
+        with twin(kind, api.url) as nobody:
+            admin = nobody("tokens.create", "admin", role="admin")["token"]
+        with twin(kind, api.url) as nobody, pytest.raises(Denied):
+            nobody("me")
+        with twin(kind, api.url, token=admin) as root:
+            viewer = root("tokens.create", "eye", role="viewer", tenant="acme", expires_in="1h")
+            assert {token["name"] for token in root.each("tokens.list")} == {"admin", "eye"}
+            with twin(kind, api.url, token=viewer["token"]) as eye:
+                assert eye("me")["tenant"] == "acme"
+                with pytest.raises(Denied, match="role"):
+                    eye("enqueue", "report")
+                assert root("tokens.revoke", viewer["id"])["state"] == "revoked"
+                until = time.monotonic() + LONG_S
+                with pytest.raises(Denied):
+                    while time.monotonic() < until:
+                        eye("me")
+
+
+# --- waiting, watching
+
+
+def test_waiting(client: Twin, hand: Hand) -> None:
+    queue = queue_of(client, "waiting")
+    good, bad = client("enqueue", "report", queue=queue)["id"], client("enqueue", "report", queue=queue)["id"]
+    with pytest.raises(TimeoutError, match="it is PENDING"):
+        client("wait", good, "300ms")
+    with hand.soon(lambda: hand.end(hand.claim(queue), Succeeded('{"n": 7}'))):
+        assert client("wait", good, "60s") == {"n": 7}
+    with hand.soon(lambda: hand.end(hand.claim(queue), Raised(REFUSED))), pytest.raises(JobFailed, match="refused"):
+        client("wait", bad, "60s")
+
+
+def test_watching(client: Twin, hand: Hand) -> None:
+    queue = queue_of(client, "watching")
+    job_id = client("enqueue", "report", queue=queue)["id"]
+
+    def work() -> None:
+        claimed = hand.claim(queue)
+        for number in range(1, 5):
+            hand.report(claimed, progress=number * 20, lines=((None, "log", f"line {number}"),))
+        hand.end(claimed, Succeeded('"fine"'))
+
+    with hand.soon(work):
+        events: list[Event] = [*client.each("watch", job_id)]
+    assert events[0].kind == "status"
+    assert (events[-1].kind, events[-1].data["result"]) == ("done", "fine")
+    assert [line["line"] for line in lines_of(events)] == [f"line {number}" for number in range(1, 5)]
+    versions = [event.version for event in events if event.version is not None]
+    assert versions == sorted(set(versions))
+    assert [event.kind for event in client.each("watch", job_id)][-1] == "done"
+    with pytest.raises(JobNotFound):
+        [*client.each("watch", "job_nobody")]
+
+
+def lines_of(events: list[Event]) -> list[dict[str, Any]]:
+    return [line for event in events if event.kind == "log" for line in event.data["lines"]]
+
+
+def test_leaving_a_stream_leaves_nothing_open(client: Twin, api: ApiProcess) -> None:
+    job_id = client("enqueue", "report", queue=queue_of(client, "leaving"))["id"]
+    for _ in range(5):
+        events = client.each("watch", job_id)
+        assert next(events).kind == "status"
+        events.close()  # type: ignore[attr-defined]
+    assert client("job", job_id)["status"] == "PENDING"
+
+
+def test_everything_is_streamed(client: Twin, hand: Hand) -> None:
+    queue = queue_of(client, "stream")
+    begun = threading.Event()
+    made: list[str] = []
+
+    def work() -> None:
+        begun.wait(LONG_S)
+        for _ in range(5):
+            made.append(hand.do(lambda store: _new(store, queue)))
+            hand.end(hand.claim(queue), Succeeded("1"))
+
+    ended: dict[str, str] = {}
+    with hand.soon(work):
+        # A first event can only be asked for when something happens: begin a moment after the stream does.
+        threading.Timer(1.0, begun.set).start()
+        for event in client.each("stream", queue=queue):
+            assert event.kind != "resync"
+            assert event.data["queue"] == queue
+            if event.is_last:
+                ended[event.job_id or ""] = event.data["status"]
+            if len(ended) == 5:
+                break
+    assert ended == dict.fromkeys(made, "COMPLETED")
+
+
+async def _new(store: Any, queue: str) -> str:
+    from headway.clock import Clock
+    from headway.model import NewJob
+
+    job = NewJob(id=Clock().new_id("job"), task="report", queue=queue)
+    [row] = await store.queue.enqueue([job])
+    return str(row.id)
+
+
+# --- connections that are cut
+
+
+class Cutter:
+    """A way to a server on which connections are cut: after so many bytes of an answer, or before any of it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.limit: Callable[[], int | None] = lambda: None
+        self.connections = 0
+        self.requests = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._carry, args=(near,), daemon=True).start()
+
+    def _carry(self, near: socket.socket) -> None:
+        limit = self.limit()
+        try:
+            far = socket.create_connection(("127.0.0.1", self._port), timeout=LONG_S)
+        except OSError:
+            near.close()
+            return
+        threading.Thread(target=self._upstream, args=(near, far), daemon=True).start()
+        sent = 0
+        try:
+            while data := far.recv(4096):
+                if limit is not None and sent + len(data) > limit:
+                    near.sendall(data[: limit - sent])
+                    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # A reset, not an end.
+                    break
+                near.sendall(data)
+                sent += len(data)
+        except OSError:
+            pass
+        for end in (near, far):
+            end.close()
+
+    def _upstream(self, near: socket.socket, far: socket.socket) -> None:
+        try:
+            while data := near.recv(65_536):
+                self.requests += data.count(b"HTTP/1.1\r\n")
+                far.sendall(data)
+            far.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+@pytest.fixture
+def cutter(api: ApiProcess) -> Iterator[Cutter]:
+    way = Cutter(int(api.url.rpartition(":")[2]))
+    yield way
+    way.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_job_whose_answer_is_lost_is_made_once(kind: str, api: ApiProcess, cutter: Cutter) -> None:
+    queue = f"lost-{kind}"
+    losses = [0, 40, 200]  # Before the answer, within its head, within its body.
+    cutter.limit = lambda: losses.pop() if losses else None
+    with twin(kind, cutter.url) as client, twin(kind, api.url) as direct:
+        job = client("enqueue", "report", {"n": 1}, queue=queue)
+        assert [found["id"] for found in direct.each("jobs", queue=queue)] == [job["id"]]
+        assert cutter.requests == 4
+        losses[:] = [0, 100]
+        many = client("enqueue_many", [{"task": "report", "queue": f"{queue}-many"} for _ in range(20)])
+        assert sorted(found["id"] for found in direct.each("jobs", queue=f"{queue}-many")) == sorted(
+            job["id"] for job in many
+        )
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_must_not_be_done_twice_is_sent_once(kind: str, api: ApiProcess, cutter: Cutter) -> None:
+    with twin(kind, cutter.url) as client:
+        job_id = client("enqueue", "report", queue=f"once-{kind}")["id"]
+        for _ in range(3):
+            client("job", job_id)  # Leaves a connection that is used again.
+        cutter.limit = lambda: 0
+        before = cutter.requests
+        with pytest.raises(StoreUnavailable), twin(kind, cutter.url) as other:
+            other("cancel", job_id)
+        assert cutter.requests == before + 1
+        cutter.limit = lambda: None
+        assert client("job", job_id)["status"] == "CANCELLED"  # It was done, and nobody knew.
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_watcher_reconstructs_everything_through_cut_connections(
+    kind: str, api: ApiProcess, hand: Hand, cutter: Cutter
+) -> None:
+    chance, queue, steps = random.Random(11), f"cuts-{kind}", 40
+    with twin(kind, api.url) as direct:
+        job_id = direct("enqueue", "report", queue=queue)["id"]
+
+    def work() -> None:
+        claimed = hand.claim(queue)
+        for number in range(1, steps + 1):
+            hand.report(claimed, progress=number, lines=((None, "log", f"line {number}"),))
+        hand.end(claimed, Succeeded("1"))
+
+    cutter.limit = lambda: chance.randrange(300, 6_000)
+    with twin(kind, cutter.url) as client, hand.soon(work):
+        events: list[Event] = [*client.each("watch", job_id)]
+    assert cutter.connections > 3
+    assert [line["line"] for line in lines_of(events)] == [f"line {number}" for number in range(1, steps + 1)]
+    versions = [event.version for event in events if event.version is not None]
+    assert versions == sorted(set(versions))
+    assert events[-1].is_last
+    if not any(event.kind == "resync" for event in events):
+        assert versions == [*range(versions[0], versions[-1] + 1)]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_watcher_outlives_the_server(kind: str, tmp_path: Path) -> None:
+    store, port = f"sqlite:///{tmp_path / 'headway.db'}", free_port()
+    hand, events = Hand(store), []
+    with api_process(store, port=port) as api, twin(kind, api.url, retry_for="60s") as client:
+        job_id = client("enqueue", "report")["id"]
+        claimed = hand.claim()
+        watching = client.each("watch", job_id)
+        events.append(next(watching))
+        hand.report(claimed, progress=10)
+        while events[-1].version != 3:
+            events.append(next(watching))
+        api.kill()
+        hand.report(claimed, progress=20, lines=((None, "log", "while nobody served"),))
+        with api_process(store, port=port):
+            hand.end(claimed, Succeeded("1"))
+            events += watching
+    assert events[-1].is_last
+    assert [line["line"] for line in lines_of(events)] == ["while nobody served"]
+
+
+# --- servers that misbehave
+
+
+class Script:
+    """A server that answers each connection with the next of these bytes, and closes it."""
+
+    def __init__(self, *answers: bytes | Callable[[socket.socket], None]) -> None:
+        self._answers = list(answers)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.heard: list[bytes] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while self._answers:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            with near:
+                near.settimeout(LONG_S)
+                self.heard.append(near.recv(65_536))
+                answer = self._answers.pop(0)
+                try:
+                    if callable(answer):
+                        answer(near)
+                    else:
+                        near.sendall(answer)
+                except OSError:
+                    pass
+
+    def __enter__(self) -> "Script":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.close()
+
+
+def http(status: int, body: bytes = b"{}", *headers: str) -> bytes:
+    head = "\r\n".join([f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", *headers, "Connection: close"])
+    return head.encode() + b"\r\n\r\n" + body
+
+
+def drip(near: socket.socket) -> None:
+    near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    for _ in range(1000):
+        near.sendall(b" ")
+        time.sleep(0.1)
+
+
+BROKEN = {
+    "nothing": b"",
+    "no-http": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "half": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+    "page": http(200, b"<html>login</html>", "Content-Type: text/html"),
+    "no-json": http(200, b"{"),
+    "deep": http(200, b"[" * 200_000),
+    "endless-head": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000,
+    "mistake": http(500, b'{"error": {"code": "internal", "message": "x"}, "request_id": "r-1"}'),
+    "elsewhere": http(302, b"", "Location: http://127.0.0.1:1/"),
+    "drip": drip,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_broken_server_is_an_error_in_time(kind: str, name: str) -> None:
+    with Script(BROKEN[name]) as server, twin(kind, server.url, token=TOKEN, timeout="1s", retry_for=0) as client:
+        started = time.monotonic()
+        with pytest.raises(StoreError) as caught:
+            client("jobs.__call__" if False else "me")
+        assert time.monotonic() - started < LONG_S / 2
+        assert TOKEN not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
+        assert len(server.heard) == 1
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_answer_is_not_read_without_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.client.transport.ANSWER_BYTES_MAX", 1 << 20)
+
+    def pour(near: socket.socket) -> None:
+        near.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+        for _ in range(200):
+            near.sendall(b" " * 65_536)
+
+    with Script(pour) as server, twin(kind, server.url, retry_for=0) as client:
+        with pytest.raises(StoreUnavailable, match="MiB"):
+            client("me")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_redirect_leads_no_token_away(kind: str) -> None:
+    with Script(http(200)) as thief, Script(http(307, b"", f"Location: {thief.url}/api/me")) as server:
+        with twin(kind, server.url, token=TOKEN, retry_for=0) as client, pytest.raises(StoreError):
+            client("me")
+        assert TOKEN.encode() in server.heard[0]
+        assert thief.heard == []
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_busy_server_is_asked_again_when_it_says(kind: str) -> None:
+    busy = http(429, b'{"error": {"code": "busy", "message": "slow down"}}', "Retry-After: 1")
+    with Script(busy, http(200, b'{"role": "admin"}')) as server, twin(kind, server.url) as client:
+        started = time.monotonic()
+        assert client("me") == {"role": "admin"}
+        assert time.monotonic() - started >= 1
+        assert len(server.heard) == 2
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_is_sent_is_what_was_asked_for(kind: str) -> None:
+    with Script(http(200), http(200, b"")) as server, twin(kind, f"{server.url}/under/here/", token=TOKEN) as client:
+        client("job", "../a b?c#ü")
+        client("cancel", "x", reason="ü")
+    head, _, _ = server.heard[0].partition(b"\r\n")
+    assert head == b"GET /under/here/api/jobs/..%2Fa%20b%3Fc%23%C3%BC HTTP/1.1"
+    assert f"Authorization: Bearer {TOKEN}".encode() in server.heard[0]
+    assert server.heard[1].startswith(b"POST /under/here/api/jobs/x/cancel HTTP/1.1")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_server_that_hangs_up_idle_connections_is_no_trouble(kind: str) -> None:
+    def polite(near: socket.socket) -> None:
+        near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")  # It promises to stay, and goes.
+
+    with Script(polite, polite, polite) as server, twin(kind, server.url, retry_for=0) as client:
+        for _ in range(3):
+            assert client("me") == {}
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_stream_that_is_held_back_is_polled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.client.follow.SILENCE_S_MAX", 0.3)
+    held = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+    def hold(near: socket.socket) -> None:
+        near.sendall(held)
+        time.sleep(1)
+
+    job = json.dumps({"id": "job_1", "version": 4, "status": "COMPLETED", "result": 1}).encode()
+    with Script(hold, hold, http(200, job), http(200, b'{"items": [], "next_cursor": null}')) as server:
+        with twin(kind, server.url) as client:
+            events = [*client.each("watch", "job_1")]
+    assert [(event.kind, event.version) for event in events] == [("done", 4)]
+
+
+# --- many at once, and the bar
+
+
+def test_threads_share_a_client(api: ApiProcess) -> None:
+    with Client(api.url) as client, ThreadPoolExecutor(8) as pool:
+        jobs = [*pool.map(lambda n: client.enqueue("report", {"n": n}, queue="threads"), range(100))]
+        read = [*pool.map(lambda job: client.job(job["id"]), jobs)]
+        assert [job["args"]["n"] for job in read] == [*range(100)]
+
+
+async def test_tasks_share_a_client(api: ApiProcess) -> None:
+    async with AsyncClient(api.url) as client:
+        jobs = await asyncio.gather(*(client.enqueue("report", {"n": n}, queue="tasks") for n in range(100)))
+        assert [(await client.job(job["id"]))["args"]["n"] for job in jobs] == [*range(100)]
+
+
+def test_progress_is_drawn_or_told(api: ApiProcess, hand: Hand, capfd: pytest.CaptureFixture[str]) -> None:
+    with Client(api.url) as client:
+        job_id = client.enqueue("report", queue="bar")["id"]
+        claimed = hand.claim("bar")
+
+        def work() -> None:
+            hand.report(claimed, progress=50, detail='{"step": "half \\u001b[31m way"}')
+            hand.end(claimed, Succeeded('"fine"'))
+
+        with hand.soon(work):
+            job = client.progress(job_id)
+    told = capfd.readouterr().err
+    assert (job["status"], job["result"]) == ("COMPLETED", "fine")
+    assert told.splitlines()[-1].startswith(f"{job_id}  report  COMPLETED")
+    assert "\x1b" not in told
+
+
+def test_the_client_needs_neither_store_nor_aiohttp_to_block() -> None:
+    code = (
+        "import sys; from headway.client import Client; Client('http://127.0.0.1:1');"
+        "print([m for m in sys.modules if m.split('.')[0] in ('aiohttp', 'starlette', 'uvicorn', 'rich')"
+        " or m.startswith('headway.store')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_errors_are_of_one_kind(api: ApiProcess) -> None:
+    with Client(api.url) as client, pytest.raises(HeadwayError):
+        [*client.jobs(status="NO_SUCH_STATE")]

@@ -1,0 +1,709 @@
+"""The ends of jobs are told: to real servers that answer well, badly or not at all, by deliverers that come and go."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headway.clock import Clock, Loop
+from headway.errors import StoreUnavailable
+from headway.instants import DAY, MINUTE, SECOND
+from headway.lifecycle import Raised
+from headway.settings import Settings
+from headway.status.deliverer import CONCURRENCY, LEASE, TARGET_SHARE, Deliverer
+from headway.status.outbound import Sender
+from headway.store import Store
+from headway.store.webhooks import Delivery, Endpoint, StoreWebhooks
+from tests.conformance.arrange import enqueue, run_one
+from tests.conformance.backend import SqliteBackend
+from tests.support.api import ApiProcess, api_process
+from tests.support.command_line import Cli
+from tests.support.targets import Endless, Rude, Silent, Target
+
+WAIT_S_MAX = 30.0
+LOCAL = ("127.0.0.0/8",)
+FAILED = Raised('{"type": "ValueError", "message": "no", "traceback": "File secret.py"}', retryable=False)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a target was sent."""
+
+    id: str
+    timestamp: int
+    signatures: list[str]
+    body: bytes
+
+    @classmethod
+    def read(cls, request: bytes) -> "Message":
+        head, _, body = request.partition(b"\r\n\r\n")
+        headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
+        named = {name.lower(): value for name, value in headers.items()}
+        return cls(named["webhook-id"], int(named["webhook-timestamp"]), named["webhook-signature"].split(" "), body)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def is_signed_with(self, secret: str) -> bool:
+        """Verify as a receiver would, with code that has nothing to do with ours."""
+        content = b"%s.%d.%s" % (self.id.encode(), self.timestamp, self.body)
+        digest = hmac.new(base64.b64decode(secret.split("_", 1)[1]), content, hashlib.sha256).digest()
+        return "v1," + base64.b64encode(digest).decode() in self.signatures
+
+
+def answering(status: str) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come to that"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[SqliteBackend]:
+    backend = SqliteBackend(str(tmp_path / "headway.db"))
+    await backend.start()
+    yield backend
+    await backend.close()
+
+
+class Office:
+    """A deliverer that ticks when it is told to."""
+
+    def __init__(self, store: Store, *, seconds_max: float = 10.0) -> None:
+        self.clock = Clock()
+        sender = Sender(self.clock, LOCAL, seconds_max=seconds_max)
+        self.deliverer = Deliverer(store, Settings(), self.clock, sender=sender)
+
+    async def send(self) -> None:
+        """Send what is due, and wait for how it goes."""
+        await self.deliverer.tick()
+        await until(lambda: self.deliverer.counts.in_flight == 0)
+
+
+@asynccontextmanager
+async def office(store: Store, **options: Any) -> AsyncIterator[Office]:
+    mine = Office(store, **options)
+    try:
+        yield mine
+    finally:
+        await mine.deliverer.close()
+
+
+async def add(store: Store, target: Target, *events: str) -> Endpoint:
+    return await store.webhooks.add(
+        tenant="default", url=f"http://127.0.0.1:{target.port}/hook", events=events or ("*",), author="ada"
+    )
+
+
+async def finish(store: Store, outcome: Any = None, **options: Any) -> str:
+    job_id = await enqueue(store, **options)
+    await run_one(store, outcome)
+    return job_id
+
+
+async def only(store: Store) -> Delivery:
+    [delivery] = await store.webhooks.deliveries()
+    return delivery
+
+
+async def test_an_end_is_told_and_signed(backend: SqliteBackend) -> None:
+    store = backend.store
+    async with Target().listening() as target, office(store) as mine:
+        endpoint = await add(store, target)
+        job_id = await finish(store, FAILED, max_attempts=1, args='{"user": "ada", "password": "sesame"}')
+        await mine.send()
+    [message] = map(Message.read, target.requests)
+    delivery = await only(store)
+    assert (delivery.id, delivery.status, delivery.tries) == (message.id, "DELIVERED", 1)
+    assert delivery.outcomes[0].code == 204
+    assert message.is_signed_with(endpoint.secrets[0].value)
+    assert not message.is_signed_with("whsec_" + base64.b64encode(b"x" * 32).decode())
+    assert abs(message.timestamp - time.time()) < 60
+    said = message.json
+    assert (said["type"], said["data"]["id"], said["data"]["status"]) == ("job.failed", job_id, "FAILED")
+    assert said["timestamp"] == said["data"]["finished_at"]
+    assert said["data"]["error"] == {"type": "ValueError", "message": "no"}
+    assert said["data"]["args"] == {"user": "ada", "password": "***"}
+    assert b"sesame" not in message.body
+
+
+async def test_both_secrets_sign_while_one_replaces_the_other(backend: SqliteBackend) -> None:
+    store = backend.store
+    async with Target().listening() as target, office(store) as mine:
+        endpoint = await add(store, target)
+        rotated = await store.webhooks.rotate(endpoint.id)
+        await finish(store)
+        await mine.send()
+        await backend.advance(DAY + MINUTE)
+        await finish(store)
+        await mine.send()
+    first, second = map(Message.read, target.requests)
+    old, new = endpoint.secrets[0].value, rotated.secrets[0].value
+    assert (first.is_signed_with(new), first.is_signed_with(old)) == (True, True)
+    assert (second.is_signed_with(new), second.is_signed_with(old)) == (True, False)
+
+
+async def test_callbacks_go_to_where_each_job_says(backend: SqliteBackend) -> None:
+    store = backend.store
+    await store.webhooks.ensure_callbacks("default")
+    async with Target().listening() as one, Target().listening() as two, office(store) as mine:
+        for target in (one, two):
+            await finish(store, callback=f"http://127.0.0.1:{target.port}/done?x=1")
+        await finish(store, callback="http://169.254.169.254/latest/meta-data/")
+        await finish(store, callback="gopher://127.0.0.1/")
+        await mine.send()
+    assert [len(one.requests), len(two.requests)] == [1, 1]
+    assert one.requests[0].startswith(b"POST /done?x=1 HTTP/1.1\r\n")
+    told = {delivery.url[:10]: delivery for delivery in await store.webhooks.deliveries(status="FAILED")}
+    assert "link-local" in str(told["http://169"].outcomes[0].error)
+    assert told["gopher://1"].outcomes[0].error == "the URL cannot be used"
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "words"),
+    [
+        (Target(answering("500 Oops")), 500, None),
+        (Target(answering("404 Nowhere")), 404, None),
+        (Target(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"), 302, None),
+        (Rude(), None, "connection"),
+        (Silent(b""), None, "no answer within 1 s"),
+        (Silent(b"HTTP/1.1 200 OK\r\nX-"), None, "no answer within 1 s"),
+        (Target(b"no HTTP at all\r\n\r\n"), None, "no HTTP"),
+    ],
+    ids=["500", "404", "redirect", "reset", "silent", "half", "nonsense"],
+)
+async def test_what_was_not_taken_is_sent_again(
+    backend: SqliteBackend, target: Target, code: int | None, words: str | None
+) -> None:
+    store = backend.store
+    target.requests.clear()
+    async with target.listening(), office(store, seconds_max=1.0) as mine:
+        endpoint = await add(store, target)
+        await finish(store)
+        await mine.send()
+        failed = await only(store)
+        assert (failed.status, failed.tries, failed.outcomes[0].code) == ("WAITING", 1, code)
+        assert words is None or words in str(failed.outcomes[0].error)
+        assert mine.deliverer.counts.retried == 1
+        assert failed.next_at is not None
+        assert 3 * SECOND < failed.next_at - await backend.now() < 8 * SECOND
+        async with Target().listening() as better:
+            await store.webhooks.change(endpoint.id, url=f"http://127.0.0.1:{better.port}/")
+            await mine.send()
+            assert better.requests == []  # Not before its time.
+            await backend.advance(10 * SECOND)
+            await mine.send()
+    [message] = map(Message.read, better.requests)
+    done = await only(store)
+    assert (message.id, done.status, done.tries, len(done.outcomes)) == (failed.id, "DELIVERED", 2, 2)
+
+
+async def test_a_huge_answer_is_an_answer(backend: SqliteBackend) -> None:
+    async with Endless().listening() as target, office(backend.store) as mine:
+        await add(backend.store, target)
+        await finish(backend.store)
+        await mine.send()
+    assert (await only(backend.store)).status == "DELIVERED"
+
+
+async def test_it_is_tried_for_a_day_and_not_longer(backend: SqliteBackend) -> None:
+    store = backend.store
+    async with Target(answering("503 Busy")).listening() as target:
+        await add(store, target)
+        await finish(store)
+        began = (await only(store)).created_at
+        for _ in range(40):
+            async with office(store) as mine:  # Another process every time: nothing is kept in one.
+                await mine.send()
+            delivery = await only(store)
+            if delivery.next_at is None:
+                break
+            await backend.advance(max(0, delivery.next_at - await backend.now()))
+    assert (delivery.status, delivery.tries) == ("FAILED", len(target.requests))
+    assert 12 <= delivery.tries <= 22
+    assert delivery.ended_at is not None
+    assert DAY <= delivery.ended_at - began < DAY + MINUTE
+    assert len({Message.read(request).id for request in target.requests}) == 1
+    target.answer = answering("200 OK")
+    async with target.listening(), office(store) as mine:
+        url = f"http://127.0.0.1:{target.port}/"
+        await store.webhooks.change(delivery.endpoint, url=url)
+        await store.webhooks.replay(delivery.id)
+        await mine.send()
+    assert (await only(store)).status == "DELIVERED"
+    assert Message.read(target.requests[-1]).id == delivery.id
+
+
+async def test_who_hangs_does_not_keep_others_waiting(backend: SqliteBackend) -> None:
+    store = backend.store
+    async with Silent(b"").listening() as slow, Target().listening() as fast, office(store) as mine:
+        await add(store, slow)
+        for _ in range(3 * CONCURRENCY):  # More than there is room for, and all of it is due before the rest.
+            await enqueue(store)
+        while await store.queue.claim("default", node="w", lease=MINUTE, limit=100):
+            pass
+        ids = [job.id for job in await store.queue.page(limit=200)]
+        await backend.sql(
+            "update headway_jobs set status = 'COMPLETED', finished_at = updated_at, version = version + 1"
+        )
+        assert await backend.count("headway_deliveries") == len(ids) == 3 * CONCURRENCY
+        await add(store, fast)
+        for _ in range(20):
+            await finish(store)
+        loop = Loop("deliverer", mine.deliverer.tick, clock=mine.clock, rest_s_max=0.1)
+        mine.deliverer.wake = loop.wake
+        running = asyncio.create_task(loop.run())
+        most = 0
+        deadline = time.monotonic() + WAIT_S_MAX
+        while len(fast.requests) < 20:
+            assert time.monotonic() < deadline, f"{len(fast.requests)} of 20, {mine.deliverer.counts}"
+            most = max(most, mine.deliverer.under_way_to(f"http://127.0.0.1:{slow.port}/"))
+            await asyncio.sleep(0.01)
+        loop.stop()
+        await running
+    assert 0 < most <= TARGET_SHARE
+
+
+async def test_one_that_is_lost_while_it_sends(backend: SqliteBackend) -> None:
+    """What was sent and not answered is sent again by another one, under the same id."""
+    store = backend.store
+
+    class Slow(Silent):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+            await super().serve(reader, writer)
+
+    async with Slow(b"").listening() as target:
+        endpoint = await add(store, target)
+        await finish(store)
+        async with office(store) as lost:
+            await lost.deliverer.tick()
+            await until(lambda: len(target.requests) == 1)
+    other = await backend.another()
+    async with Target().listening() as better, office(other) as mine:
+        await store.webhooks.change(endpoint.id, url=f"http://127.0.0.1:{better.port}/")
+        await mine.send()
+        assert better.requests == []  # It could still be under way.
+        await backend.advance(LEASE + SECOND)
+        await mine.send()
+    assert Message.read(better.requests[0]).id == Message.read(target.requests[0] + b"\r\n\r\n").id
+    assert ((await only(store)).status, (await only(store)).tries) == ("DELIVERED", 1)
+
+
+async def test_one_that_stops_lets_what_it_began_end(backend: SqliteBackend) -> None:
+    class Slow(Target):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.3)
+            await super().serve(reader, writer)
+
+    async with Slow().listening() as target, office(backend.store) as mine:
+        await add(backend.store, target)
+        await finish(backend.store)
+        await mine.deliverer.tick()
+    assert (await only(backend.store)).status == "DELIVERED"
+
+
+async def test_a_store_that_is_away_for_a_moment(backend: SqliteBackend) -> None:
+    """What was taken is not sent again because the store did not hear of it at once."""
+
+    class Flaky(StoreWebhooks):
+        failures = 2
+
+        async def record(self, *arguments: Any, **options: Any) -> Delivery | None:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise StoreUnavailable
+            return await super().record(*arguments, **options)
+
+    store = replace(backend.store, webhooks=Flaky(backend.store.driver, Clock()))
+    async with Target().listening() as target, office(store) as mine:
+        await add(store, target)
+        await finish(store)
+        await mine.send()
+    assert ((await only(store)).status, len(target.requests)) == ("DELIVERED", 1)
+
+
+async def test_two_at_once_send_everything_once(backend: SqliteBackend) -> None:
+    store, other = backend.store, await backend.another()
+    async with Target().listening() as target, office(store) as one, office(other) as two:
+        await add(store, target)
+        for _ in range(30):
+            await finish(store)
+        for _ in range(20):
+            await asyncio.gather(one.send(), two.send())
+            if await backend.count("headway_deliveries", "status = 'DELIVERED'") == 30:
+                break
+    ids = [Message.read(request).id for request in target.requests]
+    assert len(ids) == len(set(ids)) == 30
+    assert one.deliverer.counts.delivered + two.deliverer.counts.delivered == 30
+
+
+async def test_who_says_gone_is_told_nothing_more(backend: SqliteBackend) -> None:
+    store = backend.store
+    async with Target(answering("410 Gone")).listening() as target, office(store) as mine:
+        endpoint = await add(store, target)
+        await finish(store)
+        await mine.send()
+        await finish(store)
+    assert ((await only(store)).status, mine.deliverer.counts.failed) == ("FAILED", 1)
+    assert (await store.webhooks.get(endpoint.id)).disabled_at is not None
+
+
+async def test_removed_disabled_deleted(backend: SqliteBackend) -> None:
+    store = backend.store
+    async with Target().listening() as target, office(store) as mine:
+        removed, paused, kept = [await add(store, target) for _ in range(3)]
+        job_id = await finish(store)
+        await store.webhooks.remove(removed.id)
+        await store.webhooks.change(paused.id, is_on=False)
+        await backend.sql(f"delete from headway_jobs where id = '{job_id}'")
+        await mine.send()
+        found = {delivery.endpoint: delivery for delivery in await store.webhooks.deliveries()}
+        assert found[removed.id].outcomes[0].error == "the webhook was removed"
+        assert found[kept.id].outcomes[0].error == "the job was deleted"
+        assert {found[removed.id].status, found[kept.id].status} == {"FAILED"}
+        assert (found[paused.id].status, found[paused.id].tries) == ("WAITING", 0)
+        await backend.advance(DAY)
+        await mine.send()
+        assert (await store.webhooks.delivery(found[paused.id].id))[0].status == "FAILED"
+        assert target.requests == []
+
+
+async def test_what_ended_long_ago_is_pruned(backend: SqliteBackend) -> None:
+    store = backend.store
+    async with Target().listening() as target, office(store) as mine:
+        await add(store, target)
+        await finish(store)
+        await mine.send()
+    await backend.advance(31 * DAY)
+    async with office(store) as mine:
+        await mine.send()
+    assert await store.webhooks.deliveries() == []
+
+
+# --- over HTTP, with a real process
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
+    folder = tmp_path_factory.mktemp("api")
+    with api_process(f"sqlite:///{folder}/headway.db", env={"HEADWAY_WEBHOOK_ALLOW": ",".join(LOCAL)}) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def tokens(api: ApiProcess) -> dict[str, str]:
+    """Tokens of all tenants and of two, made before anybody has one."""
+    made: dict[str, str] = {}
+    for name, tenant, role in (
+        ("root", "*", "admin"),
+        ("a", "a", "admin"),
+        ("b", "b", "admin"),
+        ("viewer", "a", "viewer"),
+        ("operator", "a", "operator"),
+    ):
+        with api.client(made.get("root")) as client:
+            answer = client.post("/api/tokens", json={"name": name, "tenant": tenant, "role": role})
+        assert answer.status_code == 201, answer.text
+        made[name] = answer.json()["token"]
+    return made
+
+
+async def test_the_life_of_a_webhook(api: ApiProcess, tokens: dict[str, str]) -> None:
+    async with Target().listening() as target, api.async_client(tokens["a"]) as http:
+        url = f"http://127.0.0.1:{target.port}/hook?token=sesame&x=1"
+        made = await http.post("/api/webhooks", json={"url": url, "events": ["job.cancelled"], "note": "n"})
+        assert made.status_code == 201, made.text
+        webhook = made.json()
+        path = f"/api/webhooks/{webhook['id']}"
+        assert made.headers["location"] == path
+        assert (webhook["tenant"], webhook["events"], webhook["enabled"]) == ("a", ["job.cancelled"], True)
+        assert webhook["url"] == f"http://127.0.0.1:{target.port}/hook?token=***&x=1"
+        shown = (await http.get(path)).json()
+        assert webhook.pop("secret").startswith("whsec_")
+        assert shown == webhook
+        assert shown in (await http.get("/api/webhooks")).json()["items"]
+
+        job = (await http.post("/api/jobs", json={"type": "t"})).json()
+        assert (await http.post(f"/api/jobs/{job['id']}/cancel")).status_code == 200
+        await until(lambda: len(target.requests) == 1)
+        assert target.requests[0].startswith(b"POST /hook?token=sesame&x=1 ")
+        deadline = time.monotonic() + WAIT_S_MAX
+        while (found := (await http.get("/api/deliveries", params={"job": job["id"]})).json()["items"])[0][
+            "status"
+        ] != "DELIVERED":
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.05)
+        [delivery] = found
+        assert delivery["endpoint"] == webhook["id"]
+        assert (delivery["outcomes"][0]["code"], delivery["tries"]) == (204, 1)
+        assert "sesame" not in json.dumps(delivery)
+
+        again = await http.post(f"/api/deliveries/{delivery['id']}/replay")
+        assert (again.status_code, again.json()["id"], again.json()["status"]) == (202, delivery["id"], "WAITING")
+        await until(lambda: len(target.requests) == 2)
+        first, second = map(Message.read, target.requests)
+        assert (first.id, first.body) == (second.id, second.body)
+
+        rotated = (await http.post(f"{path}/rotate", json={"keep": "1h"})).json()
+        assert rotated["secrets"] == 2
+        tested = await http.post(f"{path}/test")
+        assert (tested.status_code, tested.json()["status"]) == (200, "DELIVERED"), tested.text
+        trial = Message.read(target.requests[2])
+        assert (trial.json["type"], trial.is_signed_with(rotated["secret"])) == ("webhook.test", True)
+
+        changed = await http.put(path, json={"enabled": False, "events": ["*"], "note": "off"})
+        assert (changed.json()["enabled"], changed.json()["events"], changed.json()["note"]) == (False, ["*"], "off")
+        assert changed.json()["url"] == webhook["url"]
+        assert (await http.delete(path)).status_code == 204
+        for gone in (http.get(path), http.delete(path), http.put(path, json={}), http.post(f"{path}/rotate")):
+            assert (await gone).status_code == 404
+    with api.client(tokens["root"]) as root:
+        actions = [line["action"] for line in root.get("/api/trail", params={"limit": "100"}).json()["items"]]
+    for action in ("add", "change", "remove", "rotate", "test"):
+        assert f"webhooks.{action}" in actions
+    assert "deliveries.replay" in actions
+    assert "sesame" not in "".join(api.log)
+
+
+async def test_callbacks_over_http(api: ApiProcess, tokens: dict[str, str]) -> None:
+    async with Target().listening() as target, api.async_client(tokens["b"]) as http:
+        secret = (await http.post("/api/webhooks/callbacks:b/rotate")).json()["secret"]
+        body = {"type": "t", "callback_url": f"http://127.0.0.1:{target.port}/cb"}
+        job = (await http.post("/api/jobs", json=body)).json()
+        await http.post(f"/api/jobs/{job['id']}/cancel")
+        await until(lambda: len(target.requests) == 1)
+        message = Message.read(target.requests[0])
+        assert (message.json["data"]["id"], message.is_signed_with(secret)) == (job["id"], True)
+        assert (await http.delete("/api/webhooks/callbacks:b")).status_code == 409
+        url = f"http://127.0.0.1:{target.port}/other"
+        assert (await http.post("/api/webhooks/callbacks:b/test", json={"url": url})).json()["status"] == "DELIVERED"
+        for bad in ("ftp://x/", "http://u:p@x/", "nonsense", "http://x/\u0000"):
+            refused = await http.post("/api/jobs", json={**body, "callback_url": bad})
+            assert refused.status_code == 422, refused.text
+
+
+async def test_a_test_says_why_it_cannot_be_sent(api: ApiProcess, tokens: dict[str, str]) -> None:
+    async with api.async_client(tokens["a"]) as http:
+        webhook = (await http.post("/api/webhooks", json={"url": "http://10.0.0.1:5432/"})).json()
+        tested = (await http.post(f"/api/webhooks/{webhook['id']}/test")).json()
+        assert (tested["status"], tested["next_at"]) == ("FAILED", None)
+        assert "private" in tested["outcomes"][0]["error"]
+        await http.delete(f"/api/webhooks/{webhook['id']}")
+
+
+def test_the_wall_between_tenants(api: ApiProcess, tokens: dict[str, str]) -> None:
+    with api.client(tokens["root"]) as root, api.client(tokens["a"]) as a, api.client(tokens["b"]) as b:
+        ids = {
+            "a": a.post("/api/webhooks", json={"url": "http://127.0.0.1:1/a"}).json()["id"],
+            "*": root.post("/api/webhooks", json={"url": "http://127.0.0.1:1/all"}).json()["id"],
+        }
+        job = a.post("/api/jobs", json={"type": "t"}).json()["id"]
+        a.post(f"/api/jobs/{job}/cancel")
+        told = {
+            item["endpoint"]: item["id"] for item in root.get("/api/deliveries", params={"job": job}).json()["items"]
+        }
+        assert told.keys() == set(ids.values())
+        absent = b.get("/api/webhooks/wh_absent")
+        foreign = [(b, ids["a"], told[ids["a"]]), (b, ids["*"], told[ids["*"]]), (a, ids["*"], told[ids["*"]])]
+        for client, webhook, delivery in foreign:
+            probes = [
+                client.get(f"/api/webhooks/{webhook}"),
+                client.put(f"/api/webhooks/{webhook}", json={"note": "mine"}),
+                client.delete(f"/api/webhooks/{webhook}"),
+                client.post(f"/api/webhooks/{webhook}/rotate"),
+                client.post(f"/api/webhooks/{webhook}/test"),
+                client.get(f"/api/deliveries/{delivery}"),
+                client.post(f"/api/deliveries/{delivery}/replay"),
+            ]
+            assert [probe.status_code for probe in probes] == [404] * len(probes)
+            assert probes[0].json()["error"] == absent.json()["error"]
+            assert webhook not in client.get("/api/webhooks").text
+            assert webhook not in client.get("/api/deliveries", params={"job": job}).text
+            assert client.get("/api/deliveries", params={"endpoint": webhook}).json()["items"] == []
+        assert b.post("/api/webhooks/callbacks:a/rotate").status_code == 404
+        assert b.post("/api/webhooks", json={"url": "http://x/", "tenant": "a"}).status_code == 403
+        assert b.post("/api/webhooks", json={"url": "http://x/", "tenant": "*"}).status_code == 403
+        assert root.get(f"/api/webhooks/{ids['a']}").json()["tenant"] == "a"
+        for webhook in ids.values():
+            assert root.delete(f"/api/webhooks/{webhook}").status_code == 204
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_it_is_for_admins(api: ApiProcess, tokens: dict[str, str], role: str) -> None:
+    with api.client(tokens[role]) as client:
+        for answer in (
+            client.get("/api/webhooks"),
+            client.post("/api/webhooks", json={"url": "http://127.0.0.1:1/"}),
+            client.get("/api/deliveries"),
+            client.post("/api/webhooks/callbacks:a/rotate"),
+        ):
+            assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "url"),
+        ({"url": 5}, "url"),
+        ({"url": ""}, "url"),
+        ({"url": "x" * 3_000}, "url"),
+        ({"url": "file:///etc/passwd"}, "url"),
+        ({"url": "http://127.0.0.1:1/", "events": []}, "events"),
+        ({"url": "http://127.0.0.1:1/", "events": ["job.nonsense"]}, "events"),
+        ({"url": "http://127.0.0.1:1/", "events": "job.failed"}, "events"),
+        ({"url": "http://127.0.0.1:1/", "note": "x" * 600}, "note"),
+        ({"url": "http://127.0.0.1:1/", "secret": "whsec_mine"}, "secret"),
+    ],
+)
+def test_bad_input_names_the_field(api: ApiProcess, tokens: dict[str, str], body: Any, field: str) -> None:
+    with api.client(tokens["a"]) as client:
+        answer = client.post("/api/webhooks", json=body)
+    assert answer.status_code == 422
+    assert field in answer.json()["error"]["message"]
+
+
+async def test_a_process_that_is_killed_while_it_sends(tmp_path: Path) -> None:
+    """It was sent, and nobody wrote that down: the next process sends it again, and the receiver can tell."""
+    store = f"sqlite:///{tmp_path}/headway.db"
+    env = {"HEADWAY_WEBHOOK_ALLOW": ",".join(LOCAL)}
+
+    class Stuck(Target):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.requests.append(await reader.readuntil(b"\r\n\r\n") + b"{}")
+            await asyncio.Event().wait()
+
+    async with Stuck().listening() as target:
+        url = f"http://127.0.0.1:{target.port}/"
+        with api_process(store, env=env) as api:
+            async with api.async_client() as http:
+                body = {"type": "t", "callback_url": url}
+                job = (await http.post("/api/jobs", json=body)).json()
+                await http.post(f"/api/jobs/{job['id']}/cancel")
+            await until(lambda: len(target.requests) == 1)
+            await asyncio.to_thread(api.kill)
+        backend = SqliteBackend(f"{tmp_path}/headway.db")
+        with api_process(store, env=env):
+            await backend.start()
+            await backend.sql("update headway_deliveries set next_at = 1")  # As if the minute were over.
+            await until(lambda: len(target.requests) == 2)
+        await backend.close()
+    assert len({Message.read(request).id for request in target.requests}) == 1
+
+
+def receiver_of_the_page() -> str:
+    page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()
+    found = re.search(r"<!-- file: receiver\.py -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_receiver_in_the_documentation(api: ApiProcess, tokens: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "receiver.py").write_text(receiver_of_the_page())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/"
+    with api.client(tokens["a"]) as http:
+        webhook = http.post("/api/webhooks", json={"url": url}).json()
+        receiver = subprocess.Popen(
+            [sys.executable, "receiver.py"],
+            cwd=tmp_path,
+            env={**os.environ, "WEBHOOK_SECRET": webhook["secret"], "PORT": str(port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            deadline = time.monotonic() + WAIT_S_MAX
+            while http.post(f"/api/webhooks/{webhook['id']}/test").json()["status"] != "DELIVERED":
+                assert time.monotonic() < deadline, "it takes no test"
+            job = http.post("/api/jobs", json={"type": "t"}).json()["id"]
+            http.post(f"/api/jobs/{job}/cancel")
+            assert receiver.stdout is not None
+            line = next(line for line in receiver.stdout if job in line)
+            forged = {
+                "webhook-id": "msg_1",
+                "webhook-timestamp": str(int(time.time())),
+                "webhook-signature": "v1,AAAA v2,x",
+            }
+            assert httpx.post(url, content=b"{}", headers=forged, trust_env=False, timeout=30).status_code == 401
+        finally:
+            receiver.kill()
+            receiver.wait()
+        http.delete(f"/api/webhooks/{webhook['id']}")
+    assert re.fullmatch(rf"msg_\w+ job\.cancelled {job}\n", line)
+
+
+# --- the command line
+
+
+def test_the_command_line(cli: Cli) -> None:
+    cli("migrate")
+    assert cli("webhooks", "list").out == "nobody is told; `headway webhooks add URL` adds somebody\n"
+    made = cli("webhooks", "add", "http://127.0.0.1:9/a?token=sesame", "--event", "job.failed", "--json").json
+    assert made["secret"].startswith("whsec_")
+    assert (made["tenant"], made["events"]) == ("*", ["job.failed"])
+    listed = cli("webhooks", "list", "--json").json
+    assert listed == [{name: value for name, value in made.items() if name != "secret"}]
+    assert "sesame" not in cli("webhooks", "list").out
+    rotated = cli("webhooks", "rotate", made["id"])
+    assert rotated.out.startswith("whsec_")
+    assert len(rotated.out.split()) == 1
+    assert cli("webhooks", "disable", made["id"], "--json").json["enabled"] is False
+    assert cli("webhooks", "enable", made["id"]).out == f"{made['id']} is on\n"
+    tested = cli("webhooks", "test", made["id"])
+    assert (tested.code, "loopback" in tested.out) == (1, True)
+    [delivery] = cli("webhooks", "deliveries", "--json").json
+    assert (delivery["status"], delivery["event"]) == ("FAILED", "webhook.test")
+    assert cli("webhooks", "deliveries", "--status", "waiting", "--json").json == []
+    assert cli("webhooks", "deliveries", "--status", "nonsense").code == 2
+    again = cli("webhooks", "replay", delivery["id"])
+    assert again.out == f"{delivery['id']} will be sent to http://127.0.0.1:9/a?token=*** again\n"
+    assert cli("webhooks", "deliveries", "--webhook", made["id"], "--status", "WAITING", "--json").json[0]["tries"] == 0
+    assert cli("webhooks", "remove", made["id"]).code == 0
+    assert cli("webhooks", "remove", made["id"]).code == 3
+    assert cli("webhooks", "replay", "msg_x").code == 3
+    assert cli("webhooks", "add", "ftp://x/").code == 2
+    assert cli("webhooks", "rotate", "callbacks:default", "--json").json["url"] is None
+    assert cli("webhooks", "remove", "callbacks:default").code == 2
+    assert cli("webhooks", "test", "callbacks:default").code == 2
+    actions = [row[0] for row in cli.sql("select action from headway_actions order by seq")]
+    assert actions == [
+        *("webhooks.add", "webhooks.rotate", "webhooks.change", "webhooks.change", "webhooks.test"),
+        *("deliveries.replay", "webhooks.remove", "webhooks.rotate"),
+    ]
+    assert cli.sql("select count(*) from headway_actions where detail like '%sesame%'") == [(0,)]
+
+
+async def test_the_command_line_sends(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_WEBHOOK_ALLOW", ",".join(LOCAL))
+    async with Target().listening() as target:
+
+        def call() -> Any:
+            cli("migrate")
+            made = cli("webhooks", "add", f"http://127.0.0.1:{target.port}/", "--json").json
+            return made, cli("webhooks", "test", made["id"], "--json")
+
+        made, tested = await asyncio.to_thread(call)
+    assert (tested.code, tested.json["status"]) == (0, "DELIVERED")
+    assert Message.read(target.requests[0]).is_signed_with(made["secret"])

@@ -1,0 +1,88 @@
+"""A real API process on a free loopback port, and what is needed to talk to it."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+
+START_S_MAX = 30.0
+END_S_MAX = 20.0
+
+
+@dataclass
+class ApiProcess:
+    """One `headway api`."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: list[str] = field(default_factory=list)
+
+    def client(self, token: str | None = None, **options: object) -> httpx.Client:
+        """Return a client with or without a token."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30.0, trust_env=False, **options)  # type: ignore[arg-type]
+
+    def async_client(self, token: str | None = None, **options: object) -> httpx.AsyncClient:
+        """Return an asynchronous client with or without a token."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30.0, trust_env=False, **options)  # type: ignore[arg-type]
+
+    def kill(self) -> None:
+        """End it like a power cut."""
+        self.process.kill()
+        self.process.wait(END_S_MAX)
+
+    def stop(self) -> int:
+        """End it in good order; return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(END_S_MAX)
+
+
+@contextlib.contextmanager
+def api_process(store: str, *arguments: str, port: int = 0, env: dict[str, str] | None = None) -> Iterator[ApiProcess]:
+    """Run `headway api` on a store until the block ends."""
+    command = [sys.executable, "-m", "headway", "api", "--store", store, "--port", str(port), *arguments]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, **(env or {})}
+    )
+    log: list[str] = []
+    try:
+        url = _listening(process, log)
+        threading.Thread(target=_drain, args=(process, log), daemon=True).start()
+        yield ApiProcess(url, process, log)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(END_S_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _listening(process: subprocess.Popen[str], log: list[str]) -> str:
+    timer = threading.Timer(START_S_MAX, process.kill)
+    timer.start()
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            log.append(line)
+            if found := re.search(r"listening.*(http://\S+?)[\"\s]", line + " "):
+                return found[1]
+    finally:
+        timer.cancel()
+    raise AssertionError("the API did not start:\n" + "".join(log))
+
+
+def _drain(process: subprocess.Popen[str], log: list[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if len(log) < 10_000:
+            log.append(line)

@@ -1,0 +1,149 @@
+"""Whether a process is of use: the truth about store, loops and leader, at a bounded price."""
+
+import asyncio
+
+from headway.clock import Loop
+from headway.instants import SECOND
+from headway.model import Node
+from headway.status.health import AWAY, NOBODY_DECIDES, OK, UNKNOWN, Condition, Health
+from tests.simulation.stage import Seat, Stage
+from tests.simulation.virtual_loop import virtual
+
+
+async def lead(seat: Seat, seconds: int = 10) -> None:
+    won = await seat.store.leases.acquire(
+        ["scheduler/0"], holder=seat.clock.node, holder_name="a", duration=seconds * SECOND
+    )
+    assert won
+
+
+def condition(store: str = OK, loops: str = OK, leader: str = OK) -> Condition:
+    return Condition(store=store, loops=loops, leader=leader)
+
+
+def test_one_word_about_all() -> None:
+    assert condition().status == "ready"
+    assert condition(leader=NOBODY_DECIDES).status == "degraded", "jobs can still be asked for and run"
+    assert condition(loops="hub stands still").status == "unready"
+    assert condition(store=AWAY, leader=UNKNOWN).status == "unready"
+
+
+@virtual
+async def test_ready_while_somebody_leads() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        health = Health(seat.store, seat.clock)
+        await lead(seat)
+        assert await health.look() == condition()
+        await asyncio.sleep(15)  # The lease has run out.
+        assert await health.look() == condition(leader=NOBODY_DECIDES)
+
+
+@virtual
+async def test_a_lease_on_housekeeping_is_no_leader() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        await seat.store.leases.acquire(["housekeeping"], holder="node_a", holder_name="a", duration=SECOND * 60)
+        assert (await Health(seat.store, seat.clock).look()).leader == NOBODY_DECIDES
+
+
+@virtual
+async def test_in_lock_mode_a_live_scheduler_is_enough() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        health = Health(seat.store, seat.clock)
+        await seat.store.nodes.beat(Node(id="n1", name="a", roles=("worker",), state={"mode": "lock"}))
+        assert (await health.look()).leader == NOBODY_DECIDES
+        await asyncio.sleep(2)
+        await seat.store.nodes.beat(Node(id="n2", name="b", roles=("scheduler",), state={"mode": "lock"}))
+        assert (await health.look()).leader == OK
+        await asyncio.sleep(60)
+        assert (await health.look()).leader == NOBODY_DECIDES
+
+
+@virtual
+async def test_a_store_that_is_away_shows_within_seconds_and_so_does_its_return() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        health = Health(seat.store, seat.clock)
+        await lead(seat, 600)
+        assert (await health.look()).status == "ready"
+        seat.driver.is_down = True
+        await asyncio.sleep(1.5)
+        assert await health.look() == condition(store=AWAY, leader=UNKNOWN)
+        seat.driver.is_down = False
+        await asyncio.sleep(1.5)
+        assert (await health.look()).status == "ready"
+
+
+@virtual
+async def test_a_store_that_hangs_is_not_waited_for() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        health = Health(seat.store, seat.clock)
+        await lead(seat, 600)
+        seat.driver.asking_s = 100.0
+        began = seat.clock.monotonic()
+        assert (await health.look()).store == AWAY
+        assert seat.clock.monotonic() - began < 5.0
+        seat.driver.asking_s = 0.0
+        await asyncio.sleep(1.5)
+        assert (await health.look()).status == "ready", "a look that took long must not count for long"
+
+
+@virtual
+async def test_many_who_ask_cost_one_look() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        health = Health(seat.store, seat.clock)
+        await lead(seat, 600)
+        before = seat.driver.calls
+        seat.driver.answering_s = 0.05
+        found = await asyncio.gather(*(health.look() for _ in range(500)))
+        assert {each.status for each in found} == {"ready"}
+        assert seat.driver.calls - before <= 3
+
+
+@virtual
+async def test_one_who_goes_away_does_not_take_the_answer_from_the_others() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        health = Health(seat.store, seat.clock)
+        await lead(seat, 600)
+        seat.driver.answering_s = 0.2
+        first, second = asyncio.create_task(health.look()), asyncio.create_task(health.look())
+        await asyncio.sleep(0.1)
+        first.cancel()
+        assert (await second).status == "ready"
+
+
+@virtual
+async def test_a_loop_that_stands_still_shows_within_fifteen_seconds() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        frozen = asyncio.Event()
+
+        async def turn() -> float:
+            return 4.0
+
+        async def hang() -> float:
+            if frozen.is_set():
+                await asyncio.Event().wait()
+            return 4.0
+
+        loops = [
+            Loop("hub", turn, clock=seat.clock, rest_s_max=5.0),
+            Loop("deliverer", hang, clock=seat.clock, rest_s_max=5.0),
+        ]
+        tasks = [asyncio.create_task(loop.run()) for loop in loops]
+        health = Health(seat.store, seat.clock, loops)
+        await lead(seat, 600)
+        for _ in range(40):
+            await asyncio.sleep(1)
+            assert (await health.look()).status == "ready"
+        frozen.set()
+        await asyncio.sleep(15)
+        assert await health.look() == condition(loops="deliverer stands still")
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
