@@ -633,16 +633,21 @@ def api_node(store: Store, settings: Settings, clock: Clock, version: str = "") 
 
 
 def api_of(
-    store: Store, settings: Settings, clock: Clock, tasks: "Mapping[str, Task[Any, Any]] | None" = None
+    store: Store,
+    settings: Settings,
+    clock: Clock,
+    tasks: "Mapping[str, Task[Any, Any]] | None" = None,
+    node: EngineNode | None = None,
 ) -> "Api":
-    """Make the API of an open store."""
+    """Make the API of an open store; it watches over the loops of the node that it is a part of."""
     from headway.status.api import Api  # Here, since who only enqueues needs no HTTP.
     from headway.status.gate import is_loopback
 
     async def opened() -> Store:
         return store
 
-    return Api(opened, settings, clock, tasks=tasks, is_loopback=is_loopback(settings.host))
+    loops = node.loops if node is not None else ()
+    return Api(opened, settings, clock, tasks=tasks, is_loopback=is_loopback(settings.host), loops=loops)
 
 
 def crew_plan(settings: Settings, store: str | None = None) -> CrewPlan:

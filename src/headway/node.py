@@ -108,12 +108,12 @@ class EngineNode:
         with subscribed(self._tally):
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = {loop: group.create_task(loop.run(), name=loop.name) for loop in self._loops()}
+                    tasks = {loop: group.create_task(loop.run(), name=loop.name) for loop in self.loops}
                     await self._stopping.wait()
                     if self._supervisor is not None:
                         await self._stop_deciding([tasks[loop] for loop in self._deciding_loops()])
                         await self._drain(self._supervisor)
-                    for loop in self._loops():
+                    for loop in self.loops:
                         loop.stop()
             finally:
                 await self._say_goodbye()
@@ -173,7 +173,9 @@ class EngineNode:
     def _deciding_loops(self) -> tuple[Loop, ...]:
         return (self._shards_loop, self._scheduler_loop) if self._schedules else ()
 
-    def _loops(self) -> tuple[Loop, ...]:
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """Everything that turns here, also for whoever watches over it."""
         return (
             self._heartbeat_loop,
             self._house_loop,
@@ -284,7 +286,7 @@ class EngineNode:
 
     def _state(self) -> JsonObject:
         return {
-            "loops": {loop.name: round(loop.idle_s(), 3) for loop in self._loops()},
+            "loops": {loop.name: round(loop.idle_s(), 3) for loop in self.loops},
             "holds": self.holds(),
             "wake_ups": self._heartbeat.wake_mode,
             "skew_s": round(self._clock.skew_s(), 3),

@@ -127,8 +127,8 @@ HOT: dict[str, dict[str, Any]] = {
         "until": None,
     },
     "jobs_of_tenant": {
-        **{"before": "~", "status": None, "task": None, "queue": None, "tenant": "acme", "schedule": None, "limit": 50},
-        **{"key": None, "tag": None, "words": None, "since": None, "until": None},
+        "before": "~", "status": None, "task": None, "queue": None, "tenant": "acme", "schedule": None, "limit": 50,
+        "key": None, "tag": None, "words": None, "since": None, "until": None,
     },
     "latest_of_tenant": {"task": "t", "tenant": "acme", "key": None},
     "versions": {"ids": IDS},

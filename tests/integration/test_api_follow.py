@@ -292,3 +292,19 @@ async def test_several_processes_tell_the_same(api: ApiProcess, store: str) -> N
                 await asyncio.gather(followers[0].follow(one), followers[1].follow(two))
             assert followers[0].lines == followers[1].lines
             assert followers[0].done == followers[1].done
+
+
+async def test_whoever_comes_while_others_are_told_is_told_too(api: ApiProcess) -> None:
+    limits = httpx.Limits(max_connections=200)
+    async with api.async_client(limits=limits) as client, asyncio.timeout(60):
+        body = {"jobs": [{"type": "count", "args": {"steps": 1}, "delay": "1h"}] * 120}
+        jobs = (await client.post("/api/jobs/bulk", json=body)).json()["items"]
+        followers = [Follower(job["id"]) for job in jobs]
+        following = []
+        for follower in followers:
+            following.append(asyncio.ensure_future(follower.follow(client)))
+            await asyncio.sleep(0.025)
+        for job in jobs:
+            assert (await client.post(f"/api/jobs/{job['id']}/cancel")).status_code == 200
+        await asyncio.gather(*following)
+        assert {follower.done and follower.done["status"] for follower in followers} == {"CANCELLED"}

@@ -210,6 +210,7 @@ def test_mistakes_are_the_same(both: Both, place: Place, command: str, code: int
     words = _words(command, place)
     stored, remote = both.on_store(*words, "--json"), both.through_api(*words, "--json")
     assert (stored.code, remote.code) == (code, code), remote.err
+    assert remote.error["code"] == stored.error["code"]
     assert STAMP.sub("T", remote.error["message"]) == STAMP.sub("T", stored.error["message"])
 
 
@@ -295,6 +296,42 @@ def test_dead_letters_are_steered_the_same(both: Both, place: Place) -> None:
     assert results[1] == results[0]
 
 
+def test_webhooks_are_steered_the_same(both: Both) -> None:
+    results = []
+    for run in (both.on_store, both.through_api):
+        made_hook = run("webhooks", "add", "https://example.org/hook", "--event", "job.failed", "--note", "x", "--json")
+        webhook = made_hook.json["id"]
+        assert len(made_hook.json["secret"]) > 20
+        steps = [
+            made_hook,
+            run("webhooks", "list", "--json"),
+            run("webhooks", "list"),
+            run("webhooks", "disable", webhook, "--json"),
+            run("webhooks", "enable", webhook),
+            run("webhooks", "rotate", webhook, "--keep", "1h", "--json"),
+            run("webhooks", "deliveries", "--webhook", webhook, "--json"),
+            run("webhooks", "deliveries"),
+            run("webhooks", "replay", "msg_nobody"),
+            run("webhooks", "remove", webhook),
+            run("webhooks", "remove", webhook),
+            run("webhooks", "add", "ftp://example.org"),
+        ]
+        texts = [STAMP.sub("T", f"{step.code} {step.out} {step.err}".replace(webhook, "wh")) for step in steps]
+        texts = [re.sub(r"whsec_[^\"\s]+", "secret", text.replace("anonymous", "cli")) for text in texts]
+        results.append([" ".join(text.split()) for text in texts])
+    assert results[1] == results[0]
+
+
+def test_a_test_message_is_sent_by_the_server(both: Both) -> None:
+    webhook = both.through_api("webhooks", "add", "http://127.0.0.1:1/hook", "--json").json["id"]
+    tried = both.through_api("webhooks", "test", webhook, "--json")
+    assert (tried.code, tried.json["status"], tried.json["endpoint"]) == (1, "FAILED", webhook)
+    told = both.through_api("webhooks", "deliveries", "--webhook", webhook, "--json").json
+    assert told == both.on_store("webhooks", "deliveries", "--webhook", webhook, "--json").json
+    assert len(told) == 1
+    both.through_api("webhooks", "remove", webhook)
+
+
 def test_a_job_is_watched_to_its_end(both: Both, place: Place) -> None:
     hand = Hand(place.store)
     job_id = both.through_api("enqueue", "report", "--queue", "watched", "--json").json["id"]
@@ -338,6 +375,25 @@ def test_who_may_not_is_told_so(both: Both, cli: Cli, tmp_path: Path) -> None:
         wrong = cli("jobs", "list", *there, "--token", "hw_wrong-but-secret")
         assert wrong.code == 4
         assert "hw_wrong-but-secret" not in wrong.err
+
+
+def test_tokens_and_the_trail_through_the_server(cli: Cli, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'guarded.db'}"
+    admin = cli("tokens", "create", "root", "--role", "admin", "--store", store, "--json").json["token"]
+    with api_process(store) as api:
+        there, here = ("--server", api.url, "--token", admin), ("--store", store)
+        made_there = cli("tokens", "create", "ci", "--role", "viewer", "--expires", "1d", *there, "--json").json
+        made_here = cli("tokens", "create", "ci", "--role", "viewer", "--expires", "1d", *here, "--json").json
+        assert made_there.keys() == made_here.keys()
+        assert cli("jobs", "list", "--server", api.url, "--token", made_there["token"]).code == 0
+        assert cli("tokens", "list", *there, "--json").json == cli("tokens", "list", *here, "--json").json
+        assert cli("tokens", "revoke", made_there["id"], *there).out == f"{made_there['id']} (ci) is revoked\n"
+        assert cli("tokens", "create", "x", "--role", "king", *there).code == 2
+        trail = cli("trail", *there, "--json").json
+        assert trail == cli("trail", *here, "--json").json
+        assert [line["action"] for line in trail][:2] == ["tokens.revoke", "tokens.create"]
+        assert cli("trail", "--limit", "1", *there, "--json").json == trail[:1]
+        assert cli("trail", "--actor", "nobody", *there).out == "nobody did anything yet\n"
 
 
 def test_the_environment_names_a_server(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:

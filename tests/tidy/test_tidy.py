@@ -32,7 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Like the command line it is a face of the store, and shows nearly all of it.
     "status": CORE
     | PLANNING
-    | {"status", "why", "shapes", "store", "task", "definitions", "headway.scheduling.zones", "headway.scheduling.audit"},
+    | {"status", "why", "shapes", "store", "task", "definitions"}
+    | {"headway.scheduling.zones", "headway.scheduling.audit"},
     "store": CORE | PLANNING | {"store"},
     "why": CORE,
     "shapes": CORE | PLANNING | {"why", "headway.scheduling.zones"},

@@ -41,7 +41,7 @@ async def api(session: Session, host: HostOption = None, port: PortOption = None
                 node = api_node(store, settings, clock, __version__)
                 group.create_task(run_node(node, stopping))
                 tasks = app.tasks if app is not None else {}
-                await serve_api(store, settings, clock, listening, log, stopping, tasks)
+                await serve_api(store, settings, clock, listening, log, stopping, tasks, node)
                 stopping.set()
         finally:
             with suppress(OSError):

@@ -186,7 +186,7 @@ async def _run(show: Show, url: str, seconds: float | None) -> None:
     with subscribed(show.hear):
         async with asyncio.TaskGroup() as group:
             working = group.create_task(
-                run_worker(settings, quiet, store=url, schedules=True, api=True, stopping=stopping)
+                run_worker(settings, quiet, store=url, schedules=True, api="may", stopping=stopping)
             )
             working.add_done_callback(lambda _: stopping.set())
             await _present(show, stopping, seconds)

@@ -111,7 +111,7 @@ async def _serve(options: dict[str, Any], stopping: asyncio.Event) -> None:
     session = Session(**options)
     settings = session.loaded(grace=GRACE)
     log = DevLog.on_stderr(as_json=session.as_json)
-    await run_worker(settings, log, store=session.store_url, schedules=True, api=True, stopping=stopping)
+    await run_worker(settings, log, store=session.store_url, schedules=True, api="may", stopping=stopping)
 
 
 app = new_command(dev)

@@ -32,8 +32,10 @@ from headway.scheduling.triggers import trigger_from_dict
 from headway.shapes import Shape, schedule_shape, spec_shape
 from headway.status.situation import PENDING, Situation
 from headway.store import Store
+from headway.store.access import ALL_TENANTS
 from headway.store.facts import Facts
 from headway.store.schedules import BACKFILL_MAX
+from headway.store.webhooks import Delivery, Endpoint, Outcome, Secret
 from headway.why import Why, glance, read_json
 
 RETRY_FOR: Final = "5s"
@@ -144,6 +146,10 @@ class RemoteDesk(Desk):
         job = await self._remote.client.enqueue(task, args, **options)
         return str(job["id"])
 
+    async def test_webhook(self, webhook_id: str, url: str | None) -> Delivery:
+        """Have the server send a test message."""
+        return _understood(delivery_of, await self._remote.client.webhooks.test(webhook_id, url=url))
+
     async def hear_time(self) -> None:
         """Nothing: what the server answers says what time it is."""
 
@@ -169,6 +175,7 @@ class RemoteStore:
         self.schedules = _Schedules(self)
         self.ledger = _Ledger(self)
         self.access = _Access(self)
+        self.webhooks = _Webhooks(self)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise DefinitionError("this command works on the store itself: leave --server out, and run it where that is")
@@ -325,6 +332,9 @@ class _Access:
     def __init__(self, store: RemoteStore) -> None:
         self._client = store.client
 
+    async def record(self, **line: str) -> None:
+        """Nothing: the server writes down what is done through it."""
+
     async def create_token(
         self, *, name: str, tenant: str, role: str, lifetime: Duration | None, actor: str, origin: str
     ) -> tuple[Token, str]:
@@ -363,6 +373,49 @@ class _Access:
             if len(found) == limit:
                 break
         return found
+
+
+class _Webhooks:
+    """Whom to tell when jobs end, and what was told."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._client = store.client
+
+    async def page(self, *, tenant: str | None, after: str | None, limit: int) -> list[Endpoint]:
+        """Return all at once."""
+        if after is not None:
+            return []
+        found = [_understood(endpoint_of, shape) async for shape in self._client.webhooks.list()]
+        return [endpoint for endpoint in found if tenant in (None, endpoint.tenant)]
+
+    async def add(self, *, tenant: str, url: str, events: Sequence[str], note: str, author: str) -> Endpoint:
+        whose = None if tenant == ALL_TENANTS else tenant  # That of the token.
+        made = await self._client.webhooks.create(url, events=events, note=note, tenant=whose)
+        return _understood(endpoint_of, made)
+
+    async def get(self, webhook_id: str) -> Endpoint:
+        return _understood(endpoint_of, await self._client.webhooks.get(webhook_id))
+
+    async def remove(self, webhook_id: str) -> None:
+        await self._client.webhooks.remove(webhook_id)
+
+    async def change(self, webhook_id: str, *, is_on: bool) -> Endpoint:
+        return _understood(endpoint_of, await self._client.webhooks.change(webhook_id, enabled=is_on))
+
+    async def ensure_callbacks(self, tenant: str) -> None:
+        """Nothing: the server makes sure itself."""
+
+    async def rotate(self, webhook_id: str, *, keep: Duration) -> Endpoint:
+        return _understood(endpoint_of, await self._client.webhooks.rotate(webhook_id, keep=keep / SECOND))
+
+    async def deliveries(
+        self, *, endpoint: str | None, status: str | None, job: str | None, before: str | None, limit: int
+    ) -> list[Delivery]:
+        found = self._client.webhooks.deliveries(webhook=endpoint, status=status, job=job, before=before, limit=limit)
+        return [_understood(delivery_of, shape) async for shape in found]
+
+    async def replay(self, delivery_id: str) -> Delivery:
+        return _understood(delivery_of, await self._client.webhooks.replay(delivery_id))
 
 
 # --- from what the API writes to what it was written from
@@ -526,6 +579,44 @@ def token_of(shape: Shape) -> Token:
         expires_at=_maybe(shape["expires_at"]),
         revoked_at=_maybe(shape["revoked_at"]),
         state=shape["state"],
+    )
+
+
+def endpoint_of(shape: Shape) -> Endpoint:
+    """Read a webhook; of its secrets no more than how many there are, and the one that is shown."""
+    shown = Secret(value=shape.get("secret", ""))
+    return Endpoint(
+        id=shape["id"],
+        tenant=shape["tenant"],
+        url=shape["url"] or "",
+        events=tuple(shape["events"]),
+        secrets=(shown, *[Secret(value="")] * (shape["secrets"] - 1)),
+        note=shape["note"],
+        created_at=_instant(shape["created_at"]),
+        created_by=shape["created_by"],
+        disabled_at=_maybe(shape["disabled_at"]),
+    )
+
+
+def delivery_of(shape: Shape) -> Delivery:
+    """Read a delivery."""
+    tries = [
+        Outcome(at=_instant(one["at"]), code=one["code"], error=one["error"], took_ms=one["took_ms"])
+        for one in shape["outcomes"]
+    ]
+    return Delivery(
+        id=shape["id"],
+        endpoint=shape["endpoint"],
+        job_id=shape["job"],
+        tenant=shape["tenant"],
+        event=shape["event"],
+        url=shape["url"],
+        status=shape["status"],
+        tries=shape["tries"],
+        next_at=_maybe(shape["next_at"]),
+        created_at=_instant(shape["created_at"]),
+        ended_at=_maybe(shape["ended_at"]),
+        outcomes=tuple(tries),
     )
 
 

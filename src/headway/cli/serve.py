@@ -31,7 +31,7 @@ from headway.errors import InvalidConfig, StoreUnavailable
 from headway.events import subscribed
 from headway.model import ScheduleSpec
 from headway.node import EngineNode
-from headway.settings import PORT_DEFAULT, Settings, mask_url
+from headway.settings import Settings, mask_url
 from headway.store import Store
 from headway.task import Task
 from headway.worker.crew import Crew
@@ -170,7 +170,7 @@ async def serve(
         port=port,
     )
     log = EventLog.on_stderr(as_json=session.as_json)
-    await run_worker(settings, log, store=session.store_url, schedules=True, api=True)
+    await run_worker(settings, log, store=session.store_url, schedules=True, api="must" if port else "may")
 
 
 async def run_scheduler(
@@ -200,12 +200,13 @@ async def run_worker(
     *,
     store: str | None,
     schedules: bool,
-    api: bool = False,
+    api: str | None = None,
     stopping: asyncio.Event | None = None,
 ) -> None:
     """Run a worker, which may be a scheduler and an API too, until a signal or the caller's event ends it.
 
-    `store` is the one that was asked for; without it the app has one.
+    `store` is the one that was asked for; without it the app has one. The API `may` be served, where its port is free,
+    or it `must`.
     """
     if settings.app is None and not Definitions.load().tasks:
         raise InvalidConfig("a worker needs tasks: --app module:app, HEADWAY_APP, or [tasks.…] in headway.toml")
@@ -244,7 +245,7 @@ async def _work(
     hurrying: asyncio.Event,
     *,
     schedules: bool,
-    api: bool,
+    api: str | None,
 ) -> None:
     store = await open_store(settings, clock, stopping, log)
     if store is None:
@@ -256,22 +257,22 @@ async def _work(
         node, supervisor = worker_node(store, settings, clock, __version__, schedules=schedules)
         supervisor.crew, crew.foreman = crew, supervisor
         async with asyncio.TaskGroup() as group:
-            if api and (listening := _bind(settings, log)) is not None:
-                group.create_task(serve_api(store, settings, clock, listening, log, stopping))
+            if api and (listening := _bind(settings, log, must=api == "must")) is not None:
+                group.create_task(serve_api(store, settings, clock, listening, log, stopping, node=node))
             await run_node(node, stopping, hurrying)
             stopping.set()  # It may have been asked to leave by others; then the API leaves too.
     finally:
         await store.close()
 
 
-def _bind(settings: Settings, log: EventLog) -> socket.socket | None:
-    """Bind the port of the API; one that nobody asked for may belong to another process of ours."""
+def _bind(settings: Settings, log: EventLog, *, must: bool) -> socket.socket | None:
+    """Bind the port of the API; where nobody insists on it, it may belong to another process of ours."""
     from headway.status.server import bind
 
     try:
         return bind(settings.host, settings.port)
     except InvalidConfig as error:
-        if settings.port != PORT_DEFAULT:
+        if must:
             raise
         log.write("no API here", level="warning", reason=str(error))
         return None
@@ -285,6 +286,7 @@ async def serve_api(
     log: EventLog,
     stopping: asyncio.Event,
     tasks: "Mapping[str, Task[Any, Any]] | None" = None,
+    node: EngineNode | None = None,
 ) -> None:
     """Serve the API in this process until told to stop."""
     from headway.status.gate import require_credential
@@ -292,7 +294,7 @@ async def serve_api(
 
     await require_credential(store, host=settings.host, token=settings.token)
     log.write("listening", url=url_of(listening))
-    await serve(api_of(store, settings, clock, tasks), listening, stopping)
+    await serve(api_of(store, settings, clock, tasks, node), listening, stopping)
 
 
 async def _hello(crew: Crew, stopping: asyncio.Event) -> Hello | None:

@@ -165,25 +165,33 @@ async def try_out(
         str | None, typer.Option("--url", metavar="URL", help="Where to, for what stands for callback_url.")
     ] = None,
 ) -> int:
-    """Send a test message, once, from this machine; the exit code is 1 when it does not arrive."""
-    from headway.status.deliverer import Deliverer  # With the HTTP client behind it, which nothing else here needs.
-
+    """Send a test message, once, from this machine (or from the server); the exit code is 1 when it does not arrive."""
     async with session.open() as desk:
         endpoint = await desk.store.webhooks.get(webhook_id)
         if endpoint.is_callbacks == (url is None):
             wanted = "is needed for" if endpoint.is_callbacks else "may only be given for"
             raise DefinitionError(f"--url {wanted} what stands for the callback_url of jobs")
-        deliverer = Deliverer(desk.store, session.settings(), desk.clock)
-        try:
-            delivery = await deliverer.test(endpoint, endpoint.url or check_url(url, "--url"))
-        finally:
-            await deliverer.close()
+        delivery = await _send_test(session, desk, endpoint, None if url is None else check_url(url, "--url"))
         await _record(desk, "webhooks.test", endpoint, url=mask_url(delivery.url), status=delivery.status)
     if session.as_json:
         session.out.json(delivery_shape(delivery))
     else:
         session.out.say(clean(f"{mask_url(delivery.url)}: {_last(delivery)}"))
     return OK if delivery.status == "DELIVERED" else FAILED
+
+
+async def _send_test(session: Session, desk: Desk, endpoint: Endpoint, url: str | None) -> Delivery:
+    # With HTTP clients behind them, which nothing else here needs.
+    from headway.cli.remote import RemoteDesk
+    from headway.status.deliverer import Deliverer
+
+    if isinstance(desk, RemoteDesk):
+        return await desk.test_webhook(endpoint.id, url)
+    deliverer = Deliverer(desk.store, session.settings(), desk.clock)
+    try:
+        return await deliverer.test(endpoint, url or endpoint.url)
+    finally:
+        await deliverer.close()
 
 
 @command(app)

@@ -368,12 +368,12 @@ class Dead(Group[W_co]):
     @operation
     def retry(self, job_id: str) -> Steps[Shape]:
         """Run a dead letter once more, as a new job."""
-        return _post(f"/api/dead/{part(job_id)}/retry", missing=JobNotFound)
+        return _post(f"/api/dead/{part(job_id)}/retry", missing=JobNotFound, conflict=NotFinal)
 
     @operation
     def drop(self, job_id: str) -> Steps[Shape]:
         """Take a dead letter off the list; the job stays in the history."""
-        return _post(f"/api/dead/{part(job_id)}/drop", missing=JobNotFound)
+        return _post(f"/api/dead/{part(job_id)}/drop", missing=JobNotFound, conflict=NotFinal)
 
     @operation
     def retry_many(
@@ -502,10 +502,12 @@ class Webhooks(Group[W_co]):
         webhook: str | None = None,
         job: str | None = None,
         status: str | None = None,
+        before: str | None = None,
         limit: int | None = None,
     ) -> Flow[Shape]:
         """Iterate over what was told to whom, newest first."""
-        return _pages("/api/deliveries", {"endpoint": webhook, "job": job, "status": status}, limit)
+        query = {"endpoint": webhook, "job": job, "status": status, "cursor": before}
+        return _pages("/api/deliveries", query, limit)
 
     @operation
     def delivery(self, delivery_id: str) -> Steps[Shape]:

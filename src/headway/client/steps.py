@@ -20,17 +20,14 @@ import msgspec
 
 from headway.clock import Clock
 from headway.errors import (
-    AlreadyFinal,
     Conflict,
     DefinitionError,
     Denied,
     DuplicateKey,
     HeadwayError,
     LeaseLost,
-    NotFinal,
     NotFound,
     ScheduleChanged,
-    ScheduleOwned,
     SchemaMismatch,
     StoreError,
     StoreFull,
@@ -232,9 +229,6 @@ def _retry_after_s(reply: Reply) -> int:
 _BY_CODE: Final[Mapping[str, type[HeadwayError]]] = {
     "unknown_task": TaskNotFound,
     "duplicate_key": DuplicateKey,
-    "already_final": AlreadyFinal,
-    "not_final": NotFinal,
-    "schedule_owned": ScheduleOwned,
     "lease_lost": LeaseLost,
     "schema_mismatch": SchemaMismatch,
 }

@@ -7,6 +7,7 @@ follows a redirect, so it goes to nobody but the server that was named.
 import asyncio
 import http.client
 import os
+import select
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -171,20 +172,25 @@ class BlockingWire(Wire):
         finally:
             hand.close()
 
-    def take(self, request: Request) -> tuple[http.client.HTTPConnection, bool]:
-        """Return a connection, and whether it is new. What must not be sent twice gets a new one: one that was idle may
-        be closed by the other side just now, and then nobody knows whether the request arrived."""
+    def take(self, request: Request) -> http.client.HTTPConnection:
+        """Return a connection. What must not be sent twice gets a new one.
+
+        One that was idle may be closed by the other side just now, and nobody would know whether the request arrived.
+        """
         with self._lock:
             if self._pid != os.getpid():  # A fork must not share the connections of its parent.
                 self._idle, self._pid = [], os.getpid()
-            if self._idle and request.may_be_repeated:
-                return self._idle.pop(), False
+            while self._idle and request.may_be_repeated:
+                idle = self._idle.pop()
+                if not _has_ended(idle):
+                    return idle
+                idle.close()
         url = self.address.url
         assert url.hostname is not None
         if url.scheme == "https":
             context = self.tls or ssl.create_default_context()
-            return http.client.HTTPSConnection(url.hostname, url.port, timeout=CONNECT_S_MAX, context=context), True
-        return http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_S_MAX), True
+            return http.client.HTTPSConnection(url.hostname, url.port, timeout=CONNECT_S_MAX, context=context)
+        return http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_S_MAX)
 
     def give_back(self, connection: http.client.HTTPConnection) -> None:
         """Keep a connection whose answer has been read to its end."""
@@ -259,24 +265,22 @@ class _BlockingHand:
         self, request: Request, limit_s: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse] | Unreached:
         """Send a request and read the head of its answer."""
-        while True:
-            connection, is_new = self._wire.take(request)
-            try:
-                if connection.sock is None:
-                    connection.timeout = min(CONNECT_S_MAX, limit_s)
-                    connection.connect()
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                return self._wire.unreached(error, was_sent=False)
-            try:
-                connection.sock.settimeout(limit_s)
-                target = self._wire.address.prefix + request.target
-                connection.request(request.method, target, request.body, self._wire.address.headers(request))
-                return connection, connection.getresponse()
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                if is_new or isinstance(error, TimeoutError):
-                    return self._wire.unreached(error, was_sent=True)
+        connection = self._wire.take(request)
+        try:
+            if connection.sock is None:
+                connection.timeout = min(CONNECT_S_MAX, limit_s)
+                connection.connect()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            return self._wire.unreached(error, was_sent=False)
+        try:
+            connection.sock.settimeout(limit_s)
+            target = self._wire.address.prefix + request.target
+            connection.request(request.method, target, request.body, self._wire.address.headers(request))
+            return connection, connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            return self._wire.unreached(error, was_sent=True)
 
     def _body(
         self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, until: float
@@ -291,9 +295,10 @@ class _BlockingHand:
                 return self._wire.unreached(TimeoutError(), was_sent=True)
             if connection.sock is not None:
                 connection.sock.settimeout(left_s)
-        if response.length:
-            return self._wire.unreached("its answer was cut off", was_sent=True)
-        return bytes(body)
+        # A head that was cut looks like one that does not say how long the answer is; then it has none.
+        is_cut = bool(response.length) or (response.length is None and not response.chunked and not body)
+        response.close()  # Else the connection waits for somebody to read the end of it.
+        return self._wire.unreached("its answer was cut off", was_sent=True) if is_cut else bytes(body)
 
     def _read(self, timeout_s: float) -> bytes | Unreached:
         if self._stream is None:
@@ -312,6 +317,13 @@ class _BlockingHand:
             self._stream = None
             response.close()
             connection.close()
+
+
+def _has_ended(connection: http.client.HTTPConnection) -> bool:
+    """Say whether the other side has closed an idle connection, or said something that nobody asked for."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _headers(response: http.client.HTTPResponse) -> dict[str, str]:

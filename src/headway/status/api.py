@@ -12,7 +12,7 @@ import hashlib
 import ipaddress
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -92,6 +92,7 @@ class Api:
         tasks: Mapping[str, TaskLike] | None = None,
         tally: Tally | None = None,
         is_loopback: bool = True,
+        loops: Sequence[Loop] = (),
     ) -> None:
         self._open_store = open_store
         self._settings = settings
@@ -99,6 +100,7 @@ class Api:
         self._tasks = tasks or {}
         self._tally = tally or Tally(clock)
         self._is_loopback = is_loopback
+        self._loops_beside = loops
         self._router = Router([*_routes(self)], redirect_slashes=False)
         self._store: Store | None = None
         self._services: Services | None = None
@@ -147,7 +149,7 @@ class Api:
             tasks=Tasks(self._tasks),
             reader=JobReader(store),
             names=NodeNames(store, self._clock),
-            health=Health(store, self._clock, loops),
+            health=Health(store, self._clock, [*loops, *self._loops_beside]),
             tally=self._tally,
             metrics=Metrics(store, self._clock, self._tally, deliverer),
             deliverer=deliverer,
@@ -263,6 +265,8 @@ class Api:
         await self._send(request, send, answer, request_id)
 
     async def _answer(self, request: Request, route: Route, request_id: str) -> Any:
+        if route.handler is health.livez:  # Answered also before there is a store.
+            return health.ALIVE
         services = self._services or await self.start()
         assert self._store is not None
         _check_origin(request)

@@ -141,6 +141,8 @@ def wanted(call_tenant: str | None, query: dict[str, Any]) -> Callable[[Job], bo
 
 async def stream(call: Call) -> "Stream":
     """Stream the events of all jobs that the caller may see and wants."""
+    if call.tenant is not None and call.query.get("tenant", call.tenant) != call.tenant:
+        raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
     wants = wanted(call.tenant, call.query)
     last = call.request.headers.get("last-event-id") or call.query.get("cursor")
     return Stream(call, lambda: follow_everything(call.services.hub, wants, last))

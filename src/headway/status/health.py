@@ -83,9 +83,12 @@ class Health:
         return f"{', '.join(still)} stands still" if still else OK
 
 
+ALIVE: Final = Answer({"status": "alive"})
+
+
 async def livez(_: Call) -> Answer:
     """Say that the process answers."""
-    return Answer({"status": "alive"})
+    return ALIVE
 
 
 async def readyz(call: Call) -> Answer:

@@ -290,7 +290,8 @@ class Hub:
         """Look whether the jobs that are followed have versions that nobody told us of."""
         if not self._channels:
             return
-        found = await self._store.feed.versions(self._channels)
+        asked = frozenset(self._channels)  # Others may come while we ask.
+        found = await self._store.feed.versions(asked)
         late = {
             job_id for job_id, version in found.items() if (it := self._channels.get(job_id)) and version > it.version
         }
@@ -298,10 +299,8 @@ class Hub:
             await self._read()  # Perhaps it is only that the feed was not read since.
             late = {job_id for job_id in late if (it := self._channels.get(job_id)) and found[job_id] > it.version}
             await self._tell_jobs(late, late)
-        for job_id in self._channels.keys() - found.keys():
-            for follower in self._channels[job_id].followers:
-                follower.push(Event("gone", {"id": job_id}))
-                follower.is_dropped = True
+        for job_id in (asked - found.keys()) & self._channels.keys():
+            self._push(self._channels[job_id], Event("gone", {"id": job_id}))
 
     async def _prune(self) -> None:
         now = self._clock.monotonic()

@@ -1,0 +1,167 @@
+"""What an API writes is read back as what it was written from."""
+
+import json
+
+import pytest
+
+from headway.cli.remote import _set_right, attempt_of, definition_of, job_of, occurrence_of, schedule_of
+from headway.clock import Clock
+from headway.instants import HOUR, MINUTE, SECOND, parse_instant
+from headway.lifecycle import Status
+from headway.model import Decided, Job, Occurrence, Pause, Schedule, ScheduleSpec
+from headway.scheduling.triggers import After, At, Cron, Every, Trigger
+from headway.shapes import attempt_shape, job_shape, occurrence_shape, schedule_shape
+from headway.why import eta_seconds, read_detail
+
+NOW = parse_instant("2027-01-31T06:00:00.123456Z")
+DETAIL = {
+    "step": "b",
+    "done": 3.0,
+    "total": 4.0,
+    "rate": 2.5,
+    "eta": 600.0,
+    "steps": [["a", "done", 1.5], ["b", "running", None]],
+}
+
+
+def job(status: Status) -> Job:
+    return Job(
+        id="job_1",
+        task="report",
+        status=status,
+        tenant="acme",
+        queue="media",
+        priority=5,
+        args='{"n":1180591620717411303424}',
+        created_at=NOW - HOUR,
+        run_at=NOW - MINUTE,
+        max_attempts=3,
+        attempt=2,
+        failures=1,
+        version=17,
+        key="k",
+        tags=("a", "b"),
+        schedule="daily",
+        occurrence_at=NOW - HOUR,
+        blocked_by="job_0",
+        node="node_1",
+        ready_at=NOW - 50 * SECOND,
+        started_at=NOW - 40 * SECOND,
+        finished_at=NOW if status.is_final else None,
+        updated_at=NOW - 20 * SECOND,
+        cancel_requested_at=NOW - 10 * SECOND,
+        progress=75,
+        reason="failed, retrying",
+        result='{"url":"https://…"}',
+        error='{"type":"ValueError","message":"bad"}',
+        timeout=5 * MINUTE,
+        metadata='{"input":"v.mp4"}',
+        detail=json.dumps(DETAIL),
+        parent="job_p",
+        rerun_of="job_r",
+        parked="arguments" if status is Status.BLOCKED else None,
+        expires_at=NOW + HOUR,
+        reviewed_at=NOW,
+    )
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_job_is_read_back(status: Status) -> None:
+    before = job(status)
+    shape = job_shape(before, NOW)
+    after = job_of(shape, NOW)
+    assert job_shape(after, NOW) == shape
+    assert read_detail(after).steps == read_detail(before).steps
+    assert eta_seconds(after, NOW + SECOND) == eta_seconds(before, NOW + SECOND)
+    assert (after.ready_at, after.cancel_requested_at, after.reviewed_at) == (
+        before.ready_at,
+        before.cancel_requested_at,
+        before.reviewed_at,
+    )
+
+
+def test_an_attempt_is_read_back() -> None:
+    shape = attempt_shape(
+        {
+            "attempt": 1,
+            "node": "node_1",
+            "ready_at": NOW,
+            "started_at": NOW,
+            "ended_at": None,
+            "outcome": "failed",
+            "reason": "",
+            "error": '{"type": "E", "message": "m", "traceback": "t"}',
+        }
+    )
+    assert attempt_shape(attempt_of(shape)) == shape
+
+
+TRIGGERS: list[Trigger] = [
+    Cron("0 6 * * *", "Europe/Berlin", "both"),
+    Cron("0 6 * * *", seconds="*/10"),
+    Every("30s"),
+    After("10m"),
+    At("2027-01-01T00:00:00", "Asia/Tokyo"),
+]
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_schedule_is_read_back(trigger: Trigger) -> None:
+    spec = ScheduleSpec.build(
+        task="report",
+        trigger=trigger,
+        args={"n": 1},
+        tenant="acme",
+        tags=["x"],
+        overlap="queue",
+        missed="all",
+        catch_up_rate="10/m",
+        deadline="4h",
+        jitter="2m",
+        backoff="5s..5m",
+        start="2027-01-01",
+    )
+    pause = Pause(since=NOW - MINUTE, until=NOW + HOUR, reason="why", author="ada")
+    before = Schedule(
+        name="daily", spec=spec, owner="app", revision=3, created_at=NOW - HOUR, next_at=NOW, pauses=(pause,), failing=2
+    )
+    shape = schedule_shape(before, NOW)
+    after = schedule_of(shape)
+    assert after.spec == spec
+    assert schedule_shape(after, NOW) == shape
+    definition = definition_of(spec)
+    assert ScheduleSpec.from_dict(definition) == spec
+    assert "rule" not in definition
+
+
+def test_a_definition_leaves_nothing_open_and_hides_nothing() -> None:
+    spec = ScheduleSpec.build(task="report", trigger=Every("1h"), args={"token": "secret"})
+    definition = definition_of(spec)
+    assert definition["args"] == {"token": "secret"}
+    assert {"queue", "priority", "max_attempts", "overlap", "missed", "grace"} <= definition.keys()
+    assert "tenant" not in definition  # That is the token's to say.
+
+
+def test_a_decision_is_read_back() -> None:
+    run = Occurrence(
+        schedule="s", instant=NOW, until=NOW + HOUR, count=5, outcome=Decided.MISSED, reason="late", decided_at=NOW
+    )
+    one = Occurrence(schedule="s", instant=NOW, outcome=Decided.FIRED, reason="", decided_at=NOW, job_id="job_1")
+    for decision in (run, one):
+        assert occurrence_of(occurrence_shape(decision)) == decision
+
+
+@pytest.mark.parametrize(
+    ("wall", "expected"),
+    [
+        (NOW, NOW),  # It may be right.
+        (NOW - 900_000, NOW - 123_456),  # Too early by a part of a second: what the server has told is not to come.
+        (NOW - HOUR, NOW - 123_456),
+        (NOW + HOUR, NOW - 123_456 + SECOND),
+    ],
+)
+def test_a_wrong_clock_is_set_right_no_further_than_needed(wall: int, expected: int) -> None:
+    clock = Clock(wall=lambda: wall)
+    told = NOW - 123_456  # In whole seconds.
+    _set_right(clock, told, told + SECOND)
+    assert clock.now() == expected
