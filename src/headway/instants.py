@@ -8,6 +8,7 @@ module reads a clock.
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -109,7 +110,13 @@ def to_datetime(instant: Instant) -> datetime:
 
 def isoformat(instant: Instant) -> str:
     """Write ISO 8601 UTC with `Z`, with a fraction only where there is one."""
-    return to_datetime(instant).replace(tzinfo=None).isoformat() + "Z"
+    seconds, fraction = divmod(instant, SECOND)
+    return f"{_whole(seconds)}.{fraction:06d}Z" if fraction else f"{_whole(seconds)}Z"
+
+
+@lru_cache(4_096)  # What is shown together has often happened in the same second.
+def _whole(seconds: int) -> str:
+    return to_datetime(seconds * SECOND).replace(tzinfo=None).isoformat()
 
 
 def span(duration: Duration) -> str:

@@ -254,7 +254,8 @@ async def test_a_websocket_tells_the_same(api: ApiProcess) -> None:
             await socket.send(json.dumps({"subscribe": {"job": job_id}}))
             await socket.send(json.dumps({"subscribe": {"job": "job_nobody"}}))
             await socket.send("nonsense")
-            errors, lines = [], {}
+            errors: list[str] = []
+            lines: dict[int, str] = {}
             while True:
                 message = json.loads(await socket.recv())
                 if message["event"] == "error":

@@ -14,11 +14,11 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from starlette.requests import HTTPConnection, Request
-from starlette.routing import Match, Router
-from starlette.routing import Route as StarletteRoute
+from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -35,7 +35,7 @@ from headway.status.health import Health
 from headway.status.hub import Hub
 from headway.status.jobs import TaskLike, Tasks
 from headway.status.metrics import Metrics
-from headway.status.reader import JobReader, NodeNames
+from headway.status.reader import JobReader, NodeNames, Shown
 from headway.status.tally import Tally
 from headway.status.web import Answer, Call, Principal, Refused, Route, answer_json, refusal_of
 from headway.store import Store
@@ -59,6 +59,7 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
+_RAW_HEADERS: Final = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 _SAFE: Final = ("GET", "HEAD")
 
 
@@ -71,6 +72,7 @@ class Services:
     tasks: Tasks
     reader: JobReader
     names: NodeNames
+    shown: Shown
     health: Health
     tally: Tally
     metrics: Metrics
@@ -101,7 +103,7 @@ class Api:
         self._tally = tally or Tally(clock)
         self._is_loopback = is_loopback
         self._loops_beside = loops
-        self._router = Router([*_routes(self)], redirect_slashes=False)
+        self._paths = _Paths(ROUTES)
         self._store: Store | None = None
         self._services: Services | None = None
         self._running: list[asyncio.Task[None]] = []
@@ -149,6 +151,7 @@ class Api:
             tasks=Tasks(self._tasks),
             reader=JobReader(store),
             names=NodeNames(store, self._clock),
+            shown=Shown(),
             health=Health(store, self._clock, [*loops, *self._loops_beside]),
             tally=self._tally,
             metrics=Metrics(store, self._clock, self._tally, deliverer),
@@ -227,21 +230,20 @@ class Api:
                 return
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for candidate in self._router.routes:
-            match, child = candidate.matches(scope)
-            if match is not Match.NONE:
-                scope.update(child)
-                await child["endpoint"](scope, receive, send)
-                return
+        routes, parameters = self._paths.find(scope)
+        if routes is not None:
+            scope["path_params"] = parameters
+            await self.serve(routes, scope, receive, send)
+            return
         request = Request(scope, receive)
-        await self._send(
-            request, send, _error(Refused(404, "not_found", "there is no such path"), _request_id(request))
-        )
+        request_id = _request_id(headers_of(scope))
+        refusal = Refused(404, "not_found", "there is no such path; /docs lists those that exist")
+        await self._send(request, send, _error(refusal, request_id), request_id)
 
     async def serve(self, routes: Mapping[str, Route], scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for a path that exists."""
         request, started = Request(scope, receive), self._clock.monotonic()
-        request_id = _request_id(request)
+        request_id = _request_id(headers_of(scope))
         method = "GET" if request.method == "HEAD" else request.method
         route = routes.get(method)
         try:
@@ -286,30 +288,32 @@ class Api:
     def _count(self, path: str, method: str, status: int, started: float) -> None:
         self._tally.request(path, method, status, self._clock.monotonic() - started)
 
-    async def _send(self, request: Request, send: Send, answer: Answer, request_id: str | None = None) -> None:
-        body = (
-            answer.body if isinstance(answer.body, bytes) else b"" if answer.body is None else answer_json(answer.body)
-        )
-        headers = {**_HEADERS, **answer.headers}
-        if request_id is not None:
-            headers["X-Request-ID"] = request_id
-        status = answer.status
-        if status == 200 and request.method in _SAFE and answer.media_type == "application/json":
+    async def _send(self, request: Request, send: Send, answer: Answer, request_id: str) -> None:
+        body = answer.body if isinstance(answer.body, bytes) else answer_json(answer.body)
+        status, method = answer.status, request.scope["method"]
+        headers = [*_RAW_HEADERS, (b"x-request-id", request_id.encode())]
+        if status == 200 and method in _SAFE and answer.media_type == "application/json":
             etag = answer.etag or f'W/"{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
-            headers["ETag"] = etag
-            if _matches(request.headers.get("if-none-match"), etag):
+            headers.append((b"etag", etag.encode()))
+            known = headers_of(request.scope).get(b"if-none-match")
+            if known is not None and _matches(known.decode("latin-1"), etag):
                 status, body = 304, b""
         if body:
-            headers["Content-Type"] = answer.media_type
-        headers["Content-Length"] = str(len(body))
-        raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": status, "headers": raw})
-        await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+            headers.append((b"content-type", answer.media_type.encode()))
+        if answer.headers:
+            own = [
+                (name.lower().encode(), value.encode("latin-1", "replace")) for name, value in answer.headers.items()
+            ]
+            replaced = {name for name, _ in own}
+            headers = [*(header for header in headers if header[0] not in replaced), *own]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
 
     # --- WebSocket
 
     async def _converse(self, socket: WebSocket) -> None:
-        if socket.scope["path"].removeprefix(socket.scope.get("root_path", "")) != "/api/ws":
+        if _path_of(socket.scope) != "/api/ws":
             await socket.close(4404)
             return
         try:
@@ -322,22 +326,31 @@ class Api:
             return
         route = Route(method="GET", path="/api/ws", handler=_no_handler, role="viewer", summary="")
         request = Request({**socket.scope, "type": "http", "method": "GET"})
-        call = Call(request, route, principal, self._store, self._settings, self._clock, _request_id(request), services)
+        call = Call(
+            request,
+            route,
+            principal,
+            self._store,
+            self._settings,
+            self._clock,
+            _request_id(headers_of(socket.scope)),
+            services,
+        )
         await socket.accept()
         await Conversation(socket, call).run()
 
 
 async def _admit(request: HTTPConnection, gate: Gate, *, is_page: bool = False) -> Principal:
     """Let somebody in. A name that leads here from elsewhere must not open the door that is open for localhost."""
-    client = request.client.host if request.client else ""
-    authorization = request.headers.get("authorization")
+    headers, client = headers_of(request.scope), (request.scope.get("client") or ("",))[0]
+    authorization = headers[b"authorization"].decode("latin-1") if b"authorization" in headers else None
     try:
         principal = await gate.admit(openapi.browser_credential(authorization) if is_page else authorization, client)
     except Refused as refused:
         if is_page and refused.status == 401:
             refused.headers["WWW-Authenticate"] = 'Basic realm="headway", charset="UTF-8"'  # So that a browser asks.
         raise
-    if principal is ANONYMOUS and not _is_local_name(request.headers.get("host", "")):
+    if principal is ANONYMOUS and not _is_local_name(headers.get(b"host", b"").decode("latin-1")):
         raise Refused(403, "forbidden", "without tokens only requests to localhost are answered; make a token")
     return principal
 
@@ -356,24 +369,29 @@ async def _no_handler(_: Call) -> Answer:
     raise AssertionError("a conversation has no answer")
 
 
-def _routes(api: Api) -> Iterable[StarletteRoute]:
-    """Make one route per path, in the order of the table; fixed paths come before those with parameters."""
-    by_path: dict[str, dict[str, Route]] = {}
-    for route in ROUTES:
-        by_path.setdefault(route.path, {})[route.method] = route
-    for path in sorted(by_path, key=lambda path: path.count("{") > 0):
-        yield StarletteRoute(path, _Endpoint(api, by_path[path]))
+class _Paths:
+    """Finds the routes of a path: at once where it is fixed, else by trying those with parameters in turn."""
 
+    def __init__(self, routes: Iterable[Route]) -> None:
+        by_path: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            by_path.setdefault(route.path, {})[route.method] = route
+        self._fixed = {path: methods for path, methods in by_path.items() if "{" not in path}
+        with_parameters = [path for path in by_path if "{" in path]
+        # A name with slashes in it fits nearly everything, so it comes last.
+        with_parameters.sort(key=lambda path: ":path}" in path and path.endswith("}"))
+        self._patterns = [(compile_path(path)[0], by_path[path]) for path in with_parameters]
 
-class _Endpoint:
-    """A path with its methods."""
-
-    def __init__(self, api: Api, routes: Mapping[str, Route]) -> None:
-        self._api = api
-        self._routes = routes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._api.serve(self._routes, scope, receive, send)
+    def find(self, scope: Scope) -> tuple[Mapping[str, Route] | None, dict[str, str]]:
+        """Return the routes of a request by method, and the parameters in its path."""
+        path = _path_of(scope)
+        routes = self._fixed.get(path)
+        if routes is not None:
+            return routes, {}
+        for pattern, methods in self._patterns:
+            if found := pattern.match(path):
+                return methods, found.groupdict()
+        return None, {}
 
 
 def _error(refusal: Refused, request_id: str) -> Answer:
@@ -383,18 +401,28 @@ def _error(refusal: Refused, request_id: str) -> Answer:
     return Answer({"error": error, "request_id": request_id}, refusal.status, refusal.headers)
 
 
-def _request_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
+def _path_of(scope: Scope) -> str:
+    """Return the path below where we are mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Return the headers of a request by their names in small letters; of several with one name the last."""
+    return dict(scope["headers"])
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
     return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(8)}"
 
 
-def _matches(header: str | None, etag: str) -> bool:
-    if header is None:
-        return False
+def _matches(header: str, etag: str) -> bool:
     known = {part.strip().removeprefix("W/") for part in header.split(",")}
     return "*" in known or etag.removeprefix("W/") in known
 
 
+@lru_cache(256)
 def _is_local_name(host: str) -> bool:
     name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
     name = name.strip("[]").lower()

@@ -8,7 +8,7 @@ than what one knows is to be ignored.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,8 +22,8 @@ from headway.model import Job
 from headway.shapes import job_shape
 from headway.status.around import why
 from headway.status.hub import FOLLOWERS_MAX, Event, Follower, Hub, change_shape, job_event, log_event
-from headway.status.reader import JobReader
-from headway.status.web import Answer, Call, Param, Principal, Refused, Route, refusal_of
+from headway.status.reader import JobReader, Shown
+from headway.status.web import Answer, Call, Param, Principal, Refused, Route, answer_json, refusal_of
 from headway.store.feed import Change
 
 HEARTBEAT_S: Final = 15.0
@@ -386,14 +386,22 @@ class Conversation:
 _PLAIN: Final = frozenset({Status.COMPLETED, Status.RUNNING, Status.CANCELLED, Status.SCHEDULED})
 
 
-async def job_answer(call: Call, job: Job) -> Answer:
+async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
     """Answer with a job and why it is where it is."""
-    now = call.clock.now()
-    words = None if job.status in _PLAIN else (await why(call.store, job, now)).why
-    shape = job_shape(job, now, why=words, node_name=await call.services.names.of(job.node))
-    if shape["error"] is not None and not call.principal.may("operator"):
-        shape["error"].pop("traceback", None)
-    return Answer(shape, etag=f'W/"{job.version}"')  # Weak: what it says about time goes on without a change.
+    now, is_whole = call.clock.now(), call.principal.may("operator")
+    shown: Shown = call.services.shown
+    is_plain = job.status in _PLAIN
+    body = shown.get(job, now // SECOND, is_whole) if is_plain else None
+    if body is None:
+        words = None if is_plain else (await why(call.store, job, now)).why
+        shape = job_shape(job, now, why=words, node_name=await call.services.names.of(job.node))
+        if shape["error"] is not None and not is_whole:
+            shape["error"].pop("traceback", None)
+        body = answer_json(shape)
+        if is_plain:
+            shown.keep(job, is_whole, body)
+    # Weak: what it says about time goes on without a change.
+    return Answer(body, status, headers or {}, etag=f'W/"{job.version}"')
 
 
 ROUTES: Final = (

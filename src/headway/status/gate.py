@@ -14,6 +14,7 @@ import ipaddress
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from hmac import compare_digest
 from math import ceil
 from typing import Final, Generic, TypeVar
@@ -155,6 +156,7 @@ async def _was_made(store: Store) -> bool:
     return made
 
 
+@lru_cache(1_024)
 def _is_remote(client: str) -> bool:
     """Say whether a request came from another machine after all, as a proxy in front of us tells."""
     try:

@@ -318,8 +318,8 @@ async def retry_job(call: Call) -> Answer:
     job = await visible_job(call, call.path("job_id"))
     again = await call.store.queue.retry(job.id, author=call.principal.name)
     await call.record("job.retry", job.id, tenant=job.tenant, new=again.id)
-    answer = await job_answer(call, again)
-    return Answer(answer.body, 201 if again.id != job.id else 200, {"Location": f"/api/jobs/{again.id}"})
+    status = 201 if again.id != job.id else 200
+    return await job_answer(call, again, status=status, headers={"Location": f"/api/jobs/{again.id}"})
 
 
 _JOB: Final = {

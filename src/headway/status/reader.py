@@ -15,6 +15,7 @@ from headway.store import Store
 
 NAMES_FRESH_S: Final = 10.0
 NAMES_AGAIN_S: Final = 0.5
+SHOWN_MAX: Final = 2_000
 
 
 class JobReader:
@@ -22,17 +23,18 @@ class JobReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: dict[str, asyncio.Future[Job]] = {}
+        self._waiting: dict[str, list[asyncio.Future[Job]]] = {}
         self._reading: asyncio.Task[None] | None = None
 
     async def get(self, job_id: str) -> Job:
         """Return a job; `JobNotFound` when there is none."""
-        waiting = self._waiting.get(job_id)
-        if waiting is None:
-            waiting = self._waiting[job_id] = asyncio.get_running_loop().create_future()
+        mine: asyncio.Future[Job] = (
+            asyncio.get_running_loop().create_future()
+        )  # Each its own: who goes takes nobody along.
+        self._waiting.setdefault(job_id, []).append(mine)
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
-        return await asyncio.shield(waiting)
+        return await mine
 
     async def _read(self) -> None:
         try:
@@ -40,22 +42,45 @@ class JobReader:
                 asked, self._waiting = self._waiting, {}
                 try:
                     found = {job.id: job for job in await self._store.feed.jobs(asked)}
-                except BaseException as error:  # noqa: BLE001 - it is for those who asked
-                    for future in asked.values():
-                        if not future.done():
-                            future.set_exception(error)
-                            future.exception()  # Somebody who asked may have gone meanwhile.
+                except Exception as error:  # noqa: BLE001 - it is for those who asked
+                    for job_id in asked:
+                        _refuse(asked[job_id], error)
                     continue
-                for job_id, future in asked.items():
-                    if future.done():
+                for job_id, futures in asked.items():
+                    job = found.get(job_id)
+                    if job is None:
+                        _refuse(futures, JobNotFound(f"no job has the id {job_id!r}"))
                         continue
-                    if job_id in found:
-                        future.set_result(found[job_id])
-                    else:
-                        future.set_exception(JobNotFound(f"no job has the id {job_id!r}"))
-                        future.exception()
+                    for future in futures:
+                        if not future.done():
+                            future.set_result(job)
         finally:
             self._reading = None
+
+
+def _refuse(futures: list[asyncio.Future[Job]], error: Exception) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
+class Shown:
+    """Answers that were written within the same second, for others who ask for the same version of a job."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._written: dict[tuple[str, int, bool], bytes] = {}
+
+    def get(self, job: Job, second: int, is_whole: bool) -> bytes | None:
+        """Return an answer of this second."""
+        if second != self._second or len(self._written) >= SHOWN_MAX:
+            self._second, self._written = second, {}
+        return self._written.get((job.id, job.version, is_whole))
+
+    def keep(self, job: Job, is_whole: bool, answer: bytes) -> bytes:
+        """Keep an answer for the rest of the second."""
+        self._written[job.id, job.version, is_whole] = answer
+        return answer
 
 
 class NodeNames:

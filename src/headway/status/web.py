@@ -341,7 +341,8 @@ def _check_text(text: str) -> None:
 def _read_query(request: Request, route: Route) -> dict[str, Any]:
     known = {param.name: param for param in route.query}
     values: dict[str, Any] = {}
-    for name, text in request.query_params.multi_items():
+    given = request.query_params.multi_items() if request.scope["query_string"] else ()
+    for name, text in given:
         if name not in known:
             names = ", ".join(sorted(known)) or "none"
             raise Refused(422, "unknown_parameter", f"no parameter is named {name[:80]!r}; known are {names}")

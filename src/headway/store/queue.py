@@ -589,6 +589,7 @@ def _retry(job_id: str, author: str, clock: Clock, *, only_dead: bool = False) -
         metadata=job.metadata,
         parent=job.parent,
         rerun_of=job.id,
+        callback=job.callback,
     )
     yield call("enqueue", jobs=as_json([job_row(again)]))
     if not (yield from _review([job.id], "reviewed", author)) and only_dead:

@@ -1,0 +1,92 @@
+"""A 2xx is durable: the API is killed while clients enqueue, and everything that was acknowledged is there, once."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.api import ApiProcess, api_process
+from tests.support.postgres import PostgresServer
+
+CLIENTS = 4
+ROUNDS = 3
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/headway.db"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    url = server.create_database()
+    command = [sys.executable, "-m", "headway", "migrate", "--store", url]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    yield url
+    server.drop(url)
+
+
+class Client:
+    """Enqueues one job after the other, each with a key of its own, and remembers what it was told."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._next = 0
+        self.told: dict[str, str] = {}
+        self.unknown: list[str] = []
+
+    def enqueue_until_cut_off(self, api: ApiProcess) -> None:
+        with api.client() as http:
+            while True:
+                key = f"{self._number}-{self._next}"
+                self._next += 1
+                try:
+                    self._enqueue(http, key)
+                except httpx.HTTPError:
+                    self.unknown.append(key)
+                    return
+
+    def repeat_what_is_unknown(self, api: ApiProcess) -> None:
+        with api.client() as http:
+            for key in self.unknown:
+                self._enqueue(http, key)
+        self.unknown.clear()
+
+    def _enqueue(self, http: httpx.Client, key: str) -> None:
+        answer = http.post("/api/jobs", json={"type": "work", "args": {"key": key}, "key": key})
+        assert answer.status_code in (200, 201), answer.text
+        self.told[key] = answer.json()["id"]
+
+
+def test_what_was_acknowledged_is_there_once(store: str) -> None:
+    clients = [Client(number) for number in range(CLIENTS)]
+    for _ in range(ROUNDS):
+        with api_process(store) as api:
+            for client in clients:
+                client.repeat_what_is_unknown(api)
+            threads = [threading.Thread(target=client.enqueue_until_cut_off, args=(api,)) for client in clients]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.7)
+            api.kill()
+            for thread in threads:
+                thread.join(60)
+    with api_process(store) as api, api.client() as http:
+        for client in clients:
+            client.repeat_what_is_unknown(api)
+        stored: dict[str, list[str]] = {}
+        cursor: str | None = None
+        while True:
+            page = http.get("/api/jobs", params={"limit": "200", **({"cursor": cursor} if cursor else {})}).json()
+            for job in page["items"]:
+                stored.setdefault(job["key"], []).append(job["id"])
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+    told = {key: job_id for client in clients for key, job_id in client.told.items()}
+    assert len(told) > CLIENTS * ROUNDS
+    assert stored == {key: [job_id] for key, job_id in told.items()}
