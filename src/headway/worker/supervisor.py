@@ -14,7 +14,6 @@ whenever the store answers again; the store refuses it if the attempt is over.
 """
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ REPORT_EVERY_S: Final = 0.5
 REPORTS_MAX: Final = 1_000
 WATCH_EVERY_S: Final = 0.2
 UNPARK_EVERY_S: Final = 5.0
-PROBE_EVERY_S: Final = 0.05
+PROBE_EVERY_S: Final = 0.25
 PROBE_SHARE: Final = 20.0
 HAND_BACK_S_MAX: Final = 1.0
 REASON_LENGTH_MAX: Final = 500
@@ -136,7 +135,6 @@ class Supervisor:
         self._ready: deque[str] = deque(queues)  # The next queue to take from is in front.
         self._mixes: dict[str, frozenset[str]] = {}  # Of which kinds the last jobs of a queue were.
         self._probe_at: dict[str, float] = {}
-        self._postponed_to = math.inf  # When somebody has woken us and it was too soon to look again.
         self._heard: set[str] = set()  # Queues that got a job while we looked into them.
         self._queues_seen_at = -1e9
         self._foreign: frozenset[str] = frozenset()  # Tasks that others know and we do not.
@@ -224,14 +222,12 @@ class Supervisor:
         await self._unpark(crew)
         await self._look_for_queues()
         room = {kind: min(crew.room(kind), CLAIM_MAX) for kind in crew.kinds}
-        may_be_more, self._postponed_to = False, math.inf
+        may_be_more = False
         for _ in range(len(self._ready)):
             if max(room.values()) <= 0 or self.is_draining:
                 break
             may_be_more |= await self._claim_from(crew, self._ready[0], room)
-        if may_be_more and max(room.values()) > 0:
-            return 0.0
-        return max(0.0, min(self._poll_s, self._postponed_to - self._clock.monotonic()))
+        return 0.0 if may_be_more and max(room.values()) > 0 else self._poll_s
 
     async def _unpark(self, crew: CrewPort) -> None:
         """Look again at jobs that nobody knew. All parked ones when we are new here: perhaps our code is."""
@@ -272,8 +268,7 @@ class Supervisor:
         skip = set(self._foreign)
         started = self._clock.monotonic()
         if mix & full:
-            if started < (probe_at := self._probe_at.get(queue, 0.0)):
-                self._postponed_to = min(self._postponed_to, probe_at)
+            if started < self._probe_at.get(queue, 0.0):
                 return 0, True
             skip.update(*(crew.kinds[kind] for kind in full))
         limit = -(-min(room[kind] for kind in (mix - full or room.keys() - full)) // max(1, len(self._ready)))

@@ -258,21 +258,6 @@ async def test_full_kinds_and_tasks_of_others_are_left_alone() -> None:
 
 
 @virtual
-async def test_whoever_is_woken_too_soon_looks_again_as_soon_as_it_may() -> None:
-    """Where one kind is full, looking for the others is not cheap; but no job waits for the next poll because of it."""
-    async with Stage() as stage:
-        post = Post(stage)
-        post.crew.rooms["process"] = 0
-        await post.take(1, task="work")  # It looked, and there was nothing for the others.
-        assert await post.take(1, task="wait") == []
-        rest_s = await post.supervisor.claim()
-        assert 0 < rest_s < 0.1
-        await asyncio.sleep(rest_s)
-        await post.supervisor.claim()
-        assert [job.task for job in post.crew.started] == ["wait"]
-
-
-@virtual
 async def test_whoever_drains_takes_nothing_more() -> None:
     async with Stage() as stage:
         post = Post(stage)
