@@ -13,6 +13,7 @@ supervisor is gone, so is the child, with everything that the tasks have started
 import asyncio
 import contextlib
 import ctypes
+import gc
 import os
 import queue
 import resource
@@ -560,6 +561,7 @@ def serve(
         line.sendall(frame([Hello(os.getpid(), "", "", [], {}, error=str(error))]))
         sys.exit(2)
     child = KINDS[kind](line, place, registry, hand, width)
+    gc.freeze()  # What is imported stays, and is not looked through again while jobs run.
     child.send(hello)
     child.listen()
     child.run()
