@@ -32,7 +32,6 @@ from headway.model import (
     Schedule,
     ScheduleSpec,
     check_name,
-    encode_args,
 )
 from headway.node import EngineNode, World
 from headway.scheduling.triggers import Cron, Trigger
@@ -371,23 +370,7 @@ class Headway:
 
     def new_job(self, task: str, args: Mapping[str, Any], options: Options) -> NewJob:
         """Make a job that is checked and ready to be handed in."""
-        return NewJob(
-            id=self._clock.new_id("job"),
-            task=task,
-            args=encode_args(args),
-            tenant=options.tenant,
-            queue=options.queue,
-            priority=options.priority,
-            max_attempts=options.max_attempts,
-            backoff=options.backoff,
-            key=options.key,
-            tags=options.tags,
-            delay=options.delay,
-            run_at=options.at,
-            timeout=options.timeout,
-            expires=options.expires,
-            metadata=options.metadata,
-        )
+        return options.new_job(self._clock.new_id("job"), task, args)
 
     def jobs_of(self, task: Any, args: Mapping[str, Any], options: Mapping[str, Any]) -> list[NewJob]:
         """Make the job that a running task enqueues."""

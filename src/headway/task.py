@@ -130,6 +130,27 @@ class Options:
             raise InvalidTask("delay and at exclude each other: say when in one way")
         return merged
 
+    def new_job(self, job_id: str, task: str, args: Mapping[str, Any], *, callback: str | None = None) -> NewJob:
+        """Make a job that is checked and ready to be handed in."""
+        return NewJob(
+            id=job_id,
+            task=task,
+            args=encode_args(args),
+            tenant=self.tenant,
+            queue=self.queue,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            backoff=self.backoff,
+            key=self.key,
+            tags=self.tags,
+            delay=self.delay,
+            run_at=self.at,
+            timeout=self.timeout,
+            expires=self.expires,
+            metadata=self.metadata,
+            callback=callback,
+        )
+
     def told(self) -> dict[str, Any]:
         """Write what differs from a job that says nothing, for processes that do not have the task."""
         plain = Options()

@@ -7,7 +7,6 @@ than what one knows is to be ignored.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from headway.errors import HeadwayError, JobNotFound
+from headway.errors import HeadwayError, JobNotFound, StoreUnavailable
 from headway.instants import SECOND, parse_duration
 from headway.lifecycle import Status
 from headway.model import Job
@@ -28,6 +27,7 @@ from headway.store.feed import Change
 
 HEARTBEAT_S: Final = 15.0
 VALID_EVERY_S: Final = 2.0
+SEND_S_MAX: Final = 30.0
 WAIT_S_MAX: Final = 60.0
 SUBSCRIPTIONS_MAX: Final = 100
 MESSAGE_BYTES_MAX: Final = 4_096
@@ -185,11 +185,12 @@ class Stream:
             await _send(send, b"retry: 1000\n\n" + b"".join(event.sse for event in first))
             if not (self._ends_with_done and any(event.kind in ("done", "gone") for event in first)):
                 await self._go_on(call, follower, send)
+            await _send(send, b"", is_last=True)
+        except (TimeoutError, StoreUnavailable):
+            pass  # Who does not read is not waited for, and who cannot be told comes back; the server closes the line.
         finally:
             hub.leave(follower)
             gone.cancel()
-            with contextlib.suppress(Exception):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _go_on(self, call: Call, follower: Follower, send: Send) -> None:
         async for events in spoken(call.services, call.principal, call, follower):
@@ -224,8 +225,10 @@ _SSE_HEADERS: Final = (
 )
 
 
-async def _send(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+async def _send(send: Send, data: bytes, *, is_last: bool = False) -> None:
+    """Send a part of the stream; `TimeoutError` when the one at the other end has not read for long."""
+    async with asyncio.timeout(SEND_S_MAX):
+        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 
 async def _gone(receive: Receive, follower: Follower) -> None:
@@ -364,12 +367,14 @@ class Conversation:
                     return
             if follower.is_dropped:
                 await self._say_error("dropped", "you read too slowly; subscribe again from where you are", name)
+        except TimeoutError:
+            await self._socket.close(1008)  # Nobody reads; what waits would only grow old.
         finally:
             self._call.services.hub.leave(follower)
             self._speaking.pop(name, None)
 
     async def _say(self, events: list[Event]) -> None:
-        async with self._sending:
+        async with self._sending, asyncio.timeout(SEND_S_MAX):
             for event in events:
                 await self._socket.send_text(event.message().decode())
 

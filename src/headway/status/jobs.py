@@ -9,7 +9,7 @@ import msgspec
 from headway.errors import DuplicateKey, InvalidTask, JobNotFound, TaskNotFound
 from headway.instants import DAY
 from headway.lifecycle import Status
-from headway.model import EnqueuedRow, Job, NewJob, check_name, encode_args
+from headway.model import EnqueuedRow, Job, NewJob, check_name
 from headway.shapes import attempt_shape, job_shape, stamp
 from headway.status.around import node_names, why
 from headway.status.follow import FILTERS, SINCE, Stream, events_of_job, job_answer, visible_job, wait_for_change
@@ -86,7 +86,7 @@ class Tasks:
         if name in self._heard:
             return Options.heard(self._heard[name]), args
         if self.app or self._heard:
-            raise TaskNotFound(f"no worker and no app here knows a task {name!r}")
+            raise TaskNotFound(f"nobody here knows a task {name!r}; `headway workers list` shows who knows which")
         return Options(), args  # Nobody has said anything for a day: we cannot know better.
 
     async def _listen(self, call: Call) -> None:
@@ -142,8 +142,6 @@ async def _new_job(call: Call, body: JobBody, key: str | None) -> NewJob:
     own = call.principal.one_tenant
     if body.tenant is not None and own is not None and body.tenant != own:
         raise Refused(403, "forbidden", "tenant: the tenant comes from the token; leave it out")
-    if body.tenant == "*":
-        raise Refused(422, "invalid", "tenant: a job belongs to one tenant, and `*` stands for all of them")
     if body.run_at is not None and body.delay is not None:
         raise Refused(422, "invalid", "delay and run_at exclude each other: say when in one way")
     tasks: Tasks = call.services.tasks
@@ -163,24 +161,8 @@ async def _new_job(call: Call, body: JobBody, key: str | None) -> NewJob:
             "metadata": body.metadata,
         }
     )
-    return NewJob(
-        id=call.clock.new_id("job"),
-        task=body.type,
-        args=encode_args(args),
-        tenant=options.tenant,
-        queue=options.queue,
-        priority=options.priority,
-        max_attempts=options.max_attempts,
-        backoff=options.backoff,
-        key=options.key,
-        tags=options.tags,
-        delay=options.delay,
-        run_at=options.at,
-        timeout=options.timeout,
-        expires=options.expires,
-        metadata=options.metadata,
-        callback=None if body.callback_url is None else check_url(body.callback_url),
-    )
+    callback = None if body.callback_url is None else check_url(body.callback_url)
+    return options.new_job(call.clock.new_id("job"), body.type, args, callback=callback)
 
 
 def _enqueued(job: NewJob, row: EnqueuedRow) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""Followers are bounded: whoever does not read is dropped, and leaves nothing behind."""
+
+import asyncio
+from collections.abc import MutableMapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.clock import Clock
+from headway.model import NewJob
+from headway.status import follow
+from headway.status.hub import BYTES_MAX, EVENTS_MAX, Event, Follower, Hub
+from headway.store import Store
+
+
+def test_a_follower_that_does_not_read_is_dropped() -> None:
+    for event, most in ((Event("progress", {}), EVENTS_MAX), (Event("log", {"line": "x" * 100_000}), 12)):
+        follower = Follower("job_1")
+        for _ in range(2 * EVENTS_MAX):
+            follower.push(event)
+        assert follower.is_dropped
+        kept = follower.take()
+        assert len(kept) <= most
+        assert sum(len(event.sse) for event in kept) <= BYTES_MAX + len(event.sse)
+
+
+async def test_a_stream_that_nobody_reads_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "SEND_S_MAX", 0.2)
+    clock = Clock(node="test")
+    store = await Store.open(f"sqlite:///{tmp_path}/headway.db", clock)
+    hub = Hub(store, clock)
+    services = SimpleNamespace(hub=hub, gate=None, is_closing=False)
+    call: Any = SimpleNamespace(services=services, clock=clock, store=store, principal=None, query={})
+    sent: list[str] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("the other end says nothing")
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message["type"])
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()  # The buffers are full, and nobody reads.
+
+    try:
+        [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work")])
+        stream = follow.Stream(call, lambda: follow.follow_job(hub, call, row.id, None))
+        async with asyncio.timeout(10):
+            await stream({"type": "http"}, receive, send)
+        assert sent == ["http.response.start", "http.response.body"]
+        assert hub.count() == 0
+    finally:
+        await store.close()
