@@ -26,7 +26,7 @@ from bench.watch import Watched
 from bench.worker import worker_command
 from headway import Headway
 
-CONNECTIONS: Final = 32
+CONNECTIONS: Final = 64
 START_S_MAX: Final = 30.0
 PATIENCE_S: Final = 120.0
 READ_BYTES: Final = 1 << 16

@@ -32,7 +32,7 @@ from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import LeaderMandate, LockMandate, Mandate, Scheduler
 from headway.settings import Settings
 from headway.status.tally import Tally
-from headway.worker.supervisor import HAND_BACK_S_MAX, Supervisor
+from headway.worker.supervisor import HAND_BACK_S_MAX, QUIET_S, Supervisor
 
 SCHEDULER: Final = "scheduler"
 WORKER: Final = "worker"
@@ -188,13 +188,13 @@ class EngineNode:
     def _workers(self, supervisor: Supervisor) -> tuple[Loop, ...]:
         poll_s = self._settings.poll / SECOND
         ticks = {
-            "claimer": supervisor.claim,
-            "keeper": supervisor.keep,
-            "settler": supervisor.settle,
-            "reporter": supervisor.report,
-            "watchman": supervisor.watch,
+            "claimer": (supervisor.claim, poll_s),
+            "keeper": (supervisor.keep, poll_s),
+            "settler": (supervisor.settle, QUIET_S),
+            "reporter": (supervisor.report, QUIET_S),
+            "watchman": (supervisor.watch, poll_s),
         }
-        loops = {name: Loop(name, tick, clock=self._clock, rest_s_max=poll_s) for name, tick in ticks.items()}
+        loops = {name: Loop(name, tick, clock=self._clock, rest_s_max=rest) for name, (tick, rest) in ticks.items()}
         supervisor.claimer_wake = loops["claimer"].wake
         supervisor.keeper_wake = loops["keeper"].wake
         supervisor.settler_wake = loops["settler"].wake

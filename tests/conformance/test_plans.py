@@ -142,6 +142,7 @@ HOT: dict[str, dict[str, Any]] = {
     },
     "latest_of_tenant": {"task": "t", "tenant": "acme", "key": None},
     "versions": {"ids": IDS},
+    "stamps": {"ids": IDS},
     "jobs_by_id": {"ids": IDS},
     "log_since": {"id": JOB, "after": 0, "seq": 0, "limit": 1_000},
     "feed_of_job": {"id": JOB, "after": 0, "limit": 1_000},

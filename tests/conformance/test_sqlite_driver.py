@@ -189,3 +189,23 @@ async def test_inline_is_the_same_without_a_thread() -> None:
     assert (await store.queue.get(job)).created_at == 5_000_000
     assert (await store.watch(lambda topic: None)).mode == "poll"
     connection.raw.close()
+
+
+async def test_a_peek_sees_what_was_committed_just_now(store: Store) -> None:
+    job_id = await enqueue(store)
+    [row] = await store.driver.peek(call("stamps", ids=f'["{job_id}"]'))
+    assert row["version"] == 1
+    await store.queue.cancel(job_id, author="me")
+    [row] = await store.driver.peek(call("stamps", ids=f'["{job_id}"]'))
+    assert row["version"] == 2
+
+
+async def test_a_peek_does_not_wait_for_a_writer(store: Store, path: str) -> None:
+    job_id = await enqueue(store)
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("begin immediate")
+        async with asyncio.timeout(5):
+            [row] = await store.driver.peek(call("stamps", ids=f'["{job_id}"]'))
+        assert row["version"] == 1
+        other.execute("rollback")
+    other.close()

@@ -97,6 +97,10 @@ class FaultyDriver:
         likely = _LIKELY.get(statement.statement, 1.0)
         return await self._send(lambda: one(statement), lambda: self._sea.fetch(self._actor, statement), likely)
 
+    async def peek(self, statement: Call) -> Rows:
+        """Run one call."""
+        return await self.fetch(statement)
+
     async def _send(self, begin: Begin[T], commit: Callable[[], T], likely: float) -> T:
         self.calls += 1
         await self._travel(likely)

@@ -13,6 +13,7 @@ from headway.instants import SECOND, Duration
 from headway.ports import Ledger, Queue
 
 BATCH: Final = 500
+REVIVE_EVERY_S: Final = 5.0
 PRUNE_EVERY_S: Final = 30.0
 
 
@@ -35,7 +36,7 @@ class Janitor:
         self._is_mine = is_mine
         self._poll_s = poll / SECOND
         self._retention = retention
-        self._prune_at = clock.monotonic()
+        self._revive_at = self._prune_at = clock.monotonic()
 
     async def tick(self) -> float:
         """Expire, revive and prune; go on at once while there is more."""
@@ -45,9 +46,15 @@ class Janitor:
         if expired:
             emit(LeasesExpired(node=self._clock.node, job_ids=tuple(expired)))
         overdue = await self._queue.end_overdue(BATCH)
-        await self._ledger.revive_stranded(BATCH)
+        await self._revive()
         pruned = await self._prune()
         return 0.0 if BATCH in (len(expired), overdue) or pruned >= BATCH else self._poll_s
+
+    async def _revive(self) -> None:
+        if self._clock.monotonic() < self._revive_at:
+            return
+        if await self._ledger.revive_stranded(BATCH) < BATCH:
+            self._revive_at = self._clock.monotonic() + REVIVE_EVERY_S
 
     async def _prune(self) -> int:
         if self._clock.monotonic() < self._prune_at:

@@ -10,8 +10,8 @@ tell it that it starts.
 import asyncio
 import hashlib
 import ipaddress
+import random
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -61,6 +61,7 @@ _HEADERS: Final = {
 }
 _RAW_HEADERS: Final = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 _SAFE: Final = ("GET", "HEAD")
+_chance: Final = random.Random()  # For ids that tell requests apart; nobody has to be kept from guessing one.
 
 
 @dataclass(slots=True)
@@ -207,12 +208,17 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hold a conversation."""
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
+        if scope["type"] == "http":
+            routes, parameters = self._paths.find(scope)
+            if routes is None:
+                await self._miss(scope, receive, send)
+            else:
+                scope["path_params"] = parameters
+                await self.serve(routes, scope, receive, send)
         elif scope["type"] == "websocket":
             await self._converse(WebSocket(scope, receive, send))
         else:
-            await self._route(scope, receive, send)
+            await self._live(receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -229,12 +235,7 @@ class Api:
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        routes, parameters = self._paths.find(scope)
-        if routes is not None:
-            scope["path_params"] = parameters
-            await self.serve(routes, scope, receive, send)
-            return
+    async def _miss(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         request_id = _request_id(headers_of(scope))
         refusal = Refused(404, "not_found", "there is no such path; /docs lists those that exist")
@@ -409,12 +410,17 @@ def _path_of(scope: Scope) -> str:
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
     """Return the headers of a request by their names in small letters; of several with one name the last."""
-    return dict(scope["headers"])
+    known: dict[bytes, bytes] | None = scope.get("headway.headers")
+    if known is None:
+        known = scope["headway.headers"] = dict(scope["headers"])
+    return known
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    given = headers.get(b"x-request-id", b"").decode("latin-1")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(8)}"
+    given = headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(text := given.decode("latin-1")):
+        return text
+    return f"req_{_chance.getrandbits(64):016x}"
 
 
 def _matches(header: str, etag: str) -> bool:

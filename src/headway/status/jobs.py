@@ -229,7 +229,7 @@ def _listed(call: Call, job: Job, now: int, names: Mapping[str, str]) -> dict[st
 
 async def get_job(call: Call) -> Answer | Stream:
     """Read one job; with `wait` only when it has changed. Who accepts a stream gets one."""
-    if "text/event-stream" in call.request.headers.get("accept", ""):
+    if call.accepts("text/event-stream"):
         return await events_of_job(call)
     job = await visible_job(call, call.path("job_id"))
     if "wait" in call.query:

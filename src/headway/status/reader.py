@@ -1,10 +1,12 @@
 """Reads jobs for everybody who asks at the same time with one statement.
 
 While one read is on its way, those who come later wait for the next one together. Nobody gets an answer that was read
-before he asked, and who is alone does not wait.
+before he asked, and who is alone does not wait. Of jobs that were read before, only the stamp is read, which is much
+less than the job, and the rest only where it has changed.
 """
 
 import asyncio
+from collections.abc import Collection
 from typing import Final
 
 from headway.clock import Clock
@@ -16,6 +18,7 @@ from headway.store import Store
 NAMES_FRESH_S: Final = 10.0
 NAMES_AGAIN_S: Final = 0.5
 SHOWN_MAX: Final = 2_000
+KNOWN_MAX: Final = 2_000
 
 
 class JobReader:
@@ -23,28 +26,29 @@ class JobReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._known: dict[str, Job] = {}
         self._waiting: dict[str, list[asyncio.Future[Job]]] = {}
         self._reading: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
 
     async def get(self, job_id: str) -> Job:
         """Return a job; `JobNotFound` when there is none."""
-        mine: asyncio.Future[Job] = (
-            asyncio.get_running_loop().create_future()
-        )  # Each its own: who goes takes nobody along.
-        self._waiting.setdefault(job_id, []).append(mine)
+        mine: asyncio.Future[Job] = self._loop.create_future()
+        self._waiting.setdefault(job_id, []).append(mine)  # Each its own: who goes takes nobody along.
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
         return await mine
 
     async def _read(self) -> None:
+        """Read for those who wait, as long as there are any."""
         try:
             while self._waiting:
                 asked, self._waiting = self._waiting, {}
                 try:
-                    found = {job.id: job for job in await self._store.feed.jobs(asked)}
+                    found = await self._find(asked)
                 except Exception as error:  # noqa: BLE001 - it is for those who asked
-                    for job_id in asked:
-                        _refuse(asked[job_id], error)
+                    for futures in asked.values():
+                        _refuse(futures, error)
                     continue
                 for job_id, futures in asked.items():
                     job = found.get(job_id)
@@ -56,6 +60,22 @@ class JobReader:
                             future.set_result(job)
         finally:
             self._reading = None
+
+    async def _find(self, job_ids: Collection[str]) -> dict[str, Job]:
+        found = {}
+        if again := [job_id for job_id in job_ids if job_id in self._known]:
+            stamps = await self._store.feed.stamps(again)
+            for job_id in again:
+                known = self._known.pop(job_id)
+                if stamps.get(job_id) == (known.version, known.lease_until):
+                    found[job_id] = known
+        if len(found) < len(job_ids):
+            new = [job_id for job_id in job_ids if job_id not in found]
+            found.update((job.id, job) for job in await self._store.feed.jobs(new))
+        self._known.update(found)
+        while len(self._known) > KNOWN_MAX:  # Those that nobody has asked for longest.
+            del self._known[next(iter(self._known))]
+        return found
 
 
 def _refuse(futures: list[asyncio.Future[Job]], error: Exception) -> None:

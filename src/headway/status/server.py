@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headway.errors import InvalidConfig, StoreUnavailable
 from headway.status.api import Api
@@ -23,6 +24,48 @@ class _Quiet(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave them alone."""
         yield
+
+
+class _Gathering:
+    """A transport that sends the head of an answer together with its body: one packet, and one wake-up of who reads it.
+
+    What is written waits for the next write or the next turn of the loop, whichever comes first.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held = b""
+        self._soon = asyncio.get_running_loop().call_soon
+
+    def write(self, data: bytes) -> None:
+        """Send this soon, after what waits."""
+        if self._held:
+            data, self._held = self._held + data, b""
+            self._transport.write(data)
+        elif data:
+            self._held = data
+            self._soon(self._flush)
+
+    def close(self) -> None:
+        """Close after everything is sent."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            data, self._held = self._held, b""
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _Protocol(HttpToolsProtocol):
+    """HTTP as uvicorn speaks it, in fewer packets."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Have what is written gathered."""
+        super().connection_made(_Gathering(transport))  # type: ignore[arg-type]
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -47,7 +90,7 @@ async def serve(api: Api, listening: socket.socket, stopping: asyncio.Event) -> 
     """Answer requests until told to stop; then end streams, let requests end, and close."""
     config = uvicorn.Config(
         api,
-        http="httptools",
+        http=_Protocol,
         ws="websockets-sansio",
         lifespan="off",
         log_config=None,

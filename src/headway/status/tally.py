@@ -111,10 +111,12 @@ class Tally:
 
     def request(self, route: str, method: str, status: int, took_s: float) -> None:
         """Count an answer of the API. `route` is the template of the path, never the path itself."""
-        kind = (route, method) if method in METHODS and route.startswith("/") else (OTHER, OTHER)
+        kind = (route, method)
         times = self.answer_times.get(kind)
         if times is None:
-            times = self.answer_times[kind] = Histogram(ANSWER_BOUNDS_S)
+            if method not in METHODS or not route.startswith("/"):
+                kind = (OTHER, OTHER)
+            times = self.answer_times.setdefault(kind, Histogram(ANSWER_BOUNDS_S))
         times.note(took_s)
         self.answers[*kind, f"{status // 100}xx"] += 1
 

@@ -43,6 +43,7 @@ TEXT_LENGTH_MAX: Final = 512
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
 ROLES: Final = ("viewer", "operator", "admin")
+_RANKS: Final = {role: rank for rank, role in enumerate(ROLES)}
 
 T = TypeVar("T")
 
@@ -101,7 +102,7 @@ class Principal:
 
     def may(self, role: str) -> bool:
         """Say whether this one has at least that role."""
-        return ROLES.index(self.role) >= ROLES.index(role)
+        return _RANKS[self.role] >= _RANKS[role]
 
     @property
     def one_tenant(self) -> str | None:
@@ -195,6 +196,10 @@ class Call:
         if len(text) > TEXT_LENGTH_MAX or not text.isprintable():
             raise Refused(404, "not_found", "there is no such thing")
         return text
+
+    def accepts(self, media_type: str) -> bool:
+        """Say whether the caller names this type among those that it would like."""
+        return any(name == b"accept" and media_type.encode() in value for name, value in self.request.scope["headers"])
 
     def page(self) -> tuple[int, str | None]:
         """Return limit and cursor."""
@@ -339,19 +344,24 @@ def _check_text(text: str) -> None:
 
 
 def _read_query(request: Request, route: Route) -> dict[str, Any]:
-    known = {param.name: param for param in route.query}
     values: dict[str, Any] = {}
-    given = request.query_params.multi_items() if request.scope["query_string"] else ()
-    for name, text in given:
+    if request.scope["query_string"]:
+        values = _read_params(request, {param.name: param for param in route.query})
+    for param in route.query:
+        if param.is_required and param.name not in values:
+            raise Refused(422, "invalid", f"{param.name} is missing: {param.what}")
+    return values
+
+
+def _read_params(request: Request, known: Mapping[str, Param]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in request.query_params.multi_items():
         if name not in known:
             names = ", ".join(sorted(known)) or "none"
             raise Refused(422, "unknown_parameter", f"no parameter is named {name[:80]!r}; known are {names}")
         if name in values:
             raise Refused(422, "duplicate_name", f"{name} is there twice")
         values[name] = _read_param(known[name], text)
-    for param in route.query:
-        if param.is_required and param.name not in values:
-            raise Refused(422, "invalid", f"{param.name} is missing: {param.what}")
     return values
 
 

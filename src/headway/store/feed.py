@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
-from headway.instants import MINUTE, SECOND, Duration
+from headway.instants import MINUTE, SECOND, Duration, Instant
 from headway.lifecycle import Status
 from headway.model import Job
 from headway.store.queue import read_job, read_tags
-from headway.store.transaction import Driver, Row, as_json, call
+from headway.store.transaction import Driver, Row, Rows, as_json, call
 
 EVERYTHING: Final = "*"
 FEED_KEPT: Final = 10 * MINUTE
@@ -24,6 +24,7 @@ READ_MAX: Final = 2_000
 AGAIN_MAX: Final = 5_000
 PRUNE_MAX: Final = 20_000
 LOG_PAGE: Final = 1_000
+PEEK_MAX: Final = 100
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +94,17 @@ class StoreFeed:
 
     async def jobs(self, job_ids: Iterable[str]) -> list[Job]:
         """Read these jobs."""
-        rows = await self._driver.fetch(call("jobs_by_id", ids=as_json(sorted(job_ids))))
-        return [read_job(row) for row in rows]
+        return [read_job(row) for row in await self._by_id("jobs_by_id", job_ids)]
+
+    async def stamps(self, job_ids: Iterable[str]) -> dict[str, tuple[int, Instant | None]]:
+        """Read version and end of the lease of these jobs: while both are the same, everything else is."""
+        rows = await self._by_id("stamps", job_ids)
+        return {row["id"]: (row["version"], row["lease_until"]) for row in rows}
+
+    async def _by_id(self, statement: str, job_ids: Iterable[str]) -> Rows:
+        ids = sorted(job_ids)
+        read = self._driver.peek if len(ids) <= PEEK_MAX else self._driver.fetch
+        return await read(call(statement, ids=as_json(ids)))
 
     async def log_since(self, job_id: str, version: int) -> list[Line]:
         """Read the lines that a job logged after one of its versions; a job's log is bounded, and so are these."""

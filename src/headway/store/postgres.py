@@ -103,6 +103,10 @@ class PostgresDriver:
         except _Again:
             return await self.run(lambda: one(statement))
 
+    async def peek(self, statement: Call) -> Rows:
+        """Run one call: here everything goes over the same wire."""
+        return await self.fetch(statement)
+
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements under an advisory lock."""
         async with self._connection() as connection:

@@ -1,6 +1,7 @@
 """SQLite: one connection on one thread per process, a whole transaction per hop.
 
-A hop to the thread costs more than most statements, so the generator runs to its end over there. Writers take the
+A hop to the thread costs more than most statements, so the generator runs to its end over there, and what only looks at
+a few rows by their keys does not go there at all. Writers take the
 lock first (`begin immediate`), readers see the last commit (WAL). `synchronous=full` makes every acknowledged commit
 survive a power cut; `normal` is faster and may lose the last ones, never the consistency.
 
@@ -129,6 +130,7 @@ class SqliteDriver:
         self.path = path
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._connection = SqliteConnection(path, synchronous=synchronous, now=now)
+        self._peeking: SqliteConnection | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="headway-sqlite", daemon=True)
         self._thread.start()
@@ -140,6 +142,19 @@ class SqliteDriver:
     async def fetch(self, statement: Call) -> Rows:
         """Run one call in one hop to the thread."""
         return await self._hop(lambda: self._connection.fetch(statement))
+
+    async def peek(self, statement: Call) -> Rows:
+        """Read at once on a connection of the caller's thread, which never waits for writers; else in a hop."""
+        if self._closed or self.path == ":memory:":
+            return await self.fetch(statement)
+        try:
+            if self._peeking is None:
+                self._peeking = SqliteConnection(self.path)
+                self._peeking.raw.execute("pragma query_only = on")
+                self._peeking.raw.execute("pragma busy_timeout = 0")
+            return self._peeking.fetch(statement)
+        except StoreUnavailable:  # Somebody repairs the log, or has locked all of it: that can be waited for.
+            return await self.fetch(statement)
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements; the write lock excludes everybody else."""
@@ -156,6 +171,8 @@ class SqliteDriver:
             self._calls.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, STATEMENT_S_MAX)
         self._connection.raw.close()
+        if self._peeking is not None:
+            self._peeking.raw.close()
 
     def _serve(self) -> None:
         while (job := self._calls.get()) is not None:
@@ -284,6 +301,10 @@ class InlineSqliteDriver:
     async def fetch(self, statement: Call) -> Rows:
         """Run one call, committed by itself."""
         return self.connection.fetch(statement)
+
+    async def peek(self, statement: Call) -> Rows:
+        """Run one call: here everything is done at once."""
+        return await self.fetch(statement)
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements."""

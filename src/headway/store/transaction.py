@@ -118,6 +118,10 @@ class Driver(Protocol):
         """Run one call, committed by itself."""
         ...
 
+    async def peek(self, statement: Call) -> Rows:
+        """Read a few rows by their keys: what is so short that handing it to somebody else takes longer."""
+        ...
+
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements in one transaction that excludes every other one with this lock name."""
         ...

@@ -36,6 +36,7 @@ REPORT_EVERY_S: Final = 0.5
 REPORTS_MAX: Final = 1_000
 WATCH_EVERY_S: Final = 0.2
 UNPARK_EVERY_S: Final = 5.0
+QUIET_S: Final = 5.0  # What is woken from within this process rests so long; a wake-up within it cannot get lost.
 PROBE_EVERY_S: Final = 0.25
 PROBE_SHARE: Final = 20.0
 HAND_BACK_S_MAX: Final = 1.0
@@ -401,7 +402,7 @@ class Supervisor:
         """Write every outcome that is known, the last reports of these attempts first."""
         batch = self._settling or self._next_batch()
         if not batch:
-            return self._poll_s
+            return QUIET_S
         self._settling = batch  # Until it is written, also when the store does not answer now.
         await self._flush([held for held, _ in batch if held.report is not None or held.is_flushing])
         settlements = [settle(held.claimed, outcome, self._clock.chance.random()) for held, outcome in batch]
@@ -414,7 +415,7 @@ class Supervisor:
                 del self._held[held.claimed.job_id]
         self._tell(settlements, stale)
         self._note_idle()
-        return 0.0 if self._ended else self._poll_s
+        return 0.0 if self._ended else QUIET_S
 
     def _next_batch(self) -> list[tuple[_Held, Outcome]]:
         ended = self._ended
@@ -451,7 +452,7 @@ class Supervisor:
         if len(due) > REPORTS_MAX:
             return 0.0
         if not self._reporting:
-            return self._poll_s
+            return QUIET_S
         oldest = min(held.reported_at for held in self._reporting.values())
         return max(0.01, min(REPORT_EVERY_S, oldest + REPORT_EVERY_S - self._clock.monotonic()))
 
@@ -504,15 +505,16 @@ class Supervisor:
 
     async def keep(self) -> float:
         """Extend all leases when it is time; stop what shall stop."""
+        if not self._held:
+            return min(self._poll_s, self._lease_s / 3)
         now = self._clock.monotonic()
-        if self._held and now >= self._extend_at:
+        if now >= self._extend_at:
             await self._extend(now)
             self._extend_at = now + self._lease_s / 3
-        if self._held:
-            asked = await self._work.asked_to_stop(self._clock.node)
-            for (job_id, attempt), reason in asked.items():
-                self._stop(job_id, attempt, reason)
-        return min(self._poll_s, max(0.05, self._extend_at - self._clock.monotonic()), self._lease_s / 3)
+        asked = await self._work.asked_to_stop(self._clock.node)
+        for (job_id, attempt), reason in asked.items():
+            self._stop(job_id, attempt, reason)
+        return min(self._poll_s, max(0.05, self._extend_at - self._clock.monotonic()))
 
     async def _extend(self, sent: float) -> None:
         attempts = {job_id: held.claimed.attempt for job_id, held in self._held.items()}

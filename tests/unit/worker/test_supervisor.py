@@ -269,3 +269,18 @@ async def test_whoever_drains_takes_nothing_more() -> None:
         await post.supervisor.settle()
         async with asyncio.timeout(1):
             await post.supervisor.idle()
+
+
+@virtual
+async def test_who_has_nothing_to_do_rests() -> None:
+    """Also after a job, of which no moment may be left over in which a lease has to be extended."""
+    async with Stage() as stage:
+        post = Post(stage)
+        [job] = await post.take()
+        await post.supervisor.keep()
+        post.supervisor.ended(job, Succeeded())
+        await post.supervisor.settle()
+        await asyncio.sleep(LEASE_S)
+        supervisor = post.supervisor
+        for tick in (supervisor.claim, supervisor.keep, supervisor.settle, supervisor.report, supervisor.watch):
+            assert await tick() >= 1.0

@@ -43,6 +43,10 @@ returning xid, seq;
 -- Read the versions of these jobs, to find out whether any change was missed.
 select id, version from headway_jobs where id in {list ids};
 
+-- name: stamps
+-- Read of these jobs what changes whenever anything of them does: an extended lease is not another version.
+select id, version, lease_until from headway_jobs where id in {list ids};
+
 -- name: jobs_by_id
 -- Read these jobs.
 select * from headway_jobs where id in {list ids};

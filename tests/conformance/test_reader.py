@@ -1,0 +1,51 @@
+"""Jobs for those who ask at the same time: one read for all of them, and never an answer from before the question."""
+
+import asyncio
+
+import pytest
+
+from headway.errors import JobNotFound
+from headway.instants import SECOND
+from headway.lifecycle import Status
+from headway.status import reader as module
+from headway.status.reader import JobReader
+from tests.conformance.arrange import LEASE, claim_one, enqueue
+from tests.conformance.backend import Backend
+
+
+async def test_a_job_that_is_known_is_shown_as_it_is_now(shared: Backend) -> None:
+    reader, queue = JobReader(shared.store), shared.store.queue
+    job_id = await enqueue(shared.store)
+    assert (await reader.get(job_id)).status is Status.PENDING
+    claimed = await claim_one(shared.store)
+    running = await reader.get(job_id)
+    assert (running.status, running.version) == (Status.RUNNING, 2)
+    assert await reader.get(job_id) is running  # Nothing has changed, so nothing but the stamp is read.
+    await queue.extend([(job_id, claimed.attempt)], lease=10 * LEASE)  # No other version, and yet a later end.
+    extended = await reader.get(job_id)
+    assert extended.version == 2
+    assert extended.lease_until is not None
+    assert running.lease_until is not None
+    assert extended.lease_until > running.lease_until + 8 * LEASE
+    await queue.cancel(job_id, author="me")
+    assert (await reader.get(job_id)).cancel_requested_at is not None
+
+
+async def test_a_job_that_is_gone_is_gone(shared: Backend) -> None:
+    reader = JobReader(shared.store)
+    job_id = await enqueue(shared.store)
+    await reader.get(job_id)
+    await shared.sql(f"delete from headway_jobs where id = '{job_id}'")
+    with pytest.raises(JobNotFound, match=job_id):
+        await reader.get(job_id)
+
+
+async def test_who_asks_together_gets_his_own(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KNOWN_MAX", 5)
+    reader = JobReader(shared.store)
+    job_ids = [await enqueue(shared.store, delay=SECOND) for _ in range(20)]
+    for _ in range(2):
+        answers = await asyncio.gather(*map(reader.get, [*job_ids, "job_nobody", *job_ids]), return_exceptions=True)
+        assert isinstance(answers.pop(20), JobNotFound)
+        assert [job.id for job in answers if not isinstance(job, BaseException)] == job_ids * 2
+    assert len(reader._known) == 5
