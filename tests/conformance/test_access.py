@@ -3,15 +3,18 @@
 import asyncio
 import hashlib
 import sqlite3
+from dataclasses import replace
 
 import asyncpg
 import pytest
 
+from headway.clock import Clock
 from headway.errors import DefinitionError, NotFound
 from headway.instants import DAY, HOUR, MINUTE, SECOND
 from headway.model import Token
 from headway.store import Store
-from headway.store.access import hash_of
+from headway.store.access import Deed, Doer, hash_of
+from tests.conformance.arrange import enqueue
 from tests.conformance.backend import Backend
 
 
@@ -225,3 +228,33 @@ async def test_nobody_writes_the_trail_anew(backend: Backend) -> None:
         assert await backend.sql("select * from headway_actions order by seq") == before, statement
     await record(backend.store, 3)
     assert len(await backend.store.access.actions()) == 3
+
+
+async def test_a_deed_and_its_line_are_written_together_or_not_at_all(backend: Backend) -> None:
+    store, doer = backend.store, Doer("ada", "192.0.2.7", "acme")
+    paused = Deed("queue.pause", "slow", None, {"reason": "x"})
+    assert await store.acting(doer, paused, Clock()).queue.pause("slow", author="ada", reason="x")
+    [line] = await store.access.actions()
+    assert (line.actor, line.tenant, line.origin, line.target) == ("ada", "acme", "192.0.2.7", "slow")
+    assert (line.action, line.detail) == ("queue.pause", {"reason": "x"})
+    # What changes nothing is nothing to tell,
+    assert not await store.acting(doer, paused, Clock()).queue.pause("slow", author="bob", reason="y")
+    assert len(await store.access.actions()) == 1
+
+    def fail(_: object) -> None:
+        raise RuntimeError("the process dies before the line is written")
+
+    # and what cannot be told is not done.
+    with pytest.raises(RuntimeError):
+        await store.acting(doer, replace(paused, seen=fail), Clock()).queue.resume("slow")
+    assert "slow" in await store.queue.paused()
+
+
+async def test_a_deed_may_find_out_late_what_it_was_done_to(backend: Backend) -> None:
+    store = backend.store
+    job_id = await enqueue(store, tenant="globex")
+    deed = Deed("x", lambda new: f"{new}!", lambda _: "globex", seen=lambda new: {"new": new})
+    await store.queue.cancel(job_id, author="me")
+    again = await store.acting(Doer("ada", ""), deed, Clock()).queue.retry(job_id, author="ada")
+    [line] = await store.access.actions()
+    assert (line.target, line.tenant, line.detail) == (f"{again.id}!", "globex", {"new": again.id})

@@ -548,3 +548,47 @@ def test_the_same_on_postgresql(cli: Cli, postgres_url: str, monkeypatch: pytest
         assert cli("jobs", "watch", claimed.job_id).code == 0
     assert cli("dead", "retry", "--all", "--yes").out == "1 job enqueued\n"
     assert cli("workers", "drain", "web-1").code == 0
+
+
+def test_what_is_done_at_a_terminal_is_in_the_trail(cli: Cli) -> None:
+    (cli.folder / "plans.toml").write_text('[schedules.weekly]\ntask = "report"\ncron = "0 6 * * 1"\n')
+    first, second = (cli("enqueue", "report", "--json").json["id"] for _ in range(2))
+    for command in (
+        ("jobs", "cancel", first, "--reason", "not needed"),
+        ("jobs", "retry", first),
+        ("queues", "pause", "default", "--reason", "maintenance"),
+        ("queues", "pause", "default"),  # Already: nothing has changed.
+        ("queues", "resume", "default"),
+        ("schedules", "put", "daily", "--task", "report", "--cron", "0 6 * * *"),
+        ("schedules", "put", "daily", "--task", "report", "--cron", "0 6 * * *"),
+        ("schedules", "apply", "--file", "plans.toml"),
+        ("schedules", "pause", "daily", "--reason", "holidays"),
+        ("schedules", "resume", "daily"),
+        ("schedules", "trigger", "daily"),
+        ("schedules", "backfill", "daily", "--from", "49h", "--to", "1s", "--yes"),
+        ("schedules", "remove", "daily", "--yes"),
+    ):
+        assert cli(*command).code == 0, command
+    cli.sql("update headway_jobs set status = 'FAILED', finished_at = 1 where id = ?", second)
+    assert cli("dead", "retry", second).code == 0
+    trail = cli("trail", "--json").json[::-1]
+    assert [(line["action"], line["target"]) for line in trail] == [
+        ("job.cancel", first),
+        ("job.retry", first),
+        ("queue.pause", "default"),
+        ("queue.resume", "default"),
+        ("schedule.put", "daily"),
+        ("schedule.put", "weekly"),
+        ("schedule.pause", "daily"),
+        ("schedule.resume", "daily"),
+        ("schedule.trigger", "daily"),
+        ("schedule.backfill", "daily"),
+        ("schedule.remove", "daily"),
+        ("dead.retry", second),
+    ]
+    assert {(line["actor"], "@" in line["origin"]) for line in trail} == {("cli", True)}
+    assert (trail[0]["detail"], trail[6]["detail"]["reason"]) == (
+        {"before": "PENDING", "reason": "not needed"},
+        "holidays",
+    )
+    assert trail[9]["detail"]["jobs"] >= 1

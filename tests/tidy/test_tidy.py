@@ -32,11 +32,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Like the command line it is a face of the store, and shows nearly all of it.
     "status": CORE
     | PLANNING
-    | {"status", "why", "shapes", "store", "task", "definitions"}
+    | {"status", "why", "shapes", "deeds", "store", "task", "definitions"}
     | {"headway.scheduling.zones", "headway.scheduling.audit"},
     "store": CORE | PLANNING | {"store"},
     "why": CORE,
     "shapes": CORE | PLANNING | {"why", "headway.scheduling.zones"},
+    "deeds": CORE | {"shapes", "store"},
     "client": CORE | {"client"},
     "node": CORE | LOOPS,  # A process: it puts the loops together, on whatever implements their ports.
     "task": CORE | {"task", "headway.worker.context"},
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": CORE | LOOPS | {"store", "node", "task", "app", "testing", "headway"},
     "cli": CORE
     | LOOPS
-    | {"store", "node", "task", "definitions", "app", "cli", "client", "testing", "why", "shapes", "headway"},
+    | {"store", "node", "task", "definitions", "app", "cli", "client", "testing", "why", "shapes", "deeds", "headway"},
     "__main__": {"cli"},
     "headway": CORE | LOOPS | {"app", "task", "client", "headway"},
 }

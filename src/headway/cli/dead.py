@@ -4,11 +4,12 @@ Retrying one makes a new job, linked to it; dropping one only takes it off this 
 what it is, for as long as history is kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import typer
 
+from headway import deeds
 from headway.cli.given import YesOption, confirm
 from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group, paged
 from headway.cli.show import Column
@@ -98,11 +99,12 @@ async def retry(
             confirm(f"This runs {_some(letters)} again.", yes=yes)
         for letter in letters:
             try:
-                done.append({"id": letter, "rerun": (await desk.store.queue.retry(letter, author=AUTHOR)).id})
+                acting = desk.acting(deeds.retry_dead(letter))
+                done.append({"id": letter.id, "rerun": (await acting.queue.retry(letter.id, author=AUTHOR)).id})
             except StoreError:
                 raise
             except HeadwayError as error:  # Gone or retried by somebody else meanwhile; the others are still to do.
-                refused.append({"id": letter, "error": str(error)})
+                refused.append({"id": letter.id, "error": str(error)})
     if session.as_json:
         session.out.json({"count": len(done), "retried": done, "refused": refused})
     else:
@@ -134,8 +136,12 @@ async def drop(
         letters = await _chosen(desk, ids, filters, everything)
         if letters:
             confirm(f"This drops {_some(letters)}.", yes=yes)
-        for start in range(0, len(letters), PAGE):
-            dropped += await desk.store.queue.drop_dead(letters[start : start + PAGE], author=AUTHOR)
+        given = {name: value for name, value in filters.items() if value is not None}
+        for tenant in sorted({letter.tenant for letter in letters}):
+            theirs = [letter.id for letter in letters if letter.tenant == tenant]
+            for start in range(0, len(theirs), PAGE):
+                acting = desk.acting(deeds.drop_dead_group(tenant, given))
+                dropped += await acting.queue.drop_dead(theirs[start : start + PAGE], author=AUTHOR)
     if session.as_json:
         session.out.json({"count": len(dropped), "dropped": dropped})
     else:
@@ -143,31 +149,32 @@ async def drop(
     _tell_rest(session, letters)
 
 
-def _tell_rest(session: Session, letters: list[str]) -> None:
+def _tell_rest(session: Session, letters: list[Job]) -> None:
     if len(letters) == LIST_MAX:
         session.out.note(f"at most {LIST_MAX:,} are taken at once; there may be more")
 
 
-def _some(letters: list[str]) -> str:
+def _some(letters: Sequence[object]) -> str:
     return count(len(letters), "dead letter")
 
 
-async def _chosen(desk: Desk, ids: list[str] | None, filters: Filters, everything: bool) -> list[str]:
-    """Return the ids of the dead letters that are meant, oldest first."""
+async def _chosen(desk: Desk, ids: list[str] | None, filters: Filters, everything: bool) -> list[Job]:
+    """Return the dead letters that are meant, oldest first."""
     filtered = any(value is not None for value in filters.values())
     if ids and (filtered or everything):
         raise DefinitionError("say which: ids, or filters, or --all")
     if not ids and not filtered and not everything:
         raise DefinitionError("say which: ids, a filter such as --task, or --all")
     if not ids:
-        return [job.id for job in reversed(await paged(desk.store.queue.dead, filters, None, LIST_MAX))]
-    return sorted({await _letter(desk, given) for given in ids})
+        return list(reversed(await paged(desk.store.queue.dead, filters, None, LIST_MAX)))
+    letters = {letter.id: letter for letter in [await _letter(desk, given) for given in ids]}
+    return [letters[letter_id] for letter_id in sorted(letters)]
 
 
-async def _letter(desk: Desk, given: str) -> str:
+async def _letter(desk: Desk, given: str) -> Job:
     job = await desk.store.queue.get(given if given.startswith("job_") else f"job_{given}")
     if not job.status.is_final:
         raise NotFinal(f"{job.id} is {job.status}; it is no dead letter")
     if job.status not in ("FAILED", "TIMED_OUT") or job.reviewed_at is not None:
         raise NotFound(f"{job.id} is no dead letter: {job.status}" + (", reviewed" if job.reviewed_at else ""))
-    return job.id
+    return job

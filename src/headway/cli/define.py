@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 import typer
 
+from headway import deeds
 from headway.cli.given import ArgOption, ArgsOption, confirm, read_args
 from headway.cli.session import AUTHOR, Desk, Session
 from headway.cli.shapes import PREVIEW_COLUMNS, preview_rows
@@ -185,7 +186,8 @@ class Change:
         """Put it into the store, unless it is only to be looked at."""
         if dry_run:
             return self.outcome
-        return await desk.store.schedules.put(self.name, self.spec, owner=self.owner, author=AUTHOR, take_over=force)
+        acting = desk.acting(deeds.put_schedule(self.name, None if self.old is None else self.old.spec, self.spec))
+        return await acting.schedules.put(self.name, self.spec, owner=self.owner, author=AUTHOR, take_over=force)
 
     def shape(self, now: Instant) -> Shape:
         """Write the change as JSON."""
@@ -266,28 +268,30 @@ async def apply(
         changes = [await _change(desk, name, spec, owner=owner, force=force) for name, spec in specs.items()]
         gone = await _no_longer(desk, owner, specs) if prune else []
         if gone and not dry_run:
-            confirm(clean(f"This removes {len(gone)} schedules: {', '.join(gone[:10])}."), yes=yes)
+            names = ", ".join(schedule.name for schedule in gone[:10])
+            confirm(clean(f"This removes {len(gone)} schedules: {names}."), yes=yes)
         now = desk.now
         for change in changes:
             await change.write(desk, dry_run=dry_run, force=force)
-        for name in gone if not dry_run else ():
-            await desk.store.schedules.remove(name, author=AUTHOR, owner=owner)
+        for schedule in gone if not dry_run else ():
+            acting = desk.acting(deeds.remove_schedule(schedule))
+            await acting.schedules.remove(schedule.name, author=AUTHOR, owner=owner)
     if session.as_json:
         shapes = [change.shape(now) for change in changes]
-        shapes += [{"name": name, "outcome": "removed", "before": [], "after": []} for name in gone]
+        shapes += [{"name": schedule.name, "outcome": "removed", "before": [], "after": []} for schedule in gone]
         session.out.json(shapes)
         return
     for change in changes:
         change.tell(session, now, dry_run=dry_run)
-    for name in gone:
-        session.out.say(clean(f"{name} {'would be ' if dry_run else ''}removed"))
+    for schedule in gone:
+        session.out.say(clean(f"{schedule.name} {'would be ' if dry_run else ''}removed"))
 
 
-async def _no_longer(desk: Desk, owner: str, specs: Mapping[str, ScheduleSpec]) -> list[str]:
-    gone: list[str] = []
+async def _no_longer(desk: Desk, owner: str, specs: Mapping[str, ScheduleSpec]) -> list[Schedule]:
+    gone: list[Schedule] = []
     after = ""
     while page := await desk.store.schedules.page(owner=owner, after=after):
-        gone += [schedule.name for schedule in page if schedule.name not in specs]
+        gone += [schedule for schedule in page if schedule.name not in specs]
         after = page[-1].name
     return gone
 

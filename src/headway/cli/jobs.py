@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from headway import deeds
 from headway.cli.given import TimeoutOption, read_timeout
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group, paged
 from headway.cli.show import Column, Output, to_json
@@ -346,7 +347,7 @@ async def retry(
     """Run a job that has ended once more, as a new job linked to it; have a parked one looked at again."""
     async with session.open() as desk:
         found = await _job(desk, job_id)
-        job = await desk.store.queue.retry(found.id, author=AUTHOR)
+        job = await desk.acting(deeds.retry(found)).queue.retry(found.id, author=AUTHOR)
         if watch:
             return await watch_job(session, desk, job.id)
         if session.as_json:
@@ -370,7 +371,7 @@ async def cancel(
     timeout_s = read_timeout(timeout, wait)
     async with session.open() as desk:
         found = await _job(desk, job_id)
-        job = await desk.store.queue.cancel(found.id, author=AUTHOR, reason=reason)
+        job = await desk.acting(deeds.cancel(found, reason)).queue.cancel(found.id, author=AUTHOR, reason=reason)
         if wait and not job.status.is_final:
             await stay(session, desk, job.id, draws=False, timeout_s=timeout_s)
             job = await desk.store.queue.get(job.id)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from headway import deeds
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group
 from headway.cli.show import Column
 from headway.cli.text import clean, span
@@ -60,7 +61,8 @@ async def pause(
     """Take nothing more from a queue; what runs goes on, and what comes waits."""
     check_name(queue, "queue")
     async with session.open() as desk:
-        is_new = await desk.store.queue.pause(queue, author=AUTHOR, reason=reason)
+        acting = desk.acting(deeds.pause_queue(queue, reason))
+        is_new = await acting.queue.pause(queue, author=AUTHOR, reason=reason)
         await _tell(session, desk, queue, "" if is_new else " already")
 
 
@@ -69,7 +71,7 @@ async def resume(session: Session, queue: QueueArgument) -> None:
     """Take from a queue again."""
     check_name(queue, "queue")
     async with session.open() as desk:
-        was_paused = await desk.store.queue.resume(queue)
+        was_paused = await desk.acting(deeds.resume_queue(queue)).queue.resume(queue)
         await _tell(session, desk, queue, "" if was_paused else " already")
 
 

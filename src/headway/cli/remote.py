@@ -32,7 +32,7 @@ from headway.scheduling.triggers import trigger_from_dict
 from headway.shapes import Shape, schedule_shape, spec_shape
 from headway.status.situation import PENDING, Situation
 from headway.store import Store
-from headway.store.access import ALL_TENANTS
+from headway.store.access import ALL_TENANTS, Deed
 from headway.store.facts import Facts
 from headway.store.schedules import BACKFILL_MAX
 from headway.store.webhooks import Delivery, Endpoint, Outcome, Secret
@@ -116,6 +116,10 @@ class RemoteDesk(Desk):
     async def workers(self) -> list[Shape]:
         """Read the workers that are alive."""
         return [shape async for shape in self._remote.client.workers.list()]
+
+    def acting(self, deed: Deed) -> "Store":
+        """Return the store: the server writes down what is done through it."""
+        return self.store
 
     async def drain(self, worker: str) -> tuple[str, str]:
         """Have a worker leave; return its id and its name."""

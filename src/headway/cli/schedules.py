@@ -6,6 +6,7 @@ from zoneinfo import ZoneInfo
 
 import typer
 
+from headway import deeds
 from headway.cli import define
 from headway.cli.given import ArgOption, ArgsOption, YesOption, confirm, read_args, read_future, read_past
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group
@@ -269,9 +270,11 @@ async def pause(
 ) -> None:
     """Stop a schedule; its instants are recorded as paused."""
     async with session.open() as desk:
-        tz = zone_of((await desk.store.schedules.get(name)).spec.trigger).key
+        schedule = await desk.store.schedules.get(name)
+        tz = zone_of(schedule.spec.trigger).key
         end = None if until is None else read_future(until, desk.now, "--until", tz)
-        is_new = await desk.store.schedules.pause(name, author=AUTHOR, reason=reason, until=end)
+        acting = desk.acting(deeds.pause_schedule(schedule, reason, end))
+        is_new = await acting.schedules.pause(name, author=AUTHOR, reason=reason, until=end)
         schedule = await desk.store.schedules.get(name)
     if not is_new and until is not None:
         raise Conflict(f"schedule {name!r} is paused already; resume it first to pause it until another time")
@@ -282,7 +285,9 @@ async def pause(
 async def resume(session: Session, name: NameArgument) -> None:
     """Let a paused schedule run again, from now on."""
     async with session.open() as desk:
-        was_paused = await desk.store.schedules.resume(name, author=AUTHOR)
+        schedule = await desk.store.schedules.get(name)
+        acting = desk.acting(deeds.resume_schedule(schedule, desk.now))
+        was_paused = await acting.schedules.resume(name, author=AUTHOR)
         schedule = await desk.store.schedules.get(name)
     _tell_state(session, desk, schedule, "" if was_paused else " already")
 
@@ -302,7 +307,8 @@ async def trigger(session: Session, name: NameArgument, arg: ArgOption = None, a
     """
     other_args = encode_args(read_args(arg, args)) if arg or args is not None else None
     async with session.open() as desk:
-        job = await desk.store.queue.get(await desk.store.schedules.trigger(name, author=AUTHOR, args=other_args))
+        acting = desk.acting(deeds.trigger_schedule(await desk.store.schedules.get(name)))
+        job = await desk.store.queue.get(await acting.schedules.trigger(name, author=AUTHOR, args=other_args))
         shape = desk.job_shape(job)
     if session.as_json:
         session.out.json(shape)
@@ -325,16 +331,17 @@ async def backfill(
     Says the count and asks first. Repeating it adds nothing.
     """
     async with session.open() as desk:
-        schedules = desk.store.schedules
-        tz = zone_of((await schedules.get(name)).spec.trigger).key
+        schedule = await desk.store.schedules.get(name)
+        tz = zone_of(schedule.spec.trigger).key
         first, last = read_past(since, desk.now, "--from", tz), read_past(until, desk.now, "--to", tz)
         if first > last:
             raise DefinitionError(f"--from {isoformat(first)} must not be later than --to {isoformat(last)}")
-        instants = await schedules.backfill(name, first, last, again=again, dry_run=True, author=AUTHOR)
+        instants = await desk.store.schedules.backfill(name, first, last, again=again, dry_run=True, author=AUTHOR)
         if instants and not dry_run:
             jobs = count(len(instants), "job")
             confirm(f"This adds {jobs} to {clean(name)}, from {utc(instants[0])} to {utc(instants[-1])}.", yes=yes)
-            instants = await schedules.backfill(name, first, last, again=again, author=AUTHOR)
+            acting = desk.acting(deeds.backfill_schedule(schedule, first, last))
+            instants = await acting.schedules.backfill(name, first, last, again=again, author=AUTHOR)
     if session.as_json:
         stamps = [isoformat(instant) for instant in instants]
         session.out.json({"schedule": name, "count": len(instants), "instants": stamps, "dry_run": dry_run})
@@ -351,7 +358,7 @@ async def remove(session: Session, name: NameArgument, yes: YesOption = False) -
         schedule = await desk.store.schedules.get(name)
         owned = f" It belongs to {schedule.owner}, which may bring it back." if schedule.owner else ""
         confirm(clean(f"This removes the schedule {name}.{owned}"), yes=yes)
-        if not await desk.store.schedules.remove(name, author=AUTHOR):
+        if not await desk.acting(deeds.remove_schedule(schedule)).schedules.remove(name, author=AUTHOR):
             raise ScheduleNotFound(f"no schedule is named {name!r}")
     if session.as_json:
         session.out.json({"schedule": name, "removed": True})

@@ -9,8 +9,10 @@ them the two are the same: a `Desk`.
 """
 
 import contextlib
+import getpass
 import inspect
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from headway.shapes import Shape
     from headway.status.situation import Situation
     from headway.store import Store
+    from headway.store.access import Deed
     from headway.why import Why
 
 PAGE: Final = 200
@@ -65,6 +68,15 @@ _GLOBALS: Final[dict[str, tuple[Any, object]]] = {
 
 # What runs where the store is, or makes one: there is no doing it through an API.
 _ON_THE_STORE: Final = frozenset({"api", "demo", "dev", "doctor", "migrate", "scheduler", "serve", "worker"})
+
+
+def origin() -> str:
+    """Say who sits at which machine, for the trail."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # A user without a name, as in many containers.
+        user = "?"
+    return f"{user}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +140,21 @@ class Desk:
 
         return worker_shapes(await alive(self.store))
 
+    def acting(self, deed: "Deed") -> "Store":
+        """Return the store for something that is done here: what it writes goes into the trail with it."""
+        from headway.store.access import Doer
+
+        return self.store.acting(Doer(AUTHOR, origin()), deed, self.clock)
+
     async def drain(self, worker: str) -> tuple[str, str]:
         """Have a worker leave; return its id and its name."""
+        from headway import deeds
         from headway.errors import NotFound
         from headway.status.around import alive
         from headway.status.situation import find_worker
 
         node = find_worker(await alive(self.store), worker)
-        if not await self.store.nodes.ask(node.id, "drain"):
+        if not await self.acting(deeds.drain(node)).nodes.ask(node.id, "drain"):
             raise NotFound(f"{worker!r} has just left")
         return node.id, node.name
 

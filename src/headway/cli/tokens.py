@@ -1,12 +1,10 @@
 """`headway tokens`: make, list and revoke what lets people and programs into the API."""
 
-import getpass
-import socket
 from typing import Annotated, Any
 
 import typer
 
-from headway.cli.session import AUTHOR, PAGE, Session, command, new_group
+from headway.cli.session import AUTHOR, PAGE, Session, command, new_group, origin
 from headway.cli.show import Column
 from headway.cli.text import clean
 from headway.instants import Instant, away, parse_duration
@@ -15,15 +13,6 @@ from headway.shapes import token_shape
 from headway.store.access import ALL_TENANTS, ROLES
 
 app = new_group(help="Make, list and revoke tokens for the API.")
-
-
-def origin() -> str:
-    """Say who sits at which machine, for the trail."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # A user without a name, as in many containers.
-        user = "?"
-    return f"{user}@{socket.gethostname()}"
 
 
 @command(app)

@@ -1,15 +1,15 @@
 """`headway webhooks`: whom to tell when jobs end, and what was told."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
+from headway import deeds
 from headway.cli.root import FAILED, OK
-from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group
+from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group, origin
 from headway.cli.show import Column
 from headway.cli.text import clean
-from headway.cli.tokens import origin
 from headway.errors import DefinitionError
 from headway.instants import DAY, Instant, away, parse_duration
 from headway.settings import mask_url
@@ -22,18 +22,6 @@ app = new_group(help="Tell URLs when jobs end; see what was told, and tell it ag
 ALL_TENANTS = "*"
 KEEP_MAX = 7 * DAY
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the webhook, as `list` shows it.")]
-
-
-async def _record(desk: Desk, action: str, endpoint: Endpoint, **detail: Any) -> None:
-    """Write into the trail what somebody does at this terminal."""
-    await desk.store.access.record(
-        actor=AUTHOR,
-        tenant=endpoint.tenant,
-        origin=origin(),
-        action=action,
-        target=endpoint.id,
-        detail=msgspec.json.encode(detail).decode(),
-    )
 
 
 @command(app, "list")
@@ -84,10 +72,10 @@ async def add(
     """Tell a URL when jobs end. Shows the secret that signs the messages, this once."""
     plain = check_url(url, "URL")
     async with session.open("create") as desk:
-        endpoint = await desk.store.webhooks.add(
-            tenant=tenant, url=plain, events=event or [ALL_EVENTS], note=note, author=AUTHOR
+        events = event or [ALL_EVENTS]
+        endpoint = await desk.acting(deeds.add_webhook(tenant, plain, events)).webhooks.add(
+            tenant=tenant, url=plain, events=events, note=note, author=AUTHOR
         )
-        await _record(desk, "webhooks.add", endpoint, url=mask_url(plain), events=list(endpoint.events))
         _show_secret(session, endpoint, desk.now, f"{endpoint.id} tells {mask_url(plain)}")
 
 
@@ -105,8 +93,7 @@ async def remove(session: Session, webhook_id: IdArgument) -> None:
     """Tell it nothing more; messages that wait for it are given up."""
     async with session.open() as desk:
         endpoint = await desk.store.webhooks.get(webhook_id)
-        await desk.store.webhooks.remove(webhook_id)
-        await _record(desk, "webhooks.remove", endpoint, url=mask_url(endpoint.url))
+        await desk.acting(deeds.remove_webhook(endpoint)).webhooks.remove(webhook_id)
         _tell(session, endpoint, desk.now, "is removed")
 
 
@@ -124,8 +111,9 @@ async def enable(session: Session, webhook_id: IdArgument) -> None:
 
 async def _switch(session: Session, webhook_id: str, *, is_on: bool) -> None:
     async with session.open() as desk:
-        endpoint = await desk.store.webhooks.change(webhook_id, is_on=is_on)
-        await _record(desk, "webhooks.change", endpoint, changes={"enabled": [not is_on, is_on]})
+        before, now = await desk.store.webhooks.get(webhook_id), desk.now
+        acting = desk.acting(deeds.change_webhook(before, lambda endpoint: endpoint_shape(endpoint, now)))
+        endpoint = await acting.webhooks.change(webhook_id, is_on=is_on)
         _tell(session, endpoint, desk.now, "is on" if is_on else "is off")
 
 
@@ -152,8 +140,8 @@ async def rotate(
         tenant = tenant_of_callbacks(webhook_id)
         if tenant is not None:
             await desk.store.webhooks.ensure_callbacks(tenant)
-        endpoint = await desk.store.webhooks.rotate(webhook_id, keep=kept)
-        await _record(desk, "webhooks.rotate", endpoint, keep=keep)
+        acting = desk.acting(deeds.rotate_secret(webhook_id, keep))
+        endpoint = await acting.webhooks.rotate(webhook_id, keep=kept)
         _show_secret(session, endpoint, desk.now, f"{endpoint.id} signs with it, and with the old one for {keep}")
 
 
@@ -172,7 +160,15 @@ async def try_out(
             wanted = "is needed for" if endpoint.is_callbacks else "may only be given for"
             raise DefinitionError(f"--url {wanted} what stands for the callback_url of jobs")
         delivery = await _send_test(session, desk, endpoint, None if url is None else check_url(url, "--url"))
-        await _record(desk, "webhooks.test", endpoint, url=mask_url(delivery.url), status=delivery.status)
+        detail = {"url": mask_url(delivery.url), "status": delivery.status}
+        await desk.store.access.record(
+            actor=AUTHOR,
+            tenant=endpoint.tenant,
+            origin=origin(),
+            action="webhooks.test",
+            target=endpoint.id,
+            detail=msgspec.json.encode(detail).decode(),
+        )
     if session.as_json:
         session.out.json(delivery_shape(delivery))
     else:
@@ -266,15 +262,7 @@ async def replay(
 ) -> None:
     """Send a message again, under the same id; whoever serves the API sends it."""
     async with session.open() as desk:
-        delivery = await desk.store.webhooks.replay(delivery_id)
-        await desk.store.access.record(
-            actor=AUTHOR,
-            tenant=delivery.tenant,
-            origin=origin(),
-            action="deliveries.replay",
-            target=delivery.id,
-            detail=msgspec.json.encode({"endpoint": delivery.endpoint}).decode(),
-        )
+        delivery = await desk.acting(deeds.replay(delivery_id)).webhooks.replay(delivery_id)
     if session.as_json:
         session.out.json(delivery_shape(delivery))
     else:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
+from headway import deeds
 from headway.errors import DuplicateKey, InvalidTask, JobNotFound, TaskNotFound
 from headway.instants import DAY
 from headway.lifecycle import Status
@@ -290,16 +291,15 @@ async def cancel_job(call: Call) -> Answer:
     """End a job, or have it stop when it runs."""
     job = await visible_job(call, call.path("job_id"))
     body = await call.body(ReasonBody)
-    after = await call.store.queue.cancel(job.id, author=call.principal.name, reason=body.reason)
-    await call.record("job.cancel", job.id, tenant=job.tenant, before=str(job.status), reason=body.reason)
+    acting = call.acting(deeds.cancel(job, body.reason))
+    after = await acting.queue.cancel(job.id, author=call.principal.name, reason=body.reason)
     return await job_answer(call, after)
 
 
 async def retry_job(call: Call) -> Answer:
     """Run a job that has ended once more, as a new one."""
     job = await visible_job(call, call.path("job_id"))
-    again = await call.store.queue.retry(job.id, author=call.principal.name)
-    await call.record("job.retry", job.id, tenant=job.tenant, new=again.id)
+    again = await call.acting(deeds.retry(job)).queue.retry(job.id, author=call.principal.name)
     status = 201 if again.id != job.id else 200
     return await job_answer(call, again, status=status, headers={"Location": f"/api/jobs/{again.id}"})
 

@@ -5,19 +5,20 @@ moves the jobs of everybody (pausing a queue, draining a worker) needs a token f
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 from weakref import WeakKeyDictionary
 
 import msgspec
 
+from headway import deeds
 from headway.errors import HeadwayError, JobNotFound, NotFinal, NotFound, ScheduleNotFound, StoreError
 from headway.instants import DAY, HOUR, INSTANT_MIN, SECOND, Instant
 from headway.lifecycle import FINAL, Status
 from headway.model import Job, check_name
 from headway.scheduling import audit as auditing
 from headway.shapes import Shape, job_shape, stamp
-from headway.status.around import alive, pauses
+from headway.status.around import alive
 from headway.status.follow import job_answer, visible_job
 from headway.status.jobs import ReasonBody
 from headway.status.situation import (
@@ -68,8 +69,8 @@ async def pause_queue(call: Call) -> Answer:
     """Take nothing more from a queue; what runs goes on, and what comes waits."""
     call.need_all_tenants()
     queue, body = check_name(call.path("name"), "queue"), await call.body(ReasonBody)
-    if await call.store.queue.pause(queue, author=call.principal.name, reason=body.reason):
-        await call.record("queue.pause", queue, before="on", after="paused", reason=body.reason)
+    acting = call.acting(deeds.pause_queue(queue, body.reason))
+    await acting.queue.pause(queue, author=call.principal.name, reason=body.reason)
     return Answer(await queue_shape(call.store, queue))
 
 
@@ -77,10 +78,7 @@ async def resume_queue(call: Call) -> Answer:
     """Take from a queue again."""
     call.need_all_tenants()
     queue = check_name(call.path("name"), "queue")
-    pause = (await pauses(call.store)).get(queue)
-    if await call.store.queue.resume(queue):
-        since = None if pause is None else stamp(pause.since)
-        await call.record("queue.resume", queue, before="paused", after="on", paused_since=since)
+    await call.acting(deeds.resume_queue(queue)).queue.resume(queue)
     return Answer(await queue_shape(call.store, queue))
 
 
@@ -97,9 +95,8 @@ async def drain_worker(call: Call) -> Answer:
     """Have a worker take no more jobs, finish or hand back what it runs, and leave."""
     call.need_all_tenants()
     node = find_worker(await alive(call.store), call.path("id"))
-    if not await call.store.nodes.ask(node.id, "drain"):
+    if not await call.acting(deeds.drain(node)).nodes.ask(node.id, "drain"):
         raise NotFound(f"{node.name!r} has just left")
-    await call.record("worker.drain", node.id, name=node.name, before=node.asked, after="drain")
     return Answer({"id": node.id, "name": node.name, "draining": True}, 202)
 
 
@@ -197,8 +194,7 @@ def _letter_shape(call: Call, job: Job) -> Shape:
 async def retry_dead(call: Call) -> Answer:
     """Run a dead letter once more, as a new job linked to it."""
     letter = await _letter(call, call.path("id"))
-    again = await call.store.queue.retry(letter.id, author=call.principal.name, only_dead=True)
-    await call.record("dead.retry", letter.id, tenant=letter.tenant, before=str(letter.status), new=again.id)
+    again = await _retried(call, letter)
     answer = await job_answer(call, again)
     return Answer(answer.body, 201, {"Location": f"/api/jobs/{again.id}"})
 
@@ -206,9 +202,9 @@ async def retry_dead(call: Call) -> Answer:
 async def drop_dead(call: Call) -> Answer:
     """Take a dead letter off the list; the job stays in the history, nothing runs again."""
     letter = await _letter(call, call.path("id"))
-    if not await call.store.queue.drop_dead([letter.id], author=call.principal.name):
+    acting = call.acting(deeds.drop_dead(letter))
+    if not await acting.queue.drop_dead([letter.id], author=call.principal.name):
         raise _no_letter(letter)
-    await call.record("dead.drop", letter.id, tenant=letter.tenant, before=str(letter.status))
     return Answer({"id": letter.id, "dropped": True})
 
 
@@ -220,14 +216,12 @@ async def retry_dead_group(call: Call) -> Answer:
     refused: list[dict[str, str]] = []
     for letter in () if body.dry_run else letters:
         try:
-            again = await call.store.queue.retry(letter.id, author=call.principal.name, only_dead=True)
+            again = await _retried(call, letter)
             done.append({"id": letter.id, "rerun": again.id})
         except StoreError:
             raise
         except HeadwayError as error:  # Gone or retried by somebody else meanwhile; the others are still to do.
             refused.append({"id": letter.id, "error": str(error)})
-    if done:
-        await _record_group(call, "dead.retry", letters, body, done)
     count = len(letters) if body.dry_run else len(done)
     return Answer({"count": count, "retried": done, "refused": refused, "more": more, "dry_run": body.dry_run})
 
@@ -237,24 +231,30 @@ async def drop_dead_group(call: Call) -> Answer:
     body = await call.body(LettersBody)
     letters, more = await _chosen(call, body)
     dropped: list[str] = []
-    for start in range(0, 0 if body.dry_run else len(letters), PAGE_MAX):
-        ids = [letter.id for letter in letters[start : start + PAGE_MAX]]
-        dropped += await call.store.queue.drop_dead(ids, author=call.principal.name)
-    if dropped:
-        await _record_group(call, "dead.drop", letters, body, [{"id": job_id} for job_id in dropped])
+    for tenant, theirs in _by_tenant(() if body.dry_run else letters).items():
+        for start in range(0, len(theirs), PAGE_MAX):
+            acting = call.acting(deeds.drop_dead_group(tenant, _filters(body)))
+            ids = theirs[start : start + PAGE_MAX]
+            dropped += await acting.queue.drop_dead(ids, author=call.principal.name)
     count = len(letters) if body.dry_run else len(dropped)
     return Answer({"count": count, "dropped": dropped, "more": more, "dry_run": body.dry_run})
 
 
-async def _record_group(
-    call: Call, action: str, letters: list[Job], body: LettersBody, done: list[dict[str, str]]
-) -> None:
-    """Write into the trail of each tenant what was done with its letters."""
-    filters = {name: value for name in ("type", "queue", "schedule") if (value := getattr(body, name)) is not None}
-    tenants = {letter.id: letter.tenant for letter in letters}
-    for tenant in sorted({tenants[one["id"]] for one in done}):
-        theirs = [one for one in done if tenants[one["id"]] == tenant]
-        await call.record(action, "*", tenant=tenant, filters=filters, letters=theirs)
+async def _retried(call: Call, letter: Job) -> Job:
+    queue = call.acting(deeds.retry_dead(letter)).queue
+    return await queue.retry(letter.id, author=call.principal.name, only_dead=True)
+
+
+def _by_tenant(letters: Iterable[Job]) -> dict[str, list[str]]:
+    """Sort letters by whom they belong to: everybody finds in the own trail what was done with the own ones."""
+    found: dict[str, list[str]] = {}
+    for letter in letters:
+        found.setdefault(letter.tenant, []).append(letter.id)
+    return found
+
+
+def _filters(body: LettersBody) -> dict[str, str]:
+    return {name: value for name in ("type", "queue", "schedule") if (value := getattr(body, name)) is not None}
 
 
 async def _chosen(call: Call, body: LettersBody) -> tuple[list[Job], bool]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from headway import deeds
 from headway.definitions import take_trigger
 from headway.errors import (
     Conflict,
@@ -151,7 +152,8 @@ async def put_schedule(call: Call) -> Answer:
     warnings = unserved(spec.task, spec.queue, await alive(call.store))
     if query.get("dry_run"):
         return Answer({**change.plan(call.clock.now()), "warnings": warnings})
-    outcome = await call.store.schedules.put(
+    acting = call.acting(deeds.put_schedule(name, None if old is None else old.spec, spec))
+    outcome = await acting.schedules.put(
         name,
         spec,
         owner=owner,
@@ -161,10 +163,6 @@ async def put_schedule(call: Call) -> Answer:
         tenant=call.tenant,
     )
     schedule = await call.store.schedules.show(name, tenant=call.tenant)
-    if outcome != "unchanged":
-        await call.record(
-            "schedule.put", name, tenant=spec.tenant, before=_definition(old), after=_definition(schedule)
-        )
     answer = _schedule_answer(call, schedule, 201 if outcome == "created" else 200)
     return Answer({**answer.body, "outcome": outcome, "warnings": warnings}, answer.status, answer.headers)
 
@@ -358,24 +356,20 @@ async def pause_schedule(call: Call) -> Answer:
     old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
     tz = zone_of(old.spec.trigger).key
     until = None if body.until is None else read_future(body.until, call.clock.now(), "until", tz)
-    is_new = await call.store.schedules.pause(
+    acting = call.acting(deeds.pause_schedule(old, body.reason, until))
+    is_new = await acting.schedules.pause(
         old.name, author=call.principal.name, reason=body.reason, until=until, tenant=call.tenant
     )
     if not is_new and until is not None:
         raise Conflict(f"schedule {old.name!r} is paused already; resume it first to pause it until another time")
-    if is_new:
-        what = {"before": "on", "after": "paused", "reason": body.reason, "until": stamp(until)}
-        await call.record("schedule.pause", old.name, tenant=old.spec.tenant, **what)
     return _schedule_answer(call, await call.store.schedules.show(old.name, tenant=call.tenant))
 
 
 async def resume_schedule(call: Call) -> Answer:
     """Let a paused schedule run again, from now on."""
     old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
-    pause = old.paused_at(call.clock.now())
-    if await call.store.schedules.resume(old.name, author=call.principal.name, tenant=call.tenant):
-        what = {"before": "paused", "after": "on", "paused_since": None if pause is None else stamp(pause.since)}
-        await call.record("schedule.resume", old.name, tenant=old.spec.tenant, **what)
+    acting = call.acting(deeds.resume_schedule(old, call.clock.now()))
+    await acting.schedules.resume(old.name, author=call.principal.name, tenant=call.tenant)
     return _schedule_answer(call, await call.store.schedules.show(old.name, tenant=call.tenant))
 
 
@@ -389,12 +383,11 @@ async def trigger_schedule(call: Call) -> Answer:
         check_name(key, "key", KEY_LENGTH_MAX)
     old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
     args = None if body.args is None else encode_args(unmasked(body.args, read_json(old.spec.args)))
-    job_id, is_new = await call.store.schedules.trigger_once(
+    acting = call.acting(deeds.trigger_schedule(old))
+    job_id, is_new = await acting.schedules.trigger_once(
         old.name, key, author=call.principal.name, args=args, tenant=call.tenant
     )
     job = await call.store.queue.get(job_id)
-    if is_new:
-        await call.record("schedule.trigger", old.name, tenant=job.tenant, job=job.id)
     answer = await job_answer(call, job)
     return Answer(answer.body, 201 if is_new else 200, {"Location": f"/api/jobs/{job.id}"})
 
@@ -408,7 +401,8 @@ async def backfill_schedule(call: Call) -> Answer:
     first, last = read_past(body.first, now, "from", tz), read_past(body.last, now, "to", tz)
     if first > last:
         raise DefinitionError(f"from: {stamp(first)} must not be later than to, {stamp(last)}")
-    instants = await call.store.schedules.backfill(
+    acting = call.store if dry_run else call.acting(deeds.backfill_schedule(old, first, last))
+    instants = await acting.schedules.backfill(
         old.name,
         first,
         last,
@@ -418,9 +412,6 @@ async def backfill_schedule(call: Call) -> Answer:
         limit=body.limit,
         tenant=call.tenant,
     )
-    if instants and not dry_run:
-        window = {"from": stamp(first), "to": stamp(last)}
-        await call.record("schedule.backfill", old.name, tenant=old.spec.tenant, jobs=len(instants), **window)
     return Answer(
         {
             "schedule": old.name,
@@ -436,16 +427,15 @@ async def remove_schedule(call: Call) -> Answer:
     name = call.path("name")
     old = await _present(call, name)
     expected = _expected_revision(call, name, old) if "if-match" in call.request.headers else None
-    removed = old is not None and await call.store.schedules.remove(
+    removed = old is not None and await call.acting(deeds.remove_schedule(old)).schedules.remove(
         name,
         author=call.principal.name,
         owner=call.query.get("owner"),
         expected_revision=expected,
         tenant=call.tenant,
     )
-    if old is None or not removed:
+    if not removed:
         raise ScheduleNotFound(f"no schedule is named {name!r}; `headway schedules list` shows all")
-    await call.record("schedule.remove", name, tenant=old.spec.tenant, before=_definition(old))
     return Answer({"schedule": name, "removed": True})
 
 

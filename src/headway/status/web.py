@@ -34,6 +34,7 @@ from headway.errors import (
 from headway.instants import Instant, parse_instant
 from headway.settings import Settings
 from headway.store import Store
+from headway.store.access import Deed, Doer
 
 BODY_BYTES_MAX: Final = 1 << 20
 BULK_BYTES_MAX: Final = 16 << 20
@@ -244,8 +245,13 @@ class Call:
         """Where the request comes from, for the trail."""
         return self.request.client.host if self.request.client else ""
 
+    def acting(self, deed: Deed) -> Store:
+        """Return the store for something that the caller does: what it writes goes into the trail with it."""
+        doer = Doer(self.principal.name, self.origin, self.principal.tenant)
+        return self.store.acting(doer, deed, self.clock)
+
     async def record(self, action: str, target: str, tenant: str | None = None, **detail: Any) -> None:
-        """Write into the trail of actions what the caller does."""
+        """Write into the trail what the caller has done where it was not a write of the store alone."""
         await self.store.access.record(
             actor=self.principal.name,
             tenant=tenant or self.principal.tenant,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from headway import deeds
 from headway.errors import NotFound
 from headway.instants import DAY, parse_duration
 from headway.model import NAME_LENGTH_MAX
@@ -112,10 +113,10 @@ async def add_webhook(call: Call) -> Answer:
     tenant = body.tenant or call.principal.tenant
     if not call.principal.sees(tenant):
         raise Refused(403, "forbidden", "tenant: only a token for all tenants may name another one")
-    endpoint = await call.store.webhooks.add(
-        tenant=tenant, url=check_url(body.url), events=body.events, note=body.note, author=call.principal.name
+    url = check_url(body.url)
+    endpoint = await call.acting(deeds.add_webhook(tenant, url, body.events)).webhooks.add(
+        tenant=tenant, url=url, events=body.events, note=body.note, author=call.principal.name
     )
-    await _record(call, "webhooks.add", endpoint, url=mask_url(endpoint.url), events=list(endpoint.events))
     return Answer(_with_secret(call, endpoint), 201, {"Location": f"/api/webhooks/{endpoint.id}"})
 
 
@@ -127,29 +128,22 @@ async def get_webhook(call: Call) -> Answer:
 async def change_webhook(call: Call) -> Answer:
     """Change a webhook."""
     body = await call.body(WebhookChange)
-    before = await _endpoint(call)
-    endpoint = await call.store.webhooks.change(
+    before, now = await _endpoint(call), call.clock.now()
+    acting = call.acting(deeds.change_webhook(before, lambda endpoint: endpoint_shape(endpoint, now)))
+    endpoint = await acting.webhooks.change(
         before.id,
         url=None if body.url is UNSET else check_url(body.url),
         events=None if body.events is UNSET else body.events,
         note=None if body.note is UNSET else body.note,
         is_on=None if body.enabled is UNSET else body.enabled,
     )
-    now = call.clock.now()
-    changes = {
-        name: [old, new]
-        for name, new in endpoint_shape(endpoint, now).items()
-        if (old := endpoint_shape(before, now)[name]) != new
-    }
-    await _record(call, "webhooks.change", endpoint, changes=changes)
     return Answer(endpoint_shape(endpoint, now))
 
 
 async def remove_webhook(call: Call) -> Answer:
     """Remove a webhook."""
     endpoint = await _endpoint(call)
-    await call.store.webhooks.remove(endpoint.id)
-    await _record(call, "webhooks.remove", endpoint, url=mask_url(endpoint.url))
+    await call.acting(deeds.remove_webhook(endpoint)).webhooks.remove(endpoint.id)
     return Answer(status=204)
 
 
@@ -162,8 +156,8 @@ async def rotate_secret(call: Call) -> Answer:
     tenant = tenant_of_callbacks(call.path("id"))
     if tenant is not None and call.principal.sees(tenant):
         await call.store.webhooks.ensure_callbacks(tenant)  # So that its secret can be had before the first job.
-    endpoint = await call.store.webhooks.rotate((await _endpoint(call)).id, keep=keep)
-    await _record(call, "webhooks.rotate", endpoint, keep=body.keep)
+    webhook_id = (await _endpoint(call)).id
+    endpoint = await call.acting(deeds.rotate_secret(webhook_id, body.keep)).webhooks.rotate(webhook_id, keep=keep)
     return Answer(_with_secret(call, endpoint))
 
 
@@ -181,7 +175,7 @@ async def test_webhook(call: Call) -> Answer:
     finally:
         if own is not None:
             await own.close()
-    await _record(call, "webhooks.test", endpoint, url=mask_url(url), status=delivery.status)
+    await call.record("webhooks.test", endpoint.id, endpoint.tenant, url=mask_url(url), status=delivery.status)
     return Answer(delivery_shape(delivery))
 
 
@@ -198,10 +192,6 @@ async def _endpoint(call: Call) -> Endpoint:
 
 def _with_secret(call: Call, endpoint: Endpoint) -> dict[str, Any]:
     return {**endpoint_shape(endpoint, call.clock.now()), "secret": endpoint.secrets[0].value}
-
-
-async def _record(call: Call, action: str, endpoint: Endpoint, **detail: Any) -> None:
-    await call.record(action, endpoint.id, tenant=endpoint.tenant, **detail)
 
 
 # --- what was told
@@ -229,8 +219,8 @@ async def get_delivery(call: Call) -> Answer:
 
 async def replay_delivery(call: Call) -> Answer:
     """Send a delivery again."""
-    delivery = await call.store.webhooks.replay((await _delivery(call)).id)
-    await call.record("deliveries.replay", delivery.id, tenant=delivery.tenant, endpoint=delivery.endpoint)
+    delivery_id = (await _delivery(call)).id
+    delivery = await call.acting(deeds.replay(delivery_id)).webhooks.replay(delivery_id)
     if _deliverer(call) is not None:
         call.services.deliverer.wake()
     return Answer(delivery_shape(delivery), 202)

@@ -7,11 +7,12 @@ store.feed · store.access · store.webhooks · store.measures                  
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from headway.clock import Clock
 from headway.errors import InvalidConfig
 from headway.ports import WakeUps
-from headway.store.access import StoreAccess
+from headway.store.access import Deed, Doer, StoreAccess
 from headway.store.coordination import StoreLeases, StoreNodes
 from headway.store.feed import StoreFeed
 from headway.store.ledger import StoreLedger
@@ -20,6 +21,7 @@ from headway.store.migrations import check_schema, migrate
 from headway.store.queue import StoreQueue
 from headway.store.schedules import StoreSchedules
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
+from headway.store.trailing import TrailingDriver
 from headway.store.transaction import Driver
 from headway.store.webhooks import StoreWebhooks
 
@@ -70,6 +72,10 @@ class Store:
             await store.close()
             raise
         return store
+
+    def acting(self, doer: Doer, deed: Deed, clock: Clock) -> "Store":
+        """Return the same store for one deed: what it writes goes into the trail together with it."""
+        return Store.on(TrailingDriver(self.driver, partial(deed.line, doer)), clock)
 
     async def watch(self, hear: Callable[[str], None]) -> WakeUps:
         """Start to hear of other processes' commits."""

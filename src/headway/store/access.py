@@ -7,7 +7,9 @@ a secret byte by byte.
 
 import hashlib
 import secrets
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import msgspec
 
@@ -31,6 +33,45 @@ _LAST_SEQ: Final = 2**63 - 1
 def hash_of(value: str) -> str:
     """Return what is kept of a token's value."""
     return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def changed(result: Any) -> Mapping[str, Any] | None:
+    """Take a result that is empty or false for: nothing was done, and there is nothing to tell."""
+    return {} if result else None
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What somebody is about to do, to what, and of which tenant; of none where it concerns all.
+
+    Target and tenant may only be known from what the transaction returns. `seen` tells from it what more there is to
+    say, or that nothing was done.
+    """
+
+    action: str
+    target: str | Callable[[Any], str]
+    tenant: str | Callable[[Any], str] | None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    seen: Callable[[Any], Mapping[str, Any] | None] = changed
+
+    def line(self, doer: "Doer", result: Any) -> Call | None:
+        """Write the line of the trail; None when nothing was done."""
+        more = self.seen(result)
+        if more is None:
+            return None
+        target = self.target(result) if callable(self.target) else self.target
+        tenant = self.tenant(result) if callable(self.tenant) else self.tenant
+        detail = msgspec.json.encode({**self.detail, **more}).decode()
+        return _line(doer.actor, tenant or doer.tenant, doer.origin, self.action, target, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Doer:
+    """Who does it, from where, and whose tenant he is."""
+
+    actor: str
+    origin: str
+    tenant: str = ALL_TENANTS
 
 
 class StoreAccess:

@@ -1,0 +1,142 @@
+"""What operators do, as the trail tells it: the same words whether it was done over HTTP or at a terminal.
+
+Each function says in advance what is about to be done. The store writes it together with what it changes, or not at all
+where nothing changes; see `Store.acting`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headway.instants import Instant
+from headway.model import Job, Node, Schedule, ScheduleSpec
+from headway.settings import mask_url
+from headway.shapes import masked, stamp
+from headway.store.access import Deed
+from headway.store.webhooks import Delivery, Endpoint
+
+
+def cancel(job: Job, reason: str) -> Deed:
+    """End a job, or have it stop."""
+    return Deed("job.cancel", job.id, job.tenant, {"before": str(job.status), "reason": reason})
+
+
+def retry(job: Job) -> Deed:
+    """Run a job that has ended once more."""
+    return Deed("job.retry", job.id, job.tenant, seen=lambda new: {"new": new})
+
+
+def retry_dead(letter: Job) -> Deed:
+    """Run a dead letter once more."""
+    return Deed("dead.retry", letter.id, letter.tenant, {"before": str(letter.status)}, lambda new: {"new": new})
+
+
+def drop_dead(letter: Job) -> Deed:
+    """Take a dead letter off the list."""
+    return Deed("dead.drop", letter.id, letter.tenant, {"before": str(letter.status)})
+
+
+def drop_dead_group(tenant: str, filters: Mapping[str, str]) -> Deed:
+    """Take many dead letters of one tenant off the list."""
+    return Deed("dead.drop", "*", tenant, {"filters": dict(filters)}, _letters)
+
+
+def _letters(dropped: Sequence[str]) -> Mapping[str, Any] | None:
+    return {"letters": list(dropped)} if dropped else None
+
+
+def pause_queue(queue: str, reason: str) -> Deed:
+    """Take nothing more from a queue."""
+    return Deed("queue.pause", queue, None, {"before": "on", "after": "paused", "reason": reason})
+
+
+def resume_queue(queue: str) -> Deed:
+    """Take from a queue again."""
+    return Deed("queue.resume", queue, None, {"before": "paused", "after": "on"})
+
+
+def drain(node: Node) -> Deed:
+    """Have a worker leave."""
+    return Deed("worker.drain", node.id, None, {"name": node.name, "before": node.asked, "after": "drain"})
+
+
+def put_schedule(name: str, before: ScheduleSpec | None, after: ScheduleSpec) -> Deed:
+    """Make a schedule, or another one of it."""
+    definitions = {"before": _definition(before), "after": _definition(after)}
+    return Deed("schedule.put", name, after.tenant, definitions, lambda done: None if done == "unchanged" else {})
+
+
+def pause_schedule(schedule: Schedule, reason: str, until: Instant | None) -> Deed:
+    """Stop a schedule."""
+    what = {"before": "on", "after": "paused", "reason": reason, "until": stamp(until)}
+    return Deed("schedule.pause", schedule.name, schedule.spec.tenant, what)
+
+
+def resume_schedule(schedule: Schedule, now: Instant) -> Deed:
+    """Let a paused schedule run again."""
+    pause = schedule.paused_at(now)
+    what = {"before": "paused", "after": "on", "paused_since": None if pause is None else stamp(pause.since)}
+    return Deed("schedule.resume", schedule.name, schedule.spec.tenant, what)
+
+
+def trigger_schedule(schedule: Schedule) -> Deed:
+    """Enqueue a job of a schedule now."""
+    return Deed("schedule.trigger", schedule.name, schedule.spec.tenant, seen=_triggered)
+
+
+def _triggered(made: tuple[str, bool]) -> Mapping[str, Any] | None:
+    job_id, is_new = made
+    return {"job": job_id} if is_new else None
+
+
+def backfill_schedule(schedule: Schedule, first: Instant, last: Instant) -> Deed:
+    """Enqueue jobs for past instants."""
+    window = {"from": stamp(first), "to": stamp(last)}
+    return Deed("schedule.backfill", schedule.name, schedule.spec.tenant, window, _backfilled)
+
+
+def _backfilled(instants: Sequence[Instant]) -> Mapping[str, Any] | None:
+    return {"jobs": len(instants)} if instants else None
+
+
+def remove_schedule(schedule: Schedule) -> Deed:
+    """Remove a schedule."""
+    return Deed("schedule.remove", schedule.name, schedule.spec.tenant, {"before": _definition(schedule.spec)})
+
+
+def _definition(spec: ScheduleSpec | None) -> Mapping[str, Any] | None:
+    return None if spec is None else masked(spec.to_dict())
+
+
+def add_webhook(tenant: str, url: str, events: Sequence[str]) -> Deed:
+    """Make a webhook."""
+    what = {"url": mask_url(url), "events": list(events)}
+    return Deed("webhooks.add", lambda rows: str(rows[0]["id"]), tenant, what)
+
+
+def change_webhook(before: Endpoint, shape: Callable[[Endpoint], Mapping[str, Any]]) -> Deed:
+    """Change a webhook; `shape` writes one as others see it."""
+
+    def changes(after: Endpoint) -> Mapping[str, Any]:
+        old, new = shape(before), shape(after)
+        return {"changes": {name: [old[name], new[name]] for name in new if old[name] != new[name]}}
+
+    return Deed("webhooks.change", before.id, before.tenant, seen=changes)
+
+
+def rotate_secret(webhook_id: str, keep: str) -> Deed:
+    """Make a new secret for a webhook."""
+    return Deed("webhooks.rotate", webhook_id, lambda endpoint: str(endpoint.tenant), {"keep": keep})
+
+
+def remove_webhook(endpoint: Endpoint) -> Deed:
+    """Remove a webhook."""
+    return Deed("webhooks.remove", endpoint.id, endpoint.tenant, {"url": mask_url(endpoint.url)}, lambda _: {})
+
+
+def replay(delivery_id: str) -> Deed:
+    """Send a message again."""
+    return Deed("deliveries.replay", delivery_id, lambda sent: str(sent.tenant), seen=_replayed)
+
+
+def _replayed(delivery: Delivery) -> Mapping[str, Any]:
+    return {"endpoint": delivery.endpoint}
