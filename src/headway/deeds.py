@@ -44,6 +44,11 @@ def _letters(dropped: Sequence[str]) -> Mapping[str, Any] | None:
     return {"letters": list(dropped)} if dropped else None
 
 
+def purge(tenant: str, key: str | None) -> Deed:
+    """Erase the content of jobs. The key is not told: it is erased, too."""
+    return Deed("purge", "*", tenant, {"of_one_job": key is not None}, lambda ids: {"jobs": len(ids)} if ids else None)
+
+
 def pause_queue(queue: str, reason: str) -> Deed:
     """Take nothing more from a queue."""
     return Deed("queue.pause", queue, None, {"before": "on", "after": "paused", "reason": reason})

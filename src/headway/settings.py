@@ -52,6 +52,10 @@ class Settings:
     port: int = PORT_DEFAULT
     token: str | None = field(default=None, repr=False)
     webhook_allow: tuple[str, ...] = ()
+    tenant_requests: int = 1_000
+    tenant_streams: int = 1_000
+    tenant_jobs: int = 1_000_000
+    tenant_schedules: int = 10_000
 
     @classmethod
     def load(
@@ -259,5 +263,9 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "port": _whole(0, 65_535),
     "token": _secret,
     "webhook_allow": _allowed,
+    "tenant_requests": _whole(0, 1_000_000),
+    "tenant_streams": _whole(0, 1_000_000),
+    "tenant_jobs": _whole(0, 1_000_000_000),
+    "tenant_schedules": _whole(0, 10_000_000),
 }
 assert _READERS.keys() == {setting.name for setting in fields(Settings)}

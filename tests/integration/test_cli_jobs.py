@@ -592,3 +592,22 @@ def test_what_is_done_at_a_terminal_is_in_the_trail(cli: Cli) -> None:
         "holidays",
     )
     assert trail[9]["detail"]["jobs"] >= 1
+
+
+def test_purge_erases_what_has_ended_and_says_what_has_not(cli: Cli) -> None:
+    first, second = (
+        cli("enqueue", "report", "--tenant", "acme", "--arg", "who=Ada", "--json").json["id"] for _ in range(2)
+    )
+    cli("jobs", "cancel", first)
+    found = {"tenant": "acme", "unfinished": 1}
+    assert cli("purge", "--tenant", "acme", "--dry-run", "--json").json == {**found, "jobs": 1, "dry_run": True}
+    assert cli("jobs", "show", first, "--json").json["args"] == {"who": "Ada"}
+    refused = cli("purge", "--tenant", "acme")
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    done = cli("purge", "--tenant", "acme", "--yes")
+    assert (done.out, "1 job not ended yet" in done.err) == ("1 job of acme erased\n", True)
+    assert cli("jobs", "show", first, "--json").json["args"] == {}
+    assert cli("jobs", "show", second, "--json").json["args"] == {"who": "Ada"}
+    [line] = cli("trail", "--action", "purge", "--json").json
+    assert (line["tenant"], line["detail"]) == ("acme", {"of_one_job": False, "jobs": 1})
+    assert cli("audit").code == 0

@@ -62,6 +62,10 @@ def test_every_setting_can_come_from_every_source(file: Path) -> None:
         "port": "8081",
         "token": "hw_0123456789abcdef",
         "webhook_allow": "10.0.0.0/8,hooks.internal",
+        "tenant_requests": "5",
+        "tenant_streams": "6",
+        "tenant_jobs": "7",
+        "tenant_schedules": "8",
     }
     assert values.keys() == set(Settings.__dataclass_fields__)
     file.write_text("".join(f'{name} = "{value}"\n' for name, value in values.items()))

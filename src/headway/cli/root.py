@@ -73,6 +73,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "tokens": ("tokens", "Make, list and revoke tokens for the API."),
         "trail": ("trail", "What people did, the newest first."),
         "webhooks": ("webhooks", "Tell URLs when jobs end; see what was told, and tell it again."),
+        "purge": ("purge", "Erase what jobs of a tenant were given and what came of them."),
     },
     "Work": {
         "schedules": ("schedules", "List, preview, change, pause, trigger and backfill schedules."),

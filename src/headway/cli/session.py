@@ -67,7 +67,7 @@ _GLOBALS: Final[dict[str, tuple[Any, object]]] = {
 
 
 # What runs where the store is, or makes one: there is no doing it through an API.
-_ON_THE_STORE: Final = frozenset({"api", "demo", "dev", "doctor", "migrate", "scheduler", "serve", "worker"})
+_ON_THE_STORE: Final = frozenset({"api", "demo", "dev", "doctor", "migrate", "purge", "scheduler", "serve", "worker"})
 
 
 def origin() -> str:

@@ -35,6 +35,7 @@ from headway.status.health import Health
 from headway.status.hub import Hub
 from headway.status.jobs import TaskLike, Tasks
 from headway.status.metrics import Metrics
+from headway.status.quotas import Quotas
 from headway.status.reader import JobReader, NodeNames, Shown
 from headway.status.tally import Tally
 from headway.status.web import Answer, Call, Principal, Refused, Route, answer_json, refusal_of
@@ -70,6 +71,7 @@ class Services:
 
     hub: Hub
     gate: Gate
+    quotas: Quotas
     tasks: Tasks
     reader: JobReader
     names: NodeNames
@@ -149,6 +151,7 @@ class Api:
         return Services(
             hub=hub,
             gate=Gate(store, self._clock, is_loopback=self._is_loopback, token=token),
+            quotas=Quotas(store, self._settings, self._clock),
             tasks=Tasks(self._tasks),
             reader=JobReader(store),
             names=NodeNames(store, self._clock),
@@ -278,6 +281,7 @@ class Api:
             principal = await _admit(request, services.gate, is_page=openapi.is_page(route))
             if not principal.may(route.role):
                 raise Refused(403, "forbidden", f"the role {route.role} is needed, this token has {principal.role}")
+            services.quotas.request(principal)
         call = Call(request, route, principal, self._store, self._settings, self._clock, request_id, services)
         _ = call.query  # Wrong parameters are refused before anything is done.
         return await route.handler(call)

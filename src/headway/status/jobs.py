@@ -131,6 +131,7 @@ async def enqueue_many(call: Call) -> Answer:
 
 
 async def _hand_in(call: Call, jobs: list[NewJob]) -> list[EnqueuedRow]:
+    await call.services.quotas.jobs(call.principal, len(jobs))
     for tenant in sorted({job.tenant for job in jobs if job.callback is not None}):
         await call.store.webhooks.ensure_callbacks(tenant)
     try:

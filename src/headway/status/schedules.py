@@ -152,6 +152,8 @@ async def put_schedule(call: Call) -> Answer:
     warnings = unserved(spec.task, spec.queue, await alive(call.store))
     if query.get("dry_run"):
         return Answer({**change.plan(call.clock.now()), "warnings": warnings})
+    if old is None:
+        await call.services.quotas.schedule(call.principal)
     acting = call.acting(deeds.put_schedule(name, None if old is None else old.spec, spec))
     outcome = await acting.schedules.put(
         name,

@@ -2,7 +2,7 @@
 
 store = await Store.open("postgresql://…", clock)
 store.ledger · store.schedules · store.queue · store.leases · store.nodes      what the ports of the engine promise
-store.feed · store.access · store.webhooks · store.measures                     what the status API shows and keeps
+store.feed · store.access · store.webhooks · store.measures · store.erasure     what the status API shows and keeps
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from headway.errors import InvalidConfig
 from headway.ports import WakeUps
 from headway.store.access import Deed, Doer, StoreAccess
 from headway.store.coordination import StoreLeases, StoreNodes
+from headway.store.erasure import StoreErasure
 from headway.store.feed import StoreFeed
 from headway.store.ledger import StoreLedger
 from headway.store.measures import StoreMeasures
@@ -40,6 +41,7 @@ class Store:
     access: StoreAccess
     webhooks: StoreWebhooks
     measures: StoreMeasures
+    erasure: StoreErasure
 
     @classmethod
     def on(cls, driver: Driver, clock: Clock) -> "Store":
@@ -55,6 +57,7 @@ class Store:
             StoreAccess(driver, clock),
             StoreWebhooks(driver, clock),
             StoreMeasures(driver),
+            StoreErasure(driver),
         )
 
     @classmethod

@@ -448,6 +448,11 @@ class StoreSchedules:
 
         return await self._driver.run(begin)
 
+    async def count(self, tenant: str) -> int:
+        """Count the schedules of a tenant."""
+        total: int = (await self._driver.fetch(call("schedule_counts", tenant=tenant)))[0]["total"]
+        return total
+
     async def remove(
         self,
         name: str,

@@ -10,8 +10,11 @@ import pytest
 
 from headway.clock import Clock
 from headway.model import NewJob
+from headway.settings import Settings
 from headway.status import follow
 from headway.status.hub import BYTES_MAX, EVENTS_MAX, Event, Follower, Hub
+from headway.status.quotas import Quotas
+from headway.status.web import Principal
 from headway.store import Store
 
 
@@ -31,8 +34,10 @@ async def test_a_stream_that_nobody_reads_ends(tmp_path: Path, monkeypatch: pyte
     clock = Clock(node="test")
     store = await Store.open(f"sqlite:///{tmp_path}/headway.db", clock)
     hub = Hub(store, clock)
-    services = SimpleNamespace(hub=hub, gate=None, is_closing=False)
-    call: Any = SimpleNamespace(services=services, clock=clock, store=store, principal=None, query={})
+    quotas = Quotas(store, Settings(), clock)
+    services = SimpleNamespace(hub=hub, gate=None, quotas=quotas, is_closing=False)
+    everybody = Principal("root", "*", "admin")
+    call: Any = SimpleNamespace(services=services, clock=clock, store=store, principal=everybody, query={})
     sent: list[str] = []
 
     async def receive() -> MutableMapping[str, Any]:

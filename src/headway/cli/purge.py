@@ -1,0 +1,56 @@
+"""`headway purge`: erase what jobs of a tenant were given, what came of them and what they logged."""
+
+from typing import Annotated
+
+import typer
+
+from headway import deeds
+from headway.cli.given import YesOption, confirm
+from headway.cli.session import PAGE, Session, new_command
+from headway.cli.text import clean, count
+from headway.model import check_name
+
+
+async def purge(
+    session: Session,
+    tenant: Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose jobs.")],
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="Only the job with this idempotency key.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Erase arguments, results, errors, logs, steps and keys of jobs that have ended, for good.
+
+    That they ran, when and how they ended stays, so that schedules can still be audited. Jobs that have not ended are
+    left alone: cancel them first, or come back.
+    """
+    check_name(tenant, "--tenant")
+    async with session.open() as desk:
+        ended: list[str] = []
+        unfinished = 0
+        after = ""
+        while True:
+            page, waiting = await desk.store.erasure.page(tenant, key, after)
+            if not page and not waiting:
+                break
+            ended += page
+            unfinished += len(waiting)
+            after = max([*page, *waiting])
+        if ended and not dry_run:
+            confirm(clean(f"This erases the content of {count(len(ended), 'job')} of {tenant}, for good."), yes=yes)
+        erased = 0
+        for start in range(0, 0 if dry_run else len(ended), PAGE):
+            acting = desk.acting(deeds.purge(tenant, key))
+            erased += len(await acting.erasure.erase(ended[start : start + PAGE]))
+    if session.as_json:
+        found = {"tenant": tenant, "jobs": len(ended) if dry_run else erased, "unfinished": unfinished}
+        session.out.json({**found, "dry_run": dry_run})
+        return
+    jobs = count(len(ended) if dry_run else erased, "job")
+    session.out.say(clean(f"{jobs} of {tenant} {'would be erased' if dry_run else 'erased'}"))
+    if unfinished:
+        session.out.note(f"{count(unfinished, 'job')} not ended yet and left alone")
+
+
+app = new_command(purge)

@@ -1,0 +1,40 @@
+"""Erasure: what jobs were given, what came of them and what they said leaves the store, on request and at once.
+
+The rows stay, with times and status, so that the ledger can still be audited: every instant keeps its decision, every
+job its end.
+"""
+
+from typing import Final
+
+from headway.store.transaction import Driver, Transaction, as_json, call
+
+BATCH: Final = 500
+NOTHING: Final = "{}"
+
+
+def _erase(ids: list[str]) -> Transaction[list[str]]:
+    given = as_json(ids)
+    erased = [row["id"] for row in (yield call("erase_jobs", ids=given, nothing=NOTHING))]
+    if erased:
+        theirs = as_json(erased)
+        yield call("erase_events", ids=theirs, nothing=NOTHING)
+        for statement in ("erase_attempts", "erase_feed", "prune_log", "prune_steps"):
+            yield call(statement, ids=theirs)
+    return erased
+
+
+class StoreErasure:
+    """Erases the content of jobs that have ended, a bounded piece at a time."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def page(self, tenant: str, key: str | None, after: str = "") -> tuple[list[str], list[str]]:
+        """Return jobs with ids after this one: those that have ended, and those that have not; neither, at the end."""
+        rows = await self._driver.fetch(call("erasable", tenant=tenant, key=key, after=after, limit=BATCH))
+        ended = [row["id"] for row in rows if row["finished_at"] is not None]
+        return ended, [row["id"] for row in rows if row["finished_at"] is None]
+
+    async def erase(self, ids: list[str]) -> list[str]:
+        """Erase those of these jobs that have ended; return which."""
+        return await self._driver.run(lambda: _erase(ids))

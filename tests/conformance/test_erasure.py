@@ -1,0 +1,58 @@
+"""Erasure, on every database: the content of a job goes, and that it ran stays."""
+
+from headway.instants import MINUTE
+from headway.lifecycle import Raised, Status, Succeeded
+from headway.model import Report
+from headway.store.feed import EVERYTHING
+from tests.conformance.arrange import attempt_of, claim_one, end, enqueue
+from tests.conformance.backend import Backend
+
+SECRET = "Ada Lovelace, 12 Elm Street"
+
+
+async def _told(backend: Backend) -> str:
+    """Return everything that is in the store, as text."""
+    tables = ("jobs", "attempts", "events", "log", "steps", "feed", "occurrences")
+    return str([await backend.sql(f"select * from headway_{table}") for table in tables])
+
+
+async def test_nothing_that_a_job_was_given_or_said_is_left(backend: Backend) -> None:
+    store = backend.store
+    await store.feed.follow([EVERYTHING], MINUTE)
+    quoted = f'{{"who":"{SECRET}"}}'
+    options = {
+        "tenant": "acme",
+        "args": quoted,
+        "key": SECRET,
+        "tags": (SECRET,),
+        "metadata": quoted,
+        "max_attempts": 2,
+    }
+    job_id = await enqueue(store, **options)
+    other = await enqueue(store, tenant="globex", queue="other", args=quoted)
+    waiting = await enqueue(store, tenant="acme", queue="later", args='{"n":1}')
+    job = await claim_one(store)
+    lines = ((None, "log", SECRET),)
+    await store.queue.report([Report(job_id=job.id, attempt=1, detail=quoted, metadata=quoted, lines=lines)])
+    await store.queue.keep_step(job.id, 1, "first", f'"{SECRET}"')
+    await end(store, job, Raised(quoted))
+    await backend.advance(60 * MINUTE)
+    await store.queue.promote(10)
+    again = await claim_one(store)
+    await end(store, again, Succeeded(quoted))
+    await store.queue.cancel(other, author=SECRET)
+
+    assert await store.erasure.page("acme", None) == ([job_id], [waiting])
+    assert await store.erasure.page("acme", SECRET) == ([job_id], [])
+    assert await store.erasure.erase([job_id, waiting]) == [job_id]
+    assert await store.erasure.page("acme", None, after=waiting) == ([], [])
+    await backend.sql(f"delete from headway_events where job_id = '{other}'")
+    await backend.sql(f"delete from headway_feed where job_id = '{other}'")
+    await backend.sql(f"delete from headway_jobs where id = '{other}'")
+    assert SECRET not in await _told(backend)
+    erased = await store.queue.get(job_id)
+    assert (erased.status, erased.attempt, erased.args, erased.result) == (Status.COMPLETED, 2, "{}", None)
+    assert erased.finished_at is not None
+    assert [attempt["outcome"] for attempt in await store.queue.attempts(job_id)] == ["failed", "completed"]
+    assert (await store.queue.get(waiting)).args == '{"n":1}'
+    assert attempt_of(again).attempt == 2

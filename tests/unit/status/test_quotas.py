@@ -1,0 +1,60 @@
+"""What one tenant may take, in virtual time."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from headway.settings import Settings
+from headway.status.quotas import Quotas
+from headway.status.web import Principal, Refused
+from tests.simulation.stage import Stage
+from tests.simulation.virtual_loop import virtual
+
+SETTINGS = replace(Settings(), tenant_requests=10, tenant_streams=2, tenant_jobs=5, tenant_schedules=1)
+ACME = Principal("ci", "acme", "operator")
+GLOBEX = Principal("ci", "globex", "operator")
+EVERYBODY = Principal("root", "*", "admin")
+
+
+def _asked(quotas: Quotas, principal: Principal, times: int) -> int:
+    answered = 0
+    for _ in range(times):
+        with suppress(Refused):
+            quotas.request(principal)
+            answered += 1
+    return answered
+
+
+@virtual
+async def test_requests_come_back_with_time_and_are_each_tenants_own() -> None:
+    async with Stage() as stage:
+        seat = stage.seat("node_a")
+        quotas = Quotas(seat.store, SETTINGS, seat.clock)
+        assert _asked(quotas, ACME, 30) == 10
+        with pytest.raises(Refused, match="10 times a second") as refused:
+            quotas.request(ACME)
+        assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
+        assert _asked(quotas, GLOBEX, 3) == 3
+        assert _asked(quotas, EVERYBODY, 100) == 100
+        await asyncio.sleep(0.5)
+        assert _asked(quotas, ACME, 30) == 5
+        await asyncio.sleep(60)
+        assert _asked(quotas, ACME, 30) == 10  # Time that was not used is not saved up.
+        free = Quotas(seat.store, replace(SETTINGS, tenant_requests=0), seat.clock)
+        assert _asked(free, ACME, 1_000) == 1_000
+
+
+@virtual
+async def test_streams_are_counted_while_they_are_open() -> None:
+    async with Stage() as stage:
+        seat = stage.seat("node_a")
+        quotas = Quotas(seat.store, SETTINGS, seat.clock)
+        with quotas.stream(ACME), quotas.stream(ACME), quotas.stream(GLOBEX):
+            with pytest.raises(Refused, match="2 streams"), quotas.stream(ACME):
+                pass
+            with quotas.stream(EVERYBODY), quotas.stream(EVERYBODY), quotas.stream(EVERYBODY):
+                pass
+        with quotas.stream(ACME):
+            pass
