@@ -22,7 +22,8 @@ help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 .PHONY: setup
-setup: $(READY) ## Make .venv with everything that the other commands need
+setup: $(READY) ## Make .venv with everything that the other commands need, and build the dashboard
+	@$(BIN)/python scripts/build_dashboard.py --if-needed
 
 $(UV): scripts/make-venv
 	@scripts/make-venv $(PYTHON) $(VENV)
@@ -34,6 +35,10 @@ $(READY): $(UV) requirements.lock pyproject.toml
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 	@echo "Ready: $(BIN)/headway"
+
+.PHONY: dashboard
+dashboard: $(READY) ## Build the dashboard from dashboard/, also where there is no Node.js
+	@$(BIN)/python scripts/build_dashboard.py
 
 .PHONY: demo
 demo: setup ## See jobs run, crash and recover, on SQLite, in a minute (ARGS=crash kills a worker)
@@ -56,7 +61,7 @@ format: setup ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format $(CODE)
 
 .PHONY: servers
-servers: ## Install PostgreSQL and PgBouncer where they are missing
+servers: ## Install the servers and the browser that tests need, where they are missing
 	@scripts/install-servers
 
 .PHONY: test
@@ -75,6 +80,10 @@ sim: setup ## Simulate many seeds (SEEDS=1000), or replay one (SEED=42)
 chaos: setup servers ## Kill, freeze and restart real processes and a real PostgreSQL, for longer than the tests do
 	HEADWAY_CHAOS_FULL=1 $(BIN)/pytest tests/chaos $(ARGS)
 
+.PHONY: torture
+torture: setup servers ## Everything that can go wrong at once, with each engine in turn; writes docs/torture-report.md
+	$(BIN)/python -m tests.chaos.torture $(ARGS)
+
 .PHONY: bench
 bench: setup servers ## Measure against the bare database (ARGS= for options)
 	$(BIN)/python -m bench $(ARGS)
@@ -89,12 +98,19 @@ docs: setup ## Build the documentation into site/
 	$(BIN)/python scripts/lifecycle_chart.py
 	$(BIN)/zensical build --clean --strict
 
+.PHONY: pictures
+pictures: setup servers ## Take the pictures of the dashboard in docs/img anew
+	$(BIN)/python scripts/take_pictures.py
+
 .PHONY: lock
 lock: $(UV) ## Renew requirements.lock from pyproject.toml (ARGS=--upgrade for newer releases)
 	@$(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' \
 		--all-extras --group dev pyproject.toml --output-file requirements.lock $(ARGS)
+	@$(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' \
+		--group node --output-file scripts/node.lock $(ARGS)
 
 .PHONY: clean
 clean: ## Remove what the commands made, .venv included
-	rm -rf $(VENV) site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site dist dashboard/node_modules dashboard/build src/headway/status/static/dashboard .mypy_cache .pytest_cache .ruff_cache .hypothesis

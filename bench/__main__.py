@@ -9,7 +9,23 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from bench import api, decide, drain, enqueue, flat, idle, latency, outage, scale, sleepers, worker_idle
+from bench import (
+    api,
+    decide,
+    drain,
+    enqueue,
+    flat,
+    idle,
+    latency,
+    leases,
+    live,
+    outage,
+    scale,
+    sizing,
+    sleepers,
+    transports,
+    worker_idle,
+)
 from bench.figures import Figure, append_json, table
 from bench.peers.catalogue import TOP, UnknownPeer, chosen
 from bench.places import Run, in_memory, places
@@ -28,6 +44,10 @@ BENCHES: Final[dict[str, Measure]] = {
     "worker-idle": worker_idle.measure,
     "sleepers": sleepers.measure,
     "api": api.measure,
+    "live": live.measure,
+    "transports": transports.measure,
+    "leases": leases.measure,
+    "sizing": sizing.measure,
 }
 AGAINST_PEERS: Final = {"drain", "latency"}
 STORES: Final = ("postgresql", "sqlite")
@@ -46,6 +66,8 @@ def arguments() -> argparse.Namespace:
         help=f"whom to measure beside Headway: all, top ({', '.join(TOP)}) or names with commas (nobody)",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--kills", type=int, default=0, help="how many leaders of each engine `leases` kills (10)")
+    parser.add_argument("--cells", type=int, default=0, help="how many cells of a million schedules `sizing` has (1)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the databases are made")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the figures to a file, a line of JSON each")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a target is missed")
@@ -79,6 +101,8 @@ def main() -> int:
             is_quick=given.quick,
             folder=given.folder,
             peers=tuple(given.peers),
+            kills=given.kills,
+            cells=given.cells,
         )
         for name in given.names:
             started = time.perf_counter()

@@ -69,7 +69,8 @@ async def _drained(stream: asyncio.StreamReader) -> None:
         pass
 
 
-def _api(url: str) -> Any:
+def api_server(url: str) -> Any:
+    """Start an API."""
     return _server("-m", "headway", "api", "--store", url, "--port", "0")
 
 
@@ -147,7 +148,7 @@ async def _gets(place: Place, run: Run) -> list[Figure]:
                 await job.cancel()
         requests = [_get(f"/api/jobs/{job.id}") for job in jobs]
         ours, theirs = [], []
-        async with _api(url) as (port, _), _server("-c", "from bench.api import hello; hello()") as (other, _):
+        async with api_server(url) as (port, _), _server("-c", "from bench.api import hello; hello()") as (other, _):
             for _ in range(run.repetitions + 1):
                 theirs.append(await _rate(other, lambda _: _get("/hello"), count, CONNECTIONS))
                 ours.append(await _rate(port, lambda n: requests[n % len(requests)], count, CONNECTIONS))
@@ -158,7 +159,7 @@ async def _gets(place: Place, run: Run) -> list[Figure]:
 async def _enqueues(place: Place, run: Run) -> list[Figure]:
     count = run.size(1_000, 50)
     ours, theirs = [], []
-    async with database(place) as url, open_app(url) as app, _api(url) as (port, _):
+    async with database(place) as url, open_app(url) as app, api_server(url) as (port, _):
         body = _post("/api/jobs", {"type": "nothing", "args": {}})
         for _ in range(run.repetitions + 1):
             started = time.perf_counter()
@@ -191,7 +192,8 @@ class _Follower(asyncio.Protocol):
         self._heard(self._job_id, data)
 
 
-async def _follow(port: int, job_ids: list[str], count: int, heard: Callable[[str, bytes], None]) -> list[Any]:
+async def follow_all(port: int, job_ids: list[str], count: int, heard: Callable[[str, bytes], None]) -> list[Any]:
+    """Follow jobs, so many times in all; return the connections."""
     loop = asyncio.get_running_loop()
     opened = []
     for number in range(count):
@@ -202,7 +204,7 @@ async def _follow(port: int, job_ids: list[str], count: int, heard: Callable[[st
 
 
 @contextlib.asynccontextmanager
-async def _work(url: str, concurrency: int) -> AsyncIterator[Headway]:
+async def work(url: str, concurrency: int) -> AsyncIterator[Headway]:
     """Have a worker, and an app to enqueue with."""
     async with open_app(url) as app, worker_command(url, "--concurrency", concurrency):
         yield app
@@ -222,9 +224,9 @@ async def _followers(place: Place, run: Run) -> list[Figure]:
             if part.startswith(b"progress") and (at := part.find(b'"updated_at":"')) > 0:
                 late.append(now - _seconds(part[at + 14 : at + 41].split(b'"')[0].decode()))
 
-    async with database(place) as url, _work(url, jobs) as app, _api(url) as (port, server):
+    async with database(place) as url, work(url, jobs) as app, api_server(url) as (port, server):
         made = await app.tasks["sleeper"].enqueue_many([{"seconds": seconds + run.size(25, 3)}] * jobs)
-        opened = await _follow(port, [job.id for job in made], count, heard)
+        opened = await follow_all(port, [job.id for job in made], count, heard)
         late.clear()
         await asyncio.sleep(seconds)
         told, memory = list(late), server.memory_mb()
@@ -251,9 +253,9 @@ async def _updates(place: Place, run: Run) -> list[Figure]:
         if b"event: done" in data:
             done.add(job_id)
 
-    async with database(place) as url, _work(url, jobs) as app, _api(url) as (port, _):
+    async with database(place) as url, work(url, jobs) as app, api_server(url) as (port, _):
         made = await app.tasks["sleeper"].enqueue_many([{"seconds": seconds}] * jobs)
-        opened = await _follow(port, [job.id for job in made], jobs, heard)
+        opened = await follow_all(port, [job.id for job in made], jobs, heard)
         async with asyncio.timeout(PATIENCE_S):
             while len(done) < jobs:
                 await asyncio.sleep(0.1)

@@ -23,6 +23,7 @@ from headway.store import Store
 
 PATIENCE_S: Final = 60.0
 LEAD_S_PER_SCHEDULE: Final = 0.0005
+NODE: Final = Settings(node="bench")
 
 
 async def measure(run: Run) -> list[Figure]:
@@ -55,7 +56,9 @@ async def _headway(url: str, count: int) -> tuple[float, list[list[str]]]:
         return await decided_by_node(store, clock, count, at)
 
 
-async def decided_by_node(store: Store, clock: Clock, count: int, since: Instant) -> tuple[float, list[list[str]]]:
+async def decided_by_node(
+    store: Store, clock: Clock, count: int, since: Instant, settings: Settings = NODE
+) -> tuple[float, list[list[str]]]:
     """Run a scheduler node until it has decided so many schedules; return the seconds since an instant."""
     names: list[list[str]] = []
     done = asyncio.Event()
@@ -69,7 +72,7 @@ async def decided_by_node(store: Store, clock: Clock, count: int, since: Instant
                 finished = time.time()
                 done.set()
 
-    node = scheduler_node(store, Settings(node="bench"), clock)
+    node = scheduler_node(store, settings, clock)
     with subscribed(hear):
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
             group.create_task(node.run())

@@ -30,6 +30,8 @@ class Run:
     is_quick: bool
     folder: Path
     peers: tuple[Contestant, ...] = ()
+    kills: int = 0  # How many leaders are killed to see how soon others lead; 0 is as many as usual.
+    cells: int = 0  # How many stores of a million schedules are simulated; 0 is as many as usual.
 
     def size(self, full: int, quick: int) -> int:
         """Choose a size."""

@@ -1,14 +1,17 @@
 """A scheduler in a process of its own, watched from outside: its processor time and its memory.
 
 python -m bench.process URL      is that process: it prints a line when it leads, and stops on SIGTERM
+
+Other settings come from the environment.
 """
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from bench.places import opened
@@ -22,9 +25,10 @@ STOP_S_MAX: Final = 10.0
 
 
 @contextlib.asynccontextmanager
-async def scheduler_process(url: str) -> AsyncIterator[Watched]:
+async def scheduler_process(url: str, variables: Mapping[str, str] | None = None) -> AsyncIterator[Watched]:
     """Start a scheduler, wait until it leads, and stop it in the end."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.process", url, stdout=PIPE)
+    command, env = (sys.executable, "-m", "bench.process", url), {**os.environ, **(variables or {})}
+    process = await asyncio.create_subprocess_exec(*command, env=env, stdout=PIPE)
     try:
         assert process.stdout is not None
         async with asyncio.timeout(START_S_MAX):
@@ -52,7 +56,7 @@ async def _run(url: str) -> None:
             print("leading", flush=True)
 
     async with opened(url) as (store, clock):
-        node = scheduler_node(store, Settings(store=url, node="bench"), clock)
+        node = scheduler_node(store, Settings.load({"store": url, "node": f"bench-{os.getpid()}"}), clock)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, node.stop)
         with subscribed(hear):
             await node.run()

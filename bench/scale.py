@@ -17,7 +17,7 @@ from bench.figures import Figure, Target, plain
 from bench.places import Place, Run, database, opened
 from bench.process import scheduler_process
 from headway.clock import Clock, wall_now
-from headway.instants import DAY, SECOND
+from headway.instants import DAY, SECOND, Duration
 from headway.model import ScheduleSpec
 from headway.ports import Shards
 from headway.scheduling.scheduler import LeaderMandate, Scheduler
@@ -31,15 +31,21 @@ PATIENCE_S: Final = 60.0
 EVERYTHING: Final = Shards(of=1, held=frozenset({0}))
 FAR: Final = ScheduleSpec.build(task="report", trigger=Cron("0 6 1 1 *", "Europe/Berlin"), args={"tenant_id": 1})
 
-# One schedule was put by Headway; the others are copies with other names, spread over time. Portable SQL.
+# One schedule was put by Headway; the others are copies with other names, by choice spread over time. Portable SQL.
 MULTIPLY: Final = """
 insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text, delay, next_at,
   decided_through, pauses, created_at, updated_at)
 with recursive numbers(n) as (select 1 union all select n + 1 from numbers where n < {count})
-select 'far-' || n, owner, tenant, (slot + n) % 4294967296, revision, version, definition, trigger_text, delay,
-  next_at + n * 1000, decided_through, pauses, created_at, updated_at
-from headway_schedules, numbers where name = 'far'
+select name || '-' || n, owner, tenant, (slot + n) % 4294967296, revision, version, definition, trigger_text, delay,
+  next_at + n * {apart}, decided_through, pauses, created_at, updated_at
+from headway_schedules, numbers where name = '{name}' and n <= {count}
 """
+APART: Final = 1_000
+
+
+def multiply(name: str, count: int, apart: Duration = 0) -> str:
+    """Return the statement that makes copies of a schedule."""
+    return MULTIPLY.format(name=name, count=count, apart=apart)
 
 
 @dataclass(slots=True)
@@ -82,7 +88,7 @@ async def _prepare(stack: AsyncExitStack, place: Place, count: int) -> _Size:
     await store.schedules.put("far", FAR)
     bare = await place.bare(url)
     try:
-        await bare.execute(MULTIPLY.format(count=count - 1))
+        await bare.execute(multiply("far", count - 1, APART))
         await bare.execute("analyze")
     finally:
         await bare.close()

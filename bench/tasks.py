@@ -1,6 +1,7 @@
 """The tasks that the benchmarks of the worker run."""
 
 import asyncio
+import time
 from typing import Final
 
 from headway import Context, Headway
@@ -27,6 +28,16 @@ def declare(app: Headway) -> Headway:
         for step in range(steps):
             ctx.progress(step * 100 / steps, f"step {step} of {steps}")
             await asyncio.sleep(PROGRESS_S)
+
+    @app.task
+    async def chatter(ctx: Context, seconds: float, gap_s: float) -> None:
+        """Say something new all the time, and when that was."""
+        until = time.monotonic() + seconds
+        number = 0
+        while time.monotonic() < until:
+            number += 1
+            ctx.metadata["said"] = [number, time.monotonic_ns()]
+            await asyncio.sleep(gap_s)
 
     return app
 

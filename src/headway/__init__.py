@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         JobFailed,
         JobNotFound,
         LeaseLost,
+        LockHeld,
         NotFinal,
         NotFound,
         ScheduleChanged,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         TaskNotFound,
     )
     from headway.lifecycle import Status
+    from headway.locks import Leader, LeaderTerm, Lock, SyncLock
     from headway.scheduling.triggers import After, At, Cron, Every
     from headway.settings import Settings
     from headway.task import Cancel, JobHandle, Options, Retry, Task
@@ -69,7 +71,11 @@ __all__ = [
     "JobFailed",
     "JobHandle",
     "JobNotFound",
+    "Leader",
+    "LeaderTerm",
     "LeaseLost",
+    "Lock",
+    "LockHeld",
     "NotFinal",
     "NotFound",
     "Options",
@@ -83,6 +89,7 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "SyncLock",
     "Task",
     "TaskNotFound",
     "TaskStopped",
@@ -94,6 +101,7 @@ if not TYPE_CHECKING:  # Type checkers read the imports above, and would believe
         **dict.fromkeys(("Cancel", "JobHandle", "Options", "Retry", "Task"), "headway.task"),
         **dict.fromkeys(("Context", "TaskStopped"), "headway.worker.context"),
         **dict.fromkeys(("After", "At", "Cron", "Every"), "headway.scheduling.triggers"),
+        **dict.fromkeys(("Leader", "LeaderTerm", "Lock", "SyncLock"), "headway.locks"),
         "Settings": "headway.settings",
         "Status": "headway.lifecycle",
     }

@@ -16,14 +16,18 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, overload
 
 from headway.clock import Clock
+from headway.coordination.admission import AdmittedLeases
+from headway.coordination.engines import open_engine
 from headway.definitions import Definitions
 from headway.errors import HeadwayError, InvalidConfig, InvalidSchedule, InvalidTask, TaskNotFound
 from headway.instants import DurationLike
 from headway.lifecycle import Status
+from headway.locks import TTL_DEFAULT, Grants, Leader, LeaderTerm, Lock, SyncLock, Wish
 from headway.model import (
     EnqueuedRow,
     Job,
@@ -34,6 +38,10 @@ from headway.model import (
     check_name,
 )
 from headway.node import EngineNode, World
+from headway.ports import Live, LiveView, Transport, WakeUps
+from headway.queue.announcer import Dispatch
+from headway.queue.post import Post
+from headway.queue.transports import open_transport
 from headway.scheduling.triggers import Cron, Trigger
 from headway.settings import Settings
 from headway.store import Store
@@ -58,6 +66,8 @@ R = TypeVar("R")
 SYNC_PAGE: Final = 200
 THREADS_MAX: Final = 32
 CHILD_STORE: Final = "HEADWAY_CHILD_STORE"
+CHILD_REPORT_S: Final = "HEADWAY_CHILD_REPORT_S"
+LIVE_REPORT_EVERY_S: Final = 0.02
 WAIT_REST_S_MIN: Final = 0.02
 WAIT_REST_S_MAX: Final = 0.5
 
@@ -96,7 +106,11 @@ class _Portal:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidTask("a _sync call inside of Headway's own loop would wait for itself; await its twin instead")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        called = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return called.result()
+        finally:
+            called.cancel()  # Where the caller was interrupted, nobody wants it any more.
 
 
 class _Registers(Protocol):
@@ -118,9 +132,12 @@ class Headway:
         *,
         name: str | None = None,
         coordination: str | None = None,
+        transport: str | None = None,
         settings: Settings | None = None,
     ) -> None:
-        self.settings = settings or Settings.load({"store": store, "coordination": coordination})
+        self.settings = settings or Settings.load(
+            {"store": store, "coordination": coordination, "transport": transport}
+        )
         self.name = check_name(name or _calling_module(), "app name")
         self.tasks: dict[str, Task[Any, Any]] = {}
         self._declared: dict[str, ScheduleSpec] = {}
@@ -129,9 +146,13 @@ class Headway:
         self._stores: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
             weakref.WeakKeyDictionary()
         )
+        self._admissions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AdmittedLeases] = (
+            weakref.WeakKeyDictionary()
+        )
         self._portal: _Portal | None = None
         self._moved_to: Store | None = None
         self._here = _Here()
+        self._post = Post(self._transport, self._clock)
         self._lock = threading.Lock()
         self._file.add_tasks(self)
 
@@ -315,19 +336,24 @@ class Headway:
         loop = asyncio.get_running_loop()
         opening = self._stores.get(loop)
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
-            opening = loop.create_task(
-                Store.open(self.settings.store, self._clock, synchronous=self.settings.sqlite_synchronous)
-            )
+            opening = loop.create_task(self._open_store())
             self._stores[loop] = opening
         return opening.result() if opening.done() else await asyncio.shield(opening)
 
     async def _store_here(self) -> Store:
         """Return the store that this thread has for its blocking calls on SQLite."""
         if self._here.store is None or self._here.process != os.getpid():
-            synchronous = self.settings.sqlite_synchronous
-            self._here.store = await Store.open(self.settings.store, self._clock, synchronous=synchronous, inline=True)
+            self._here.store = await self._open_store(inline=True)
             self._here.process = os.getpid()
         return self._here.store
+
+    async def _open_store(self, inline: bool = False) -> Store:
+        synchronous = self.settings.sqlite_synchronous
+        store = await Store.open(self.settings.store, self._clock, synchronous=synchronous, inline=inline)
+        return store if self.settings.transport == "store" else store.announcing(self._post.announce, self._clock)
+
+    def _transport(self) -> Transport:
+        return open_transport(self.settings.transport, clock=self._clock, node=self._clock.node)
 
     @contextmanager
     def moved_to(self, store: Store, clock: Clock) -> Iterator[None]:
@@ -341,8 +367,12 @@ class Headway:
 
     async def close(self) -> None:
         """Close the store of the running event loop."""
+        admission = self._admissions.pop(asyncio.get_running_loop(), None)
+        if admission is not None:
+            await admission.close()
         opening = self._stores.pop(asyncio.get_running_loop(), None)
         if opening is not None:
+            await self._post.flush_async()
             await (await opening).close()
 
     async def __aenter__(self) -> "Headway":
@@ -361,6 +391,9 @@ class Headway:
         is_file = self._dialect == "sqlite" and path_of(self.settings.store) != ":memory:"
         if self._moved_to is not None or is_file:
             return self._here.finish(coroutine)
+        return self._in_background(coroutine)
+
+    def _in_background(self, coroutine: Coroutine[Any, Any, R]) -> R:
         with self._lock:
             if self._portal is None or self._portal.process != os.getpid():  # A fork has no threads.
                 self._portal = _Portal()
@@ -530,6 +563,57 @@ class Headway:
         """Bring the store in line with the schedules declared here; return what became of each."""
         return self.blocking(self.sync())
 
+    # --- locks
+
+    def lock(
+        self, name: str, *, ttl: DurationLike = TTL_DEFAULT, timeout: DurationLike | None = None, blocking: bool = True
+    ) -> Lock:
+        """Return a lock on a name, over all hosts, for `async with`; it renews itself for as long as the body runs.
+
+        It is waited for, at most `timeout`, or not at all unless `blocking`; then `LockHeld` is raised. After a crash
+        others get it when `ttl` is over. When it is lost, the body is cancelled and `LeaseLost` is raised.
+        """
+        wish = Wish.of(name, ttl, timeout, blocking)
+        return Lock(wish, self._grants, clock=self._clock, holder_name=self.settings.node)
+
+    def lock_sync(
+        self, name: str, *, ttl: DurationLike = TTL_DEFAULT, timeout: DurationLike | None = None, blocking: bool = True
+    ) -> SyncLock:
+        """Return a lock on a name, over all hosts, for `with`; it is renewed in the background.
+
+        The body cannot be stopped when the lock is lost: `lock.check()` raises then, and so does the end of the body.
+        """
+        return SyncLock(
+            Wish.of(name, ttl, timeout, blocking),
+            self._grants,
+            clock=self._clock,
+            holder_name=self.settings.node,
+            call=self._in_background if self._moved_to is None else self._here.finish,
+            is_alone=self._moved_to is not None,
+        )
+
+    def leader(self, name: str, *, ttl: DurationLike = TTL_DEFAULT) -> Leader:
+        """Return a role that one process at a time has: `async with` waits for one term of it, `async for` for all."""
+        wish = Wish.of(name, ttl, None, blocking=True)
+        return Leader(
+            lambda: LeaderTerm(wish, self._grants, clock=self._clock, holder_name=self.settings.node),
+            lambda: Lock(wish, self._grants, clock=self._clock, holder_name=self.settings.node),
+        )
+
+    def leader_sync(self, name: str, *, ttl: DurationLike = TTL_DEFAULT) -> SyncLock:
+        """Return a role that one process at a time has; `with` waits for one term of it."""
+        return self.lock_sync(name, ttl=ttl)
+
+    async def _grants(self) -> Grants:
+        store = await self.store()
+        if self._moved_to is not None or self.settings.coordination == "store":
+            return grants_of(store, None)
+        loop = asyncio.get_running_loop()
+        admission = self._admissions.get(loop) or admission_of(store, self.settings, self._clock)
+        assert admission is not None
+        self._admissions[loop] = admission
+        return grants_of(store, admission)
+
     def api(self) -> "Api":
         """Return the API as an ASGI application, to be served alone or mounted into another.
 
@@ -539,7 +623,8 @@ class Headway:
         from headway.status.api import Api
 
         clock = Clock(node=new_node_id(self._clock))
-        return Api(self.store, self.settings, clock, tasks=self.tasks, is_loopback=False)
+        live = partial(live_view_of, self.settings, clock)
+        return Api(self.store, self.settings, clock, tasks=self.tasks, is_loopback=False, live=live)
 
     def _handle(self, job: NewJob, row: EnqueuedRow) -> JobHandle:
         return JobHandle(
@@ -589,30 +674,96 @@ def new_node_id(clock: Clock) -> str:
     return clock.new_id("node")
 
 
-def world_of(store: Store) -> World:
-    """Give a node what it needs of a store."""
-    return World(ledger=store.ledger, queue=store.queue, leases=store.leases, nodes=store.nodes, watch=store.watch)
+def admission_of(store: Store, settings: Settings, clock: Clock) -> AdmittedLeases | None:
+    """Put the server that grants leases before those of a store; None where the store does it alone."""
+    if settings.coordination == "store":
+        return None
+    engine = open_engine(settings.coordination, clock=clock, node=clock.node)
+    return AdmittedLeases(engine, store.leases, clock=clock, falls_back=settings.coordination_fallback == "store")
+
+
+def grants_of(store: Store, admission: AdmittedLeases | None) -> Grants:
+    """Give users' locks what they need of a store, and of the server that grants its leases."""
+    if admission is None:
+        return Grants(store.leases, store.leases.held)
+    return Grants(admission, store.leases.held, lambda: admission.state["trouble"])
+
+
+def dispatched(store: Store, settings: Settings, clock: Clock) -> tuple[Store, Dispatch | None]:
+    """Have the ready jobs of a store announced by a transport; None where the store wakes workers alone."""
+    if settings.transport == "store":
+        return store, None
+    dispatch = Dispatch.by(open_transport(settings.transport, clock=clock, node=clock.node), clock)
+    return store.announcing(dispatch.announcer.announce, clock), dispatch
+
+
+def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Dispatch | None = None) -> World:
+    """Give a node what it needs of a store, and of the servers beside it."""
+
+    async def watch(hear: Callable[[str], None]) -> WakeUps:
+        if admission is not None:
+            await admission.watch(lambda: hear("leases"))
+        return await store.watch(hear)
+
+    leases = store.leases if admission is None else admission
+    return World(
+        ledger=store.ledger,
+        queue=store.queue,
+        leases=leases,
+        nodes=store.nodes,
+        watch=watch,
+        admission=admission,
+        dispatch=dispatch,
+    )
+
+
+def live_of(settings: Settings, clock: Clock) -> Live | None:
+    """Make what carries the words of running jobs to who looks; None where the store does it alone."""
+    if settings.redis is None:
+        return None
+    from headway.live import RedisLive
+
+    return RedisLive(settings.redis, clock=clock, node=clock.node)
+
+
+def live_view_of(settings: Settings, clock: Clock) -> LiveView | None:
+    """Make what hears the words of running jobs; None where the store does it alone."""
+    if settings.redis is None:
+        return None
+    from headway.live import RedisView
+
+    return RedisView(settings.redis, clock=clock, node=clock.node)
 
 
 def scheduler_node(store: Store, settings: Settings, clock: Clock, version: str = "") -> EngineNode:
     """Wire the scheduler role to a store. The clock must be the one the store was opened with."""
-    return EngineNode(world_of(store), settings, clock, version=version)
+    store, dispatch = dispatched(store, settings, clock)
+    return EngineNode(world_of(store, admission_of(store, settings, clock), dispatch), settings, clock, version=version)
 
 
 def worker_node(
     store: Store, settings: Settings, clock: Clock, version: str = "", *, schedules: bool
 ) -> tuple[EngineNode, Supervisor]:
     """Wire the worker role, and the scheduler's too if asked for, to a store. The supervisor still needs its crew."""
+    store, dispatch = dispatched(store, settings, clock)
     supervisor = Supervisor(
-        store.queue, clock=clock, lease=settings.worker_lease, poll=settings.poll, queues=settings.queues
+        store.queue,
+        clock=clock,
+        lease=settings.worker_lease,
+        poll=settings.poll,
+        queues=settings.queues,
+        live=live_of(settings, clock),
     )
-    node = EngineNode(world_of(store), settings, clock, version=version, schedules=schedules, supervisor=supervisor)
+    world = world_of(store, admission_of(store, settings, clock), dispatch)
+    node = EngineNode(world, settings, clock, version=version, schedules=schedules, supervisor=supervisor)
     return node, supervisor
 
 
 def api_node(store: Store, settings: Settings, clock: Clock, version: str = "") -> EngineNode:
     """Wire a node that neither decides nor works: it says that it lives, and keeps house like everybody."""
-    return EngineNode(world_of(store), settings, clock, version=version, schedules=False, is_api=True)
+    store, dispatch = dispatched(store, settings, clock)
+    world = world_of(store, admission_of(store, settings, clock), dispatch)
+    return EngineNode(world, settings, clock, version=version, schedules=False, is_api=True)
 
 
 def api_of(
@@ -626,18 +777,38 @@ def api_of(
     from headway.status.api import Api  # Here, since who only enqueues needs no HTTP.
     from headway.status.gate import is_loopback
 
+    if node is not None and node.dispatch is not None:
+        store = store.announcing(node.dispatch.announcer.announce, clock)
+
     async def opened() -> Store:
         return store
 
+    def open_view() -> LiveView | None:
+        view = live_view_of(settings, clock)
+        if view is not None and node is not None and node.live_state() is None:
+            node.live_state = lambda: {"name": view.name, "trouble": view.trouble}
+        return view
+
     loops = node.loops if node is not None else ()
-    return Api(opened, settings, clock, tasks=tasks, is_loopback=is_loopback(settings.host), loops=loops)
+    return Api(
+        opened,
+        settings,
+        clock,
+        tasks=tasks,
+        is_loopback=is_loopback(settings.host),
+        loops=loops,
+        live=open_view,
+    )
 
 
 def crew_plan(settings: Settings, store: str | None = None) -> CrewPlan:
     """Say how many children of which kind a worker has; their app uses its own store unless another is given."""
     return CrewPlan(
         command=child_command(settings.app),
-        environ={} if store is None else {CHILD_STORE: store},  # Not in the command, which everybody can read.
+        environ={  # Not in the command, which everybody can read.
+            **({} if store is None else {CHILD_STORE: store}),
+            **({} if settings.redis is None else {CHILD_REPORT_S: str(LIVE_REPORT_EVERY_S)}),
+        },
         processes=settings.processes or _cores(),
         concurrency=settings.concurrency,
         threads=min(settings.concurrency, THREADS_MAX),

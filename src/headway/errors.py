@@ -14,10 +14,12 @@
     │   ├── ScheduleOwned     the schedule belongs to another app
     │   ├── AlreadyFinal      the job has ended, and final states never change
     │   ├── NotFinal          the job has not ended yet
-    │   └── DuplicateKey      the idempotency key was used with other arguments
+    │   ├── DuplicateKey      the idempotency key was used with other arguments
+    │   └── LockHeld          the lock is another's, and was not waited for any longer
     ├── Denied                the credential is missing, wrong, or not enough for what was asked
-    ├── LeaseLost             this attempt or term is no longer ours: stop, write nothing
+    ├── LeaseLost             this attempt, term or lock is no longer ours: stop, write nothing
     ├── JobFailed             the job that was waited for did not complete
+    ├── EngineUnavailable     a server beside the store (Redis, etcd, …) does not answer; the store goes on without it
     └── StoreError
         ├── StoreUnavailable  try again later; loops rest and go on
         ├── StoreFull         the disk or quota under the store is used up; nothing was written; loops rest and go on
@@ -90,6 +92,10 @@ class DuplicateKey(Conflict):
     """The idempotency key was used before with other arguments."""
 
 
+class LockHeld(Conflict):
+    """Somebody else has the lock."""
+
+
 class Denied(HeadwayError):
     """The token is missing, wrong, or not enough for this."""
 
@@ -100,6 +106,10 @@ class LeaseLost(HeadwayError):
 
 class JobFailed(HeadwayError):
     """The job did not complete."""
+
+
+class EngineUnavailable(HeadwayError):
+    """A server beside the store does not answer."""
 
 
 class StoreError(HeadwayError):

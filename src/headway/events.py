@@ -192,6 +192,24 @@ class WakeModeChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLost:
+    """A server beside the store does not answer; what it does for us is done by the store, or waits."""
+
+    node: str
+    engine: str
+    error: str
+    falls_back: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReturned:
+    """A server beside the store answers again."""
+
+    node: str
+    engine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRefused:
     """Somebody came with a token that does not count; `is_limited` when the next ones are not even looked at."""
 
@@ -220,6 +238,8 @@ Event: TypeAlias = (
     | TickFailed
     | ClockStepped
     | WakeModeChanged
+    | EngineLost
+    | EngineReturned
     | AccessRefused
     | RequestFailed
 )

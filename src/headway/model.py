@@ -593,6 +593,14 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """A session of somebody who has signed in: it may what the token with this hash may, until then at most."""
+
+    token_hash: str
+    expires_at: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """A line of the trail: who did what to what, of which tenant, from where."""
 

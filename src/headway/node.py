@@ -7,6 +7,8 @@
     promoter      makes due jobs ready                       (with the housekeeping lease)
     janitor       expires, ends, revives, prunes             (with the housekeeping lease)
     claimer · keeper · settler · reporter · watchman         (role worker, see worker/supervisor.py)
+    announcer     tells a transport of ready jobs            (with a transport)
+    hinter        takes its hints                            (role worker, with a transport)
 
 They start in any order, since each asks the store what it may do. Stop: take no more jobs and decide no more, let what
 runs end within the grace, hand the rest back, hand the leases over, say goodbye; so a clean stop makes nobody
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headway.clock import Clock, Loop
+from headway.coordination.admission import AdmittedLeases
 from headway.coordination.elector import Elector
 from headway.coordination.heartbeat import Heartbeat
 from headway.errors import StoreError
@@ -27,11 +30,14 @@ from headway.events import subscribed
 from headway.instants import SECOND
 from headway.model import JsonObject, Node
 from headway.ports import Leases, Ledger, Nodes, Queue, WakeUps
+from headway.queue import announcer
+from headway.queue.announcer import Dispatch
 from headway.queue.janitor import Janitor
 from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import LeaderMandate, LockMandate, Mandate, Scheduler
 from headway.settings import Settings
 from headway.status.tally import Tally
+from headway.worker.hints import HintTaker
 from headway.worker.supervisor import HAND_BACK_S_MAX, QUIET_S, Supervisor
 
 SCHEDULER: Final = "scheduler"
@@ -39,6 +45,7 @@ WORKER: Final = "worker"
 API: Final = "api"
 HOUSEKEEPING: Final = "housekeeping"
 GOODBYE_S_MAX: Final = 2.0
+TRANSPORT_GOODBYE_S_MAX: Final = 0.3
 WORKER_GOODBYE_S_MAX: Final = 0.7  # A worker that ends has promised to be gone two seconds after its grace.
 
 
@@ -51,6 +58,8 @@ class World:
     leases: Leases
     nodes: Nodes
     watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
+    admission: AdmittedLeases | None = None  # The leases again, where another server than the store grants them.
+    dispatch: Dispatch | None = None  # Who carries hints about ready jobs, where the store does not do it alone.
 
 
 class EngineNode:
@@ -72,6 +81,7 @@ class EngineNode:
         self._clock = clock
         self._supervisor = supervisor
         self._schedules = schedules
+        self.live_state: Callable[[], JsonObject | None] = supervisor.live_state if supervisor else lambda: None
         self._tally = Tally(clock)
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -85,6 +95,7 @@ class EngineNode:
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._worker_loops = self._workers(supervisor) if supervisor else ()
+        self._transport_loops = self._transports(world.dispatch) if world.dispatch else ()
         roles = (
             *((SCHEDULER,) if schedules else ()),
             *((WORKER,) if supervisor else ()),
@@ -106,6 +117,8 @@ class EngineNode:
     async def run(self) -> None:
         """Work until `stop`. An error that is not the store's absence ends the node, and leaves its leases in order."""
         with subscribed(self._tally):
+            if self._supervisor is not None:
+                self._supervisor.begin_live()
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = {loop: group.create_task(loop.run(), name=loop.name) for loop in self.loops}
@@ -117,6 +130,14 @@ class EngineNode:
                         loop.stop()
             finally:
                 await self._say_goodbye()
+                if self._supervisor is not None:
+                    await self._supervisor.close()
+                if self._world.admission is not None:
+                    await self._world.admission.close()
+                if self._world.dispatch is not None:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(TRANSPORT_GOODBYE_S_MAX):
+                            await self._world.dispatch.transport.close()
 
     def stop(self) -> None:
         """End soon, in good order: what runs has the grace to end."""
@@ -183,7 +204,13 @@ class EngineNode:
             self._janitor_loop,
             *self._deciding_loops(),
             *self._worker_loops,
+            *self._transport_loops,
         )
+
+    @property
+    def dispatch(self) -> Dispatch | None:
+        """What carries hints about ready jobs, for whoever commits some beside this node."""
+        return self._world.dispatch
 
     def _workers(self, supervisor: Supervisor) -> tuple[Loop, ...]:
         poll_s = self._settings.poll / SECOND
@@ -200,6 +227,18 @@ class EngineNode:
         supervisor.settler_wake = loops["settler"].wake
         supervisor.reporter_wake = loops["reporter"].wake
         return tuple(loops.values())
+
+    def _transports(self, dispatch: Dispatch) -> tuple[Loop, ...]:
+        telling = Loop("announcer", dispatch.announcer.tick, clock=self._clock, rest_s_max=announcer.QUIET_S)
+        dispatch.announcer.wake = telling.wake
+        supervisor = self._supervisor
+        if supervisor is None:
+            return (telling,)
+        hints = HintTaker(dispatch.transport, dispatch.health, clock=self._clock, poll_s=self._settings.poll / SECOND)
+        hints.wanted, hints.hinted, supervisor.hints = supervisor.wants_hints, supervisor.take_hint, hints
+        hearing = Loop("hinter", hints.tick, clock=self._clock, rest_s_max=announcer.QUIET_S)
+        hints.wake = hearing.wake
+        return telling, hearing
 
     def _elector(self, silence_s: Callable[[], float]) -> Elector:
         return Elector(
@@ -291,6 +330,10 @@ class EngineNode:
             "wake_ups": self._heartbeat.wake_mode,
             "skew_s": round(self._clock.skew_s(), 3),
             "mode": self._settings.coordination_mode,
+            "shards": self._settings.scheduler_shards,
+            **({} if self._world.admission is None else {"coordination": self._world.admission.state}),
+            **({} if self._world.dispatch is None else {"transport": self._world.dispatch.state()}),
+            **({} if (live := self.live_state()) is None else {"live": live}),
             "tally": self._tally.cells(),
             **({} if self._supervisor is None else {"worker": self._supervisor.state()}),
         }

@@ -3,10 +3,12 @@
 Every method may raise `StoreUnavailable`; the outcome of a write is then unknown, and repeating it is safe.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 from zlib import crc32
+
+import msgspec
 
 from headway.instants import Duration, Instant
 from headway.lifecycle import Settlement
@@ -91,6 +93,50 @@ class Leases(Protocol):
 
     async def release(self, leases: Sequence[Lease]) -> None:
         """Give leases back at once. One that is no longer ours is left alone."""
+        ...
+
+
+class AdoptingLeases(Leases, Protocol):
+    """Leases of the store that also record what another server has granted."""
+
+    async def adopt(
+        self, tokens: Mapping[str, int], *, holder: str, holder_name: str, duration: Duration
+    ) -> list[Lease]:
+        """Take leases whoever has them; each with a token above all before, and above the one that is given."""
+        ...
+
+
+class Engine(Protocol):
+    """A server beside the store that says who may act. It is believed only as far as who may *try*.
+
+    Its locks run out by themselves. Its tokens grow as long as it keeps its data; the store, which records the highest
+    that it has seen and refuses lower ones, is what makes them grow for ever. Every method may raise
+    `EngineUnavailable`, within a few seconds at most; the outcome is then unknown, and repeating it is safe.
+    """
+
+    @property
+    def name(self) -> str:
+        """What people call it: `redis`, `etcd`, `zookeeper` or `consul`."""
+        ...
+
+    async def acquire(self, name: str, *, holder: str, duration: Duration) -> int | None:
+        """Take a lock that is free, has run out or is the holder's own; its token, or None while it is another's."""
+        ...
+
+    async def renew(self, names: Iterable[str], *, holder: str, duration: Duration) -> frozenset[str]:
+        """Extend locks; those that are still the holder's come back, the others are left alone."""
+        ...
+
+    async def release(self, names: Iterable[str], *, holder: str) -> None:
+        """Give locks back at once, and wake who waits for them; what is another's is left alone."""
+        ...
+
+    async def watch(self, hear: Callable[[], None]) -> None:
+        """From now on call `hear` whenever a lock may have come free; a connection that is lost is made again."""
+        ...
+
+    async def close(self) -> None:
+        """Give back every connection; locks that are held run out by themselves."""
         ...
 
 
@@ -194,4 +240,136 @@ class WakeUps(Protocol):
 
     async def close(self) -> None:
         """Stop hearing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Word that a job became ready in a queue; `receipt` is what the transport knows it by."""
+
+    queue: str
+    receipt: Any
+
+
+class Transport(Protocol):
+    """A server beside the store that tells one worker of each ready job, instead of all of them.
+
+    It carries hints: the ids of jobs, in a channel for each queue. The store has the jobs, and says who gets which; so
+    hints may be lost, doubled, reordered or made up, and all that they can cost is a look into the store. Every method
+    may raise `EngineUnavailable`, within a few seconds at most, and is safe to repeat.
+    """
+
+    @property
+    def name(self) -> str:
+        """What people call it: `redis` or `rabbitmq`."""
+        ...
+
+    async def announce(self, ready: Mapping[str, Sequence[str]]) -> None:
+        """Tell of jobs that are ready, as ids by queue; with none, only ask whether the server answers."""
+        ...
+
+    async def attend(self, queues: Collection[str]) -> None:
+        """From now on receive hints of these queues and no others; those received and not taken are for others."""
+        ...
+
+    async def take(self, limit: int) -> list[Hint]:
+        """Wait about a second for hints; return up to `limit`, or none. What cannot be a hint is thrown away."""
+        ...
+
+    async def acknowledge(self, hints: Sequence[Hint]) -> None:
+        """Forget hints: somebody has looked into the store after they came."""
+        ...
+
+    async def give_back(self, hints: Sequence[Hint]) -> None:
+        """Leave hints to another worker."""
+        ...
+
+    async def close(self) -> None:
+        """Give back every connection, and every hint that was taken."""
+        ...
+
+
+class Latest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that a running attempt has said of itself so far, and some of the lines that it logged.
+
+    `serial` grows with every report of the attempt. It is also in the detail, and so in the store, which lets everybody
+    see whether what is stored is newer. No two lines of an attempt have the same time, and `after` is the time of the
+    line before these: who was told that one misses nothing.
+    """
+
+    job_id: str
+    attempt: int
+    serial: int
+    at: Instant
+    progress: int | None = None
+    detail: str | None = None
+    metadata: str | None = None
+    after: Instant = 0
+    lines: tuple[tuple[Instant, str, str], ...] = ()
+
+
+class Live(Protocol):
+    """Carries what running attempts say to whoever looks, at once; the store keeps the record, a little later.
+
+    No method waits or raises. While `trouble` says why nothing gets through, the store has to carry it.
+    """
+
+    @property
+    def name(self) -> str:
+        """What people call it: `redis`."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing gets through, in words; None while it does."""
+        ...
+
+    def begin(self, may_tell: Callable[[str, int], bool], changed: Callable[[], None]) -> None:
+        """Start. What may not be told any more is asked by job and attempt; `changed` hears of trouble and its end."""
+        ...
+
+    def tell(self, latest: Latest) -> None:
+        """Have this told soon; of several for one job the last one is, with the lines of all."""
+        ...
+
+    def forget(self, job_id: str) -> None:
+        """Tell nothing more of this job."""
+        ...
+
+    async def close(self) -> None:
+        """Give back every connection."""
+        ...
+
+
+class LiveView(Protocol):
+    """What running attempts say, from where it is looked at. It may be missing, late, or of an attempt that is over."""
+
+    @property
+    def name(self) -> str:
+        """What people call it: `redis`."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing comes through, in words; None while it does."""
+        ...
+
+    async def latest(self, job_ids: Collection[str]) -> dict[str, Latest]:
+        """Return what is there of these jobs; nothing when it does not come within a moment."""
+        ...
+
+    def listen(self, hear: Callable[[Latest, bool], None]) -> None:
+        """From now on hand what comes to `hear`, with whether it came because everything is followed."""
+        ...
+
+    async def follow(self, job_id: str) -> None:
+        """Have what is said of this job come, `*` for all; waits no more than a moment until it does."""
+        ...
+
+    def leave(self, job_id: str) -> None:
+        """Have no more of this job come."""
+        ...
+
+    async def close(self) -> None:
+        """Give back every connection."""
         ...

@@ -36,6 +36,9 @@ class Settings:
     node: str = ""
     coordination: str = "store"
     coordination_mode: str = "leader"
+    coordination_fallback: str = "store"
+    redis: str | None = None
+    transport: str = "store"
     scheduler_shards: int = 1
     leader_lease: Duration = 10 * SECOND
     worker_lease: Duration = 30 * SECOND
@@ -129,6 +132,21 @@ def _store(label: str, value: object) -> str:
     if not text.startswith(("sqlite://", "postgresql://", "postgres://")):
         raise InvalidConfig(f"{label} must start with sqlite:/// or postgresql://, not {mask_url(text)[:60]!r}")
     return text
+
+
+def _engine(*schemes: str, is_store: bool = True) -> Callable[[str, object], str]:
+    """Read the address of a server beside the store, or `store` where the store can do its part alone."""
+
+    def read(label: str, value: object) -> str:
+        text = _text(label, value).strip()
+        if is_store and text == "store":
+            return text
+        if text.partition("://")[0] not in schemes or "://" not in text:
+            known = " or ".join([*(["store"] if is_store else []), *(f"{scheme}://…" for scheme in schemes)])
+            raise InvalidConfig(f"{label} must be {known}, not {mask_url(text)[:60]!r}")
+        return text
+
+    return read
 
 
 def _duration(low: Duration, high: Duration) -> Callable[[str, object], Duration]:
@@ -245,8 +263,11 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "store": _store,
     "app": _text,
     "node": _text,
-    "coordination": _choice("store"),
+    "coordination": _engine("redis", "rediss", "etcd", "etcds", "zookeeper", "zookeepers", "consul", "consuls"),
     "coordination_mode": _choice("leader", "lock"),
+    "coordination_fallback": _choice("store", "stop"),
+    "redis": _engine("redis", "rediss", is_store=False),
+    "transport": _engine("redis", "rediss", "amqp", "amqps"),
     "scheduler_shards": _whole(1, SHARDS_MAX),
     "leader_lease": _duration(SECOND, 3600 * SECOND),
     "worker_lease": _duration(SECOND, 3600 * SECOND),

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from headway.errors import InvalidSchedule
 from headway.instants import DAY, INSTANT_MAX, INSTANT_MIN, Instant, format_duration, isoformat, to_datetime
+from headway.lifecycle import Status
 from headway.model import Action, Job, Occurrence, Pause, Schedule, ScheduleSpec, Token
 from headway.scheduling.planner import first_at, next_instant
 from headway.scheduling.triggers import After, At, Cron, Trigger, describe, trigger_to_dict
@@ -66,6 +67,8 @@ def _is_secret(name: object, value: object) -> bool:
 
 def job_shape(job: Job, now: Instant, *, why: str | None = None, node_name: str | None = None) -> Shape:
     """Write a job the way the HTTP API does; without a `why` it says what the job alone can tell."""
+    detail = read_detail(job)
+    live = {"live": detail.serial} if detail.serial and job.status is Status.RUNNING else {}
     return {
         "id": job.id,
         "type": job.task,
@@ -80,7 +83,7 @@ def job_shape(job: Job, now: Instant, *, why: str | None = None, node_name: str 
         "cancel_requested_at": stamp(job.cancel_requested_at),
         "reviewed_at": stamp(job.reviewed_at),
         "metadata": masked(read_metadata(job)),
-        "detail": _detail_shape(read_detail(job)),
+        "detail": _detail_shape(detail),
         "attempts": job.attempt,
         "failures": job.failures,
         "max_attempts": job.max_attempts,
@@ -106,6 +109,7 @@ def job_shape(job: Job, now: Instant, *, why: str | None = None, node_name: str 
         "why": glance(job, now, node_name) if why is None else why,
         "eta_seconds": eta_seconds(job, now),
         "version": job.version,
+        **live,
     }
 
 

@@ -46,6 +46,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate: _Number | None = None
     eta: _Seconds | None = None
     steps: tuple[Step, ...] = ()
+    serial: Annotated[int, msgspec.Meta(ge=0)] = 0  # Which of its reports this was, where they are told live.
 
     @property
     def steps_done(self) -> int:

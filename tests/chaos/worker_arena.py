@@ -63,15 +63,16 @@ class WorkerArena:
 
     store: str
     folder: Path
+    tasks: str = APP
     workers: list[Worker] = field(default_factory=list)
     _app: Headway | None = None
 
     @classmethod
-    def on(cls, store: str, folder: Path) -> "WorkerArena":
-        """Prepare a store and a folder for what happens there."""
+    def on(cls, store: str, folder: Path, tasks: str = APP) -> "WorkerArena":
+        """Prepare a store and a folder for what happens there; `tasks` is the app that the workers run."""
         folder.mkdir(parents=True, exist_ok=True)
         assert headway("migrate", store=store).returncode == 0
-        return cls(store, folder)
+        return cls(store, folder, tasks)
 
     @property
     def app(self) -> Headway:
@@ -93,7 +94,7 @@ class WorkerArena:
         env = environment(self.store, TRACE=str(self.trace_file), ARENA=mark, PYTHONUNBUFFERED="1", **more)
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "headway", "--app", APP, role, *flags],
+                [sys.executable, "-m", "headway", "--app", self.tasks, role, *flags],
                 cwd=ROOT,
                 env=env,
                 stdout=out,

@@ -11,7 +11,7 @@ import pytest
 from headway.clock import Clock
 from headway.errors import DefinitionError, NotFound
 from headway.instants import DAY, HOUR, MINUTE, SECOND
-from headway.model import Token
+from headway.model import Login, Token
 from headway.store import Store
 from headway.store.access import Deed, Doer, hash_of
 from tests.conformance.arrange import enqueue
@@ -150,6 +150,55 @@ async def test_of_racing_revocations_one_is_in_the_trail(shared: Backend) -> Non
     assert {one.state for one in ended} == {"revoked"}
     assert len({one.revoked_at for one in ended}) == 1
     assert [line.action for line in await shared.store.access.actions()].count("tokens.revoke") == 1
+
+
+# Sessions
+
+
+async def sign_in(store: Store, token_hash: str, **options: object) -> tuple[Login, str]:
+    given = {"lifetime": HOUR, "actor": "ada", "tenant": "acme", "target": "tok_1", "origin": "192.0.2.7", **options}
+    return await store.access.sign_in(token_hash, **given)  # type: ignore[arg-type]
+
+
+async def test_only_hashes_of_a_session_are_kept(backend: Backend) -> None:
+    access = backend.store.access
+    login, value = await sign_in(backend.store, hash_of("hw_t"))
+    [row] = await backend.sql("select * from headway_sessions")
+    assert (row["hash"], row["token_hash"]) == (hash_of(value), hash_of("hw_t"))
+    assert len(value) >= 43
+    assert await access.login(hash_of(value)) == login
+    assert login.expires_at == row["created_at"] + HOUR
+    assert await access.login(value) is None
+    [line] = await access.actions()
+    assert (line.actor, line.tenant, line.action, line.target, line.origin) == (
+        *("ada", "acme", "sessions.create"),
+        *("tok_1", "192.0.2.7"),
+    )
+
+
+async def test_a_session_ends_by_the_clock_of_the_store_or_when_it_is_ended(backend: Backend) -> None:
+    access = backend.store.access
+    (_, one), (_, two) = await sign_in(backend.store, "a"), await sign_in(backend.store, "b", lifetime=2 * HOUR)
+    await access.sign_out(hash_of("nobody's"))
+    await backend.advance(HOUR + MINUTE)
+    assert await access.login(hash_of(one)) is None
+    assert (await access.login(hash_of(two))) is not None
+    await access.sign_out(hash_of(two))
+    await access.sign_out(hash_of(two))
+    assert await access.login(hash_of(two)) is None
+    await sign_in(backend.store, "c")  # Who comes next cleans up.
+    assert len(await backend.sql("select * from headway_sessions")) == 1
+
+
+async def test_a_token_has_only_so_many_sessions(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.store.access.SESSIONS_MAX", 3)
+    _, other = await sign_in(backend.store, "other")
+    values = []
+    for _ in range(5):
+        values.append((await sign_in(backend.store, "one"))[1])
+        await backend.advance(SECOND)
+    found = [await backend.store.access.login(hash_of(value)) for value in (*values, other)]
+    assert [login is not None for login in found] == [False, False, True, True, True, True]
 
 
 # The trail

@@ -19,7 +19,7 @@ def put(cli: Cli, name: str = "daily", *options: str) -> Result:
 def test_migrate_says_before_and_after(cli: Cli) -> None:
     assert cli("migrate", "--json").json == {"store": "sqlite:///headway.db", "before": 0, "after": 3}
     assert cli("migrate", "--json").json == {"store": "sqlite:///headway.db", "before": 3, "after": 3}
-    assert cli("migrate").out == "schema 3: nothing to do (sqlite:///headway.db)\n"
+    assert cli("migrate").out == "schema 4: nothing to do (sqlite:///headway.db)\n"
 
 
 def test_looking_into_a_store_that_is_not_there_makes_none(cli: Cli) -> None:
@@ -688,7 +688,7 @@ def test_doctor_names_what_is_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     }
     text = cli("doctor").out
     assert "! HEADWAY_STROE is set, but no setting has this name" in text
-    assert "✓ schema version 3" in text
+    assert "✓ schema version 4" in text
     with_app = cli("doctor", "--app", "shop:app", "--store", "sqlite:///headway.db", "--json").json["checks"]
     assert {check["check"]: check["mark"] for check in with_app}["sync"] == "warn"
     cli.sql("update headway_schedules set decided_through = decided_through + 1000000 * 86400 * 3")

@@ -444,7 +444,7 @@ async def test_notifications_arrive(url: str, store: Store) -> None:
     await other.queue.pause("media", author="ada")
     ears.topics.clear()
     await other.queue.resume("media")
-    await ears.heard("ready media")
+    await ears.heard("resumed media")
     await other.nodes.beat(NODE)
     await other.nodes.ask(NODE.id, "drain")
     await ears.heard(f"beat {NODE.id}")

@@ -46,9 +46,11 @@ class ApiProcess:
 
 
 @contextlib.contextmanager
-def api_process(store: str, *arguments: str, port: int = 0, env: dict[str, str] | None = None) -> Iterator[ApiProcess]:
-    """Run `headway api` on a store until the block ends."""
-    command = [sys.executable, "-m", "headway", "api", "--store", store, "--port", str(port), *arguments]
+def api_process(
+    store: str, *arguments: str, port: int = 0, env: dict[str, str] | None = None, role: str = "api"
+) -> Iterator[ApiProcess]:
+    """Run `headway api`, or another command that serves it, on a store until the block ends."""
+    command = [sys.executable, "-m", "headway", role, "--store", store, "--port", str(port), *arguments]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, **(env or {})}
     )

@@ -27,7 +27,8 @@ PLANNING = VOCABULARY | {"headway.scheduling.planner"}
 # What each part of the house may import: other parts by name, single modules by their full name.
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CORE, CORE | VOCABULARY),
-    **{loop: CORE | {loop} for loop in LOOPS - {"status", "worker"}},
+    **{loop: CORE | {loop} for loop in LOOPS - {"status", "worker", "queue"}},
+    "queue": CORE | {"queue", "headway.coordination.engines.address"},  # Transports have addresses like engines.
     "worker": CORE | {"worker", "task"},  # It runs tasks; of the worker a task knows only the context it is given.
     # Like the command line it is a face of the store, and shows nearly all of it.
     "status": CORE
@@ -36,19 +37,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"headway.scheduling.zones", "headway.scheduling.audit"},
     "store": CORE | PLANNING | {"store"},
     "why": CORE,
+    "live": CORE | {"headway.coordination.engines.address"},
     "shapes": CORE | PLANNING | {"why", "headway.scheduling.zones"},
     "deeds": CORE | {"shapes", "store"},
     "client": CORE | {"client"},
     "node": CORE | LOOPS,  # A process: it puts the loops together, on whatever implements their ports.
     "task": CORE | {"task", "headway.worker.context"},
     "definitions": CORE | VOCABULARY | {"task"},
-    "app": CORE | LOOPS | {"node", "task", "definitions", "store", "app", "client"},
+    "locks": CORE | {"headway.coordination.elector"},  # A user's lease is trusted as one of the engine's is.
+    "app": CORE | LOOPS | {"node", "task", "definitions", "locks", "store", "app", "client", "live"},
     "testing": CORE | LOOPS | {"store", "node", "task", "app", "testing", "headway"},
     "cli": CORE
     | LOOPS
-    | {"store", "node", "task", "definitions", "app", "cli", "client", "testing", "why", "shapes", "deeds", "headway"},
+    | {"store", "node", "task", "definitions", "locks", "app", "cli", "client", "testing", "why", "shapes", "live"}
+    | {"deeds", "headway"},
     "__main__": {"cli"},
-    "headway": CORE | LOOPS | {"app", "task", "client", "headway"},
+    "headway": CORE | LOOPS | {"app", "task", "locks", "client", "headway"},
 }
 STDLIB_ONLY = CORE | {"scheduling"}
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -98,6 +98,20 @@ async def test_after_a_crash_another_node_decides_what_became_due_meanwhile() ->
         for before, after in pairwise(rows):
             assert after["instant"] == before["until"] + 2 * SECOND
         await second.stop()
+
+
+@virtual
+async def test_a_crashed_leader_is_waited_for_no_longer_than_its_lease_and_a_moment() -> None:
+    async with Stage() as stage:
+        leader = Actor(stage.seat("node_a"))
+        for turn, (offset_s, phase_s) in enumerate(product((0.3, 1.1, 1.9, 2.7, 3.2), (0.1, 0.9, 1.7, 2.5))):
+            await asyncio.sleep(LEASE_S + offset_s)  # Renewals and looks at every distance,
+            waiting = Actor(stage.seat(f"node_b{turn}"))
+            await asyncio.sleep(2 * LEASE_S - offset_s + phase_s)  # and the crash between them.
+            await leader.crash()
+            await until(waiting.shards, within_s=LEASE_S + 2.0)
+            leader = waiting
+        await leader.stop()
 
 
 @virtual

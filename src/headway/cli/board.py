@@ -25,6 +25,7 @@ RUNNING_ROWS: Final = 4
 ENDED_ROWS_MIN: Final = 2
 ENDED_ROWS_MAX: Final = 10
 ROWS_AROUND: Final = 12  # Everything but running, ended and schedules: titles, gaps, the story.
+ABOUT: Final = "a scheduler and a worker on a SQLite file, with real processes"
 QUIET_TASKS: Final = frozenset({"beat"})  # They end so often that nothing else would be seen.
 
 
@@ -40,6 +41,7 @@ class Picture:
     note: str = ""
     hero: Job | None = None
     completed: int = 0
+    url: str = ""
 
 
 def frame(picture: Picture, width: int, height: int) -> list[Line]:
@@ -49,7 +51,10 @@ def frame(picture: Picture, width: int, height: int) -> list[Line]:
     ended_rows = max(ENDED_ROWS_MIN, min(ENDED_ROWS_MAX, room - running_rows))
     lines = [
         _spread("headway demo", f"{span(picture.elapsed // SECOND * SECOND)} · Ctrl-C ends", width),
-        [(_cut("a scheduler and a worker on a SQLite file, with real processes that may die", width), "quiet")],
+        [
+            *([(picture.url, "name"), ("  ", "")] if picture.url else []),
+            (_cut(ABOUT, width - len(picture.url) - 2 * bool(picture.url)), "quiet"),
+        ],
         [],
         _spread("running", f"{sum(job.status is Status.RUNNING for job in picture.jobs):,}", width),
         *_filled([_running_line(job, picture.now, width) for job in _at_work(picture)], running_rows, "starting up"),

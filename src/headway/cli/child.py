@@ -8,10 +8,10 @@ import socket
 import sys
 from dataclasses import replace
 
-from headway.app import CHILD_STORE, file_app, hello_of, load_app
+from headway.app import CHILD_REPORT_S, CHILD_STORE, file_app, hello_of, load_app
 from headway.errors import InvalidConfig
 from headway.worker.attempt import Registry
-from headway.worker.child import serve
+from headway.worker.child import REPORT_EVERY_S, serve
 from headway.worker.context import Hand
 from headway.worker.frames import Hello, Place
 
@@ -19,6 +19,7 @@ from headway.worker.frames import Hello, Place
 def main(app_path: str, socket_number: str, place_number: str, kind: str, width: str) -> None:
     """Be a child until the supervisor has no more use for it."""
     store = os.environ.pop(CHILD_STORE, None)
+    report_every_s = float(os.environ.pop(CHILD_REPORT_S, REPORT_EVERY_S))
 
     def load() -> tuple[Registry, Hand, Hello]:
         app = load_app(app_path) if app_path else file_app()
@@ -32,7 +33,7 @@ def main(app_path: str, socket_number: str, place_number: str, kind: str, width:
     place = Place(int(place_number))
     for number in (line.fileno(), place.file):
         os.set_inheritable(number, False)
-    serve(line, place, kind, int(width), load)
+    serve(line, place, kind, int(width), load, report_every_s)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,11 @@ class Show:
     note: str = ""
     port: int = PORT_DEFAULT
 
+    @property
+    def url(self) -> str:
+        """Where the dashboard is."""
+        return f"http://{HOST_DEFAULT}:{self.port}/"
+
     def hear(self, event: Event) -> None:
         """Take note of what is decided and done; in a pipe, tell decisions."""
         if isinstance(event, JobsSettled):
@@ -97,6 +102,7 @@ class Show:
             note=self.note,
             hero=jobs.get(self.hero_id),
             completed=self.completed,
+            url=self.url,
         )
 
     def tell(self, picture: Picture) -> None:
@@ -163,7 +169,7 @@ async def _play(session: Session, url: str, seconds: float | None) -> int:
         if not out.as_json and not out.on_terminal:
             out.say("A scheduler and a worker on a SQLite file. import_orders will kill its own process half way.")
         if not out.as_json:
-            out.say(f"API: http://127.0.0.1:{show.port}/docs")
+            out.say(f"Dashboard: {show.url}")
         await _run(show, url, seconds)
         report = await auditing.audit(store.ledger)
         hero = await store.queue.get(show.hero_id)
@@ -180,8 +186,9 @@ async def _run(show: Show, url: str, seconds: float | None) -> None:
     settings = replace(
         Settings(), store=url, app="headway.cli.samples:app", node="demo", grace=0, processes=PROCESSES, port=show.port
     )
-    job = samples.app.new_job("import_orders", {}, samples.import_orders.defaults)
-    show.hero_id = (await show.store.queue.enqueue([job]))[0].id
+    first = [("import_orders", {}), *samples.AFTERWARDS]
+    jobs = [samples.app.new_job(task, args, samples.app.tasks[task].defaults) for task, args in first]
+    show.hero_id = (await show.store.queue.enqueue(jobs))[0].id
     stopping, quiet = asyncio.Event(), EventLog(lambda _: None, look="plain")
     with subscribed(show.hear):
         async with asyncio.TaskGroup() as group:

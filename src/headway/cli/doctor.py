@@ -16,7 +16,8 @@ from typing import Final
 from headway.cli.audit import verdict
 from headway.cli.session import Desk, Session, new_command
 from headway.cli.text import clean, count, span
-from headway.errors import HeadwayError
+from headway.coordination.engines import open_engine
+from headway.errors import EngineUnavailable, HeadwayError
 from headway.instants import HOUR, SECOND
 from headway.scheduling import audit as auditing
 from headway.settings import Settings, mask_url
@@ -185,6 +186,28 @@ async def _wake_ups(session: Session, desk: Desk) -> AsyncIterator[Finding]:
         yield Finding("wake_ups", "ok", "notifications arrive" if mode == "notify" else "the file is watched")
 
 
+async def _coordination(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    """Take a lock that nobody else wants, and give it back."""
+    settings = session.settings()
+    if settings.coordination == "store":
+        return
+    where = mask_url(settings.coordination)
+    engine = open_engine(settings.coordination, clock=desk.clock, node="doctor")
+    holder, began = desk.clock.new_id("doctor"), desk.clock.monotonic()
+    try:
+        await engine.acquire(f"doctor/{holder}", holder=holder, duration=settings.leader_lease)
+        await engine.release([f"doctor/{holder}"], holder=holder)
+        took_ms = (desk.clock.monotonic() - began) * 1_000
+        yield Finding("coordination", "ok", f"{where} grants and takes back a lock in {took_ms:,.1f} ms")
+    except EngineUnavailable as error:
+        if settings.coordination_fallback == "store":
+            yield Finding("coordination", "warn", f"{where}: {error}; the store grants leases instead")
+        else:
+            yield Finding("coordination", "bad", f"{where}: {error}; nothing is decided until it is back")
+    finally:
+        await engine.close()
+
+
 async def _app(session: Session, desk: Desk) -> AsyncIterator[Finding]:
     app = session.app()
     if app is None:
@@ -226,6 +249,6 @@ async def _audit(session: Session, desk: Desk) -> AsyncIterator[Finding]:
     yield Finding("audit", "ok" if report.ok else "bad", f"audit of the last hour: {verdict(report.to_dict())}")
 
 
-CHECKS: Final[tuple[Check, ...]] = (_schema, _clock, _database, _wake_ups, _app, _situation, _audit)
+CHECKS: Final[tuple[Check, ...]] = (_schema, _clock, _database, _wake_ups, _coordination, _app, _situation, _audit)
 
 app = new_command(doctor)

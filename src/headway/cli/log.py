@@ -27,6 +27,8 @@ from headway.events import (
     ClockStepped,
     DecisionRefused,
     Draining,
+    EngineLost,
+    EngineReturned,
     Event,
     JobsPromoted,
     JobsSettled,
@@ -166,6 +168,11 @@ def describe(event: Event) -> Iterator[Line]:
         case WakeModeChanged(mode=mode, reason=reason):
             level = "warning" if mode == "poll" else "info"
             yield level, "wake-ups", {"mode": mode, "reason": reason}
+        case EngineLost(engine=engine, error=error, falls_back=falls_back):
+            instead = "the store does its part" if falls_back else "its part waits"
+            yield "warning", "engine unavailable", {"engine": engine, "error": error, "meanwhile": instead}
+        case EngineReturned(engine=engine):
+            yield "info", "engine returned", {"engine": engine}
         case AccessRefused(client=client, reason=reason, is_limited=is_limited):
             limited = {"limited": True} if is_limited else {}
             yield "warning", "access refused", {"client": client, "reason": reason, **limited}

@@ -25,6 +25,8 @@ from headway.errors import (
     DefinitionError,
     Denied,
     HeadwayError,
+    LeaseLost,
+    LockHeld,
     NotFound,
     ScheduleOwned,
     StoreError,
@@ -38,6 +40,8 @@ DENIED: Final = 4
 UNAVAILABLE: Final = 5
 TIMED_OUT: Final = 6
 BUG: Final = 70
+LOCK_HELD: Final = 75
+LOCK_LOST: Final = 76
 INTERRUPTED: Final = 130
 
 # The first line that fits decides, so what is narrow comes before what is wide.
@@ -46,9 +50,11 @@ EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (NotFound, NOT_FOUND),
     (ScheduleOwned, DENIED),
     (Denied, DENIED),
+    (LockHeld, LOCK_HELD),
     (Conflict, USAGE),
     (StoreError, UNAVAILABLE),
     (TimeoutError, TIMED_OUT),
+    (LeaseLost, LOCK_LOST),
     (HeadwayError, FAILED),
     (typer.Abort, INTERRUPTED),
     (KeyboardInterrupt, INTERRUPTED),
@@ -82,6 +88,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "dead": ("dead", "List, retry and drop dead letters: jobs that failed for good."),
         "queues": ("queues", "List queues; pause and resume them."),
         "workers": ("workers", "List workers, and have one finish and leave."),
+        "lock": ("lock", "Run a command while holding a lock, over all hosts."),
     },
 }
 COMMANDS: Final = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
@@ -167,7 +174,8 @@ def run(args: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):  # A terminal that cannot show a character must not stop a command.
             stream.reconfigure(errors="backslashreplace")
     work = partial(_root().main, list(args), prog_name="headway", standalone_mode=False)
-    return guarded(work, as_json="--json" in args)
+    own = args[: args.index("--")] if "--" in args else args  # What follows is another program's.
+    return guarded(work, as_json="--json" in own)
 
 
 def guarded(work: Callable[[], object], *, as_json: bool) -> int:

@@ -19,6 +19,14 @@ BERLIN: Final = Cron("30 2 * * *", tz="Europe/Berlin")
 BATCHES: Final = 8
 CRASHES_IN: Final = 5
 STEPS: Final = (("Download", 2), ("Transcode 1080p", 5), ("Transcode 720p", 3), ("Upload", 2))
+SYNC_SUCCEEDS_IN: Final = 3
+ADDRESSES: Final = {1: "ada@example.com", 2: "grace@example.com"}
+# What the demo begins with, and what every report asks for.
+AFTERWARDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    ("sync_customers", {"source": "crm.example"}),
+    ("send_invoice", {"customer": 1}),
+    ("send_invoice", {"customer": 4711}),
+)
 
 app = Headway(settings=Settings(), name="demo")
 
@@ -48,8 +56,10 @@ def thumbnails(ctx: Context, images: int = 60) -> str:
 @app.task(timeout="5m", retry=Retry(max_attempts=3, backoff="1s..5s"))
 def transcode(ctx: Context, video: str = "holiday.mp4") -> dict[str, Any]:
     """Go through named steps, of which none that is done is repeated, whatever happens to the worker."""
+    ctx.metadata["input"] = video
     with ctx.steps(*STEPS) as steps:
         for name, weight in STEPS:
+            ctx.log(f"{name} of {video}")
             with steps(name):
                 ctx.once(name, _process, ctx, weight * 12)
     return {"video": video, "steps": len(STEPS)}
@@ -69,11 +79,36 @@ def import_orders(ctx: Context, crash: bool = True) -> dict[str, Any]:
 
 @app.task
 def report(ctx: Context, day: str = "today") -> str:
-    """Be short."""
+    """Be short, and have others do the rest."""
     for percent, step in ((10, "Reading"), (60, "Writing")):
         ctx.progress(percent, step)
+        ctx.log(f"{step} the figures of {day}")
         time.sleep(0.8)
+    for task, args in AFTERWARDS:
+        ctx.enqueue_sync(task, args, tags=["after-report"])
     return f"the report of {day}"
+
+
+@app.task(retry=Retry(max_attempts=5, backoff="2s..8s"))
+async def sync_customers(ctx: Context, source: str = "crm.example") -> str:
+    """Depend on somebody who does not always answer: the third attempt succeeds."""
+    ctx.log(f"asking {source} for what has changed")
+    for page in ctx.track(range(10), "Fetching pages"):
+        await asyncio.sleep(0.2)
+        if page == 2 + ctx.attempt and ctx.attempt < SYNC_SUCCEEDS_IN:
+            raise ConnectionError(f"{source} has closed the connection")
+    return f"10 pages of {source}"
+
+
+@app.task(retry=Retry(max_attempts=2, backoff="2s"))
+async def send_invoice(ctx: Context, customer: int = 4711) -> str:
+    """Fail, however often it is tried, until somebody looks after it: it ends among the dead letters."""
+    ctx.log(f"writing the invoice of customer {customer}")
+    await asyncio.sleep(0.5)
+    address = ADDRESSES.get(customer)
+    if address is None:
+        raise LookupError(f"customer {customer} has no address")
+    return f"sent to {address}"
 
 
 def _process(ctx: Context, frames: int) -> int:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headway.errors import StoreUnavailable
     from headway.instants import Instant
     from headway.model import Job, Schedule
+    from headway.ports import LiveView
     from headway.settings import Settings
     from headway.shapes import Shape
     from headway.status.situation import Situation
@@ -67,7 +68,9 @@ _GLOBALS: Final[dict[str, tuple[Any, object]]] = {
 
 
 # What runs where the store is, or makes one: there is no doing it through an API.
-_ON_THE_STORE: Final = frozenset({"api", "demo", "dev", "doctor", "migrate", "purge", "scheduler", "serve", "worker"})
+_ON_THE_STORE: Final = frozenset(
+    ("api", "demo", "dev", "doctor", "lock", "migrate", "purge", "scheduler", "serve", "worker")
+)
 
 
 def origin() -> str:
@@ -87,6 +90,7 @@ class Desk:
     clock: "Clock"
     latency_s: float = 0.0
     url: str = ""
+    redis: str | None = None  # Where running jobs say live how far they are.
 
     @property
     def now(self) -> "Instant":
@@ -184,6 +188,14 @@ class Desk:
 
         return (await audit(self.store.ledger, schedule=schedule, since=since, until=until)).to_dict()
 
+    def live(self) -> "LiveView | None":
+        """Return what hears running jobs, if they say live how far they are; whoever asks closes it."""
+        if self.redis is None:
+            return None
+        from headway.live import RedisView
+
+        return RedisView(self.redis, clock=self.clock, node=AUTHOR)
+
     async def hear_time(self) -> None:
         """Tell the clock the store's time."""
         await hear_time(self.store, self.clock)
@@ -259,6 +271,8 @@ class Session:
     async def open(self, missing: Missing = "refuse") -> AsyncIterator[Desk]:
         """Open the store and hear its time. A file that is missing is made only where something is to be written."""
         from headway.clock import Clock
+        from headway.queue.post import Post
+        from headway.queue.transports import open_transport
         from headway.store import Store
 
         if self.server is not None:
@@ -274,9 +288,13 @@ class Session:
             settings = replace(settings, store="sqlite://")
         clock = Clock(node=AUTHOR)
         store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
+        post = Post(lambda: open_transport(settings.transport, clock=clock, node=AUTHOR), clock)
+        if settings.transport != "store":
+            store = store.announcing(post.announce, clock)
         try:
-            yield Desk(store, clock, await hear_time(store, clock), settings.store)
+            yield Desk(store, clock, await hear_time(store, clock), settings.store, settings.redis)
         finally:
+            await post.flush_async()
             await store.close()
 
 

@@ -1,5 +1,6 @@
 """`headway status`: who leads, who works, what waits, what is late, and what needs somebody."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -7,12 +8,15 @@ from headway.cli.session import Session, new_command
 from headway.cli.show import Column, Output
 from headway.cli.text import clean, count, span
 from headway.instants import SECOND
+from headway.model import Lease
 from headway.shapes import stamp
+from headway.status.engines import engines_of
 from headway.status.situation import DEAD_COUNTED_MAX, DEAD_SHOWN, LATE, Situation
 from headway.why import Worker
 
 LATE_SHOWN: Final = 3
 FAILING_SHOWN: Final = 3
+HOLDERS_SHOWN: Final = 5
 OUTCOMES: Final = ("fired", "skipped", "missed", "coalesced", "paused")
 
 
@@ -42,10 +46,11 @@ def attention(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def tell(out: Output, situation: Situation, degraded: Iterable[str]) -> None:
-    """Write the situation for people: six lines and what needs them; half of it for who sees one tenant only."""
+    """Write the situation for people: a few lines and what needs them; half of it for who sees one tenant only."""
     machinery = {
         "store": _store_text(situation),
         "leader": _leader_text(situation),
+        **_engine_facts(situation),
         "workers": workers_text(situation.workers),
     }
     left = (machinery if situation.tenant is None else {}) | {
@@ -88,10 +93,26 @@ def _leader_text(situation: Situation) -> str:
     if situation.leader is None:
         return f"none  ({alive})"
     if len(situation.leases) > 1:
-        holders = {lease.holder for lease in situation.leases}
-        return f"{len(situation.leases)} shards led by {count(len(holders), 'node')}  ({alive})"
+        return f"{_shards_text(situation.leases)}  ({alive})"
     lease = situation.leader
     return f"{lease.holder_name}  term {lease.token}  since {span(situation.now - lease.since)}  ({alive})"
+
+
+def _shards_text(leases: list[Lease]) -> str:
+    """Say how the shards are spread, by the names of the nodes as long as these are few."""
+    held = Counter(lease.holder_name for lease in leases)
+    if len(held) > HOLDERS_SHOWN:
+        return f"{len(leases)} shards led by {len(held)} nodes, {min(held.values())} to {max(held.values())} each"
+    return f"{len(leases)} shards: " + " · ".join(f"{clean(name)} {number}" for name, number in sorted(held.items()))
+
+
+def _engine_facts(situation: Situation) -> dict[str, str]:
+    """Name the servers that grant leases, where the store does not do it alone."""
+    texts = [
+        f"{clean(engine.name)}  {'ok' if not engine.troubles else clean(engine.words)}  ({count(engine.nodes, 'node')})"
+        for engine in engines_of(situation.nodes)
+    ]
+    return {"leases by": "; ".join(texts)} if texts else {}
 
 
 def workers_text(workers: list[Worker]) -> str:

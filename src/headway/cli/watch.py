@@ -19,7 +19,9 @@ from headway.errors import StoreUnavailable
 from headway.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant
 from headway.lifecycle import Status
 from headway.model import Job
+from headway.ports import LiveView
 from headway.shapes import job_shape
+from headway.status.reader import overlaid_all
 from headway.why import Detail, Step, error_line, eta_seconds, read_detail
 
 if TYPE_CHECKING:
@@ -63,8 +65,9 @@ class Sight:
 class _Looker:
     """Looks at one job, and around it no more often than it changes."""
 
-    def __init__(self, desk: Desk, job_id: str) -> None:
+    def __init__(self, desk: Desk, job_id: str, live: LiveView | None) -> None:
         self._desk = desk
+        self._live = live
         self._job_id = job_id
         self._names: dict[str, str] = {}
         self._why = ""
@@ -72,7 +75,7 @@ class _Looker:
         self._looked_at: Instant = 0
 
     async def look(self) -> Sight:
-        job = await self._desk.store.queue.get(self._job_id)
+        [job] = await overlaid_all(self._live, [await self._desk.store.queue.get(self._job_id)])
         now = self._desk.now
         if job.status is Status.RUNNING and job.node is not None and job.node not in self._names:
             self._names |= await self._desk.node_names()
@@ -84,7 +87,16 @@ class _Looker:
 
 async def sights(desk: Desk, job_id: str) -> AsyncIterator[Sight]:
     """Look at a job until it has ended; the last sight is of its end."""
-    looker = _Looker(desk, job_id)
+    live = desk.live()
+    try:
+        async for sight in _seen(desk, _Looker(desk, job_id, live)):
+            yield sight
+    finally:
+        if live is not None:
+            await live.close()
+
+
+async def _seen(desk: Desk, looker: _Looker) -> AsyncIterator[Sight]:
     sight: Sight | None = None
     away_since: float | None = None
     looks = 0
@@ -175,9 +187,9 @@ def goes_on(job: Job) -> str:
 
 
 async def _show_json(session: Session, seen: AsyncIterator[Sight]) -> None:
-    told: tuple[int, str] | None = None
+    told: tuple[object, ...] | None = None
     async for sight in seen:
-        version = (sight.job.version, sight.job.detail or "")
+        version = (sight.job.version, sight.job.progress, sight.job.detail or "", sight.job.metadata)
         if version != told:
             told = version
             print(to_json(job_shape(sight.job, sight.now, why=sight.why)), flush=True)

@@ -135,6 +135,7 @@ class _Known:
         self._job_id = job_id
         self._status: tuple[Any, Any] | None = None
         self.version = 0
+        self.live = 0
         self.seq = 0
 
     def event(self, message: Message) -> Event | None:
@@ -148,20 +149,21 @@ class _Known:
 
     def lines(self, lines: Any) -> Event | None:
         """Tell lines of the log that were not told before."""
-        new = [line for line in lines or () if _number(line, "seq") > self.seq]
+        # Lines that are told live have no number yet, and come once.
+        new = [line for line in lines or () if (seq := _number(line, "seq")) == 0 or seq > self.seq]
         if not new:
             return None
-        self.seq = _number(new[-1], "seq")
+        self.seq = max(self.seq, *(_number(line, "seq") for line in new))
         return Event("log", self._job_id, None, {"lines": new})
 
     def state(self, kind: str, data: Shape) -> Event | None:
         """Tell a state of the job that was not told before."""
-        version = _number(data, "version")
-        if version <= self.version and kind != "done":
+        version, live = _number(data, "version"), _number(data, "live")
+        if (version, live) <= (self.version, self.live) and kind != "done":
             return None
         self._job_id = str(data.get("id") or self._job_id)
         self._status = (data.get("status"), data.get("attempts"))
-        self.version = max(version, self.version)
+        self.version, self.live = max((version, live), (self.version, self.live))
         return Event(kind, self._job_id, version, data)
 
     def job(self, job: Shape) -> Event | None:
@@ -192,7 +194,7 @@ def watch(job_id: str) -> Flow[Event]:
 def _poll(job_id: str, known: _Known) -> Flow[Event]:
     """Follow one job by asking again and again; each answer waits for a change."""
     while True:
-        job = yield from long_poll(job_id, known.version, POLL_S)
+        job = yield from long_poll(job_id, known.version, POLL_S, known.live)
         logged = yield from lines_after(job_id, known.seq)
         for event in (known.lines(logged), known.job(job)):
             if event is not None:
@@ -202,9 +204,9 @@ def _poll(job_id: str, known: _Known) -> Flow[Event]:
         yield Rest(POLL_REST_S)
 
 
-def long_poll(job_id: str, version: int, wait_s: float) -> Steps[Shape]:
-    """Return the job when it has another version than this one, or when the time is up."""
-    waiting = {"wait": f"{max(1, round(wait_s * 1000))}ms", "since": version} if version else {}
+def long_poll(job_id: str, version: int, wait_s: float, live: int | None = None) -> Steps[Shape]:
+    """Return the job when it has another version than this one, or says more, or when the time is up."""
+    waiting = {"wait": f"{max(1, round(wait_s * 1000))}ms", "since": version, "live": live or None} if version else {}
     request = Request(
         method="GET",
         path=f"/api/jobs/{part(job_id)}",
@@ -228,7 +230,7 @@ def stream(filters: Mapping[str, Any]) -> Flow[Event]:
     """Follow all jobs that match."""
     terms: Terms = yield AskTerms()
     source = _Stream(Request(method="GET", path="/api/stream", query=query_of(filters)), terms)
-    versions: OrderedDict[str, int] = OrderedDict()
+    versions: OrderedDict[str, tuple[int, int]] = OrderedDict()
     try:
         while True:
             for message in (yield from source.more()):
@@ -239,16 +241,16 @@ def stream(filters: Mapping[str, Any]) -> Flow[Event]:
         raise StoreError("no stream of events comes through; something between here and the server holds it") from None
 
 
-def _global_event(message: Message, versions: "OrderedDict[str, int]") -> Event | None:
+def _global_event(message: Message, versions: "OrderedDict[str, tuple[int, int]]") -> Event | None:
     if message.event not in ("status", "progress", "done", "resync"):
         return None
     data = _data(message)
     job_id, version = data.get("id"), _number(data, "version")
     if message.event == "resync" or not isinstance(job_id, str):
         return Event("resync", None, None, data)
-    if version <= versions.get(job_id, 0):
+    if (told := (version, _number(data, "live"))) <= versions.get(job_id, (0, 0)):
         return None
-    versions[job_id] = version
+    versions[job_id] = told
     versions.move_to_end(job_id)
     if len(versions) > JOBS_KNOWN_MAX:
         versions.popitem(last=False)

@@ -31,6 +31,7 @@ from headway.model import Lease
 from headway.ports import Leases
 
 RENEWALS_PER_LEASE: Final = 3
+WAIT_S: Final = 1.5
 MARGIN: Final = 0.2  # The part of a lease in which its holder no longer trusts it.
 
 
@@ -97,7 +98,9 @@ class Elector:
             await self._renew()
             await self._give_up_surplus()
             await self._acquire()
-        return self._duration / SECOND / RENEWALS_PER_LEASE
+        rest_s = self._duration / SECOND / RENEWALS_PER_LEASE
+        # Of a lease that is given back one hears; of one that runs out only by looking.
+        return min(rest_s, WAIT_S) if self.is_waiting() else rest_s
 
     async def resign(self) -> None:
         """Hand every lease over at once: somebody else can have it without waiting."""

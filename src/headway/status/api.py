@@ -2,9 +2,9 @@
 
     request → id → (host, origin) → who asks → may it → parameters → handler → answer with its headers
 
-Nothing is answered without passing here, and nothing but `/livez` and `/readyz` without a credential. The application
-starts its own loops with the first request, so that it can also be mounted into somebody else's, whose server may never
-tell it that it starts.
+Nothing is answered without passing here, and nothing without a credential but `/livez` and `/readyz`, the files of the
+dashboard, which are the same for everybody, and what signs in with a token. The application starts its own loops with
+the first request, so that it can also be mounted into somebody else's, whose server may never tell it that it starts.
 """
 
 import asyncio
@@ -25,9 +25,21 @@ from starlette.websockets import WebSocket
 from headway.clock import Clock, Loop
 from headway.errors import HeadwayError
 from headway.events import RequestFailed, emit
-from headway.ports import WakeUps
+from headway.ports import LiveView, WakeUps
 from headway.settings import Settings
-from headway.status import access, follow, health, jobs, metrics, openapi, operations, schedules, webhooks
+from headway.status import (
+    access,
+    dashboard,
+    follow,
+    health,
+    jobs,
+    metrics,
+    openapi,
+    operations,
+    schedules,
+    session,
+    webhooks,
+)
 from headway.status.deliverer import Deliverer
 from headway.status.follow import Conversation
 from headway.status.gate import ANONYMOUS, Gate
@@ -48,9 +60,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     *operations.ROUTES,
     *webhooks.ROUTES,
     *access.ROUTES,
+    *session.ROUTES,
     *metrics.ROUTES,
     *health.ROUTES,
     *openapi.ROUTES,
+    *dashboard.ROUTES,
 )
 NOBODY: Final = Principal("nobody", "", "viewer")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
@@ -98,8 +112,11 @@ class Api:
         tally: Tally | None = None,
         is_loopback: bool = True,
         loops: Sequence[Loop] = (),
+        live: Callable[[], LiveView | None] = lambda: None,
     ) -> None:
         self._open_store = open_store
+        self._open_live = live
+        self._view: LiveView | None = None
         self._settings = settings
         self._clock = clock
         self._tasks = tasks or {}
@@ -138,7 +155,8 @@ class Api:
             return self._services
 
     def _make_services(self, store: Store) -> Services:
-        hub = Hub(store, self._clock)
+        self._view = live = self._open_live()
+        hub = Hub(store, self._clock, live)
         deliverer = Deliverer(store, self._settings, self._clock)
         loops = [
             Loop("hub", hub.tick, clock=self._clock, rest_s_max=5.0),
@@ -153,7 +171,7 @@ class Api:
             gate=Gate(store, self._clock, is_loopback=self._is_loopback, token=token),
             quotas=Quotas(store, self._settings, self._clock),
             tasks=Tasks(self._tasks),
-            reader=JobReader(store),
+            reader=JobReader(store, live),
             names=NodeNames(store, self._clock),
             shown=Shown(),
             health=Health(store, self._clock, [*loops, *self._loops_beside]),
@@ -204,6 +222,8 @@ class Api:
             task.cancel()
         await asyncio.gather(*done, *late, return_exceptions=True)
         await services.deliverer.close()
+        if self._view is not None:
+            await self._view.close()
         if self._wake_ups is not None:
             await self._wake_ups.close()
 
@@ -273,6 +293,8 @@ class Api:
     async def _answer(self, request: Request, route: Route, request_id: str) -> Any:
         if route.handler is health.livez:  # Answered also before there is a store.
             return health.ALIVE
+        if route.handler is dashboard.page:  # Too: it tells people what is wrong.
+            return dashboard.answer(request, route)
         services = self._services or await self.start()
         assert self._store is not None
         _check_origin(request)
@@ -297,7 +319,7 @@ class Api:
         body = answer.body if isinstance(answer.body, bytes) else answer_json(answer.body)
         status, method = answer.status, request.scope["method"]
         headers = [*_RAW_HEADERS, (b"x-request-id", request_id.encode())]
-        if status == 200 and method in _SAFE and answer.media_type == "application/json":
+        if status == 200 and method in _SAFE and (answer.etag or answer.media_type == "application/json"):
             etag = answer.etag or f'W/"{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
             headers.append((b"etag", etag.encode()))
             known = headers_of(request.scope).get(b"if-none-match")
@@ -349,12 +371,19 @@ async def _admit(request: HTTPConnection, gate: Gate, *, is_page: bool = False) 
     """Let somebody in. A name that leads here from elsewhere must not open the door that is open for localhost."""
     headers, client = headers_of(request.scope), (request.scope.get("client") or ("",))[0]
     authorization = headers[b"authorization"].decode("latin-1") if b"authorization" in headers else None
+    value = session.session_of(request) if b"cookie" in headers else None
+    if value is not None and not is_page and not session.sends_token(request):
+        authorization = None  # A browser goes on sending the password that a page has asked for.
     try:
-        principal = await gate.admit(openapi.browser_credential(authorization) if is_page else authorization, client)
+        principal = await gate.admit(
+            openapi.browser_credential(authorization) if is_page else authorization, client, value
+        )
     except Refused as refused:
         if is_page and refused.status == 401:
             refused.headers["WWW-Authenticate"] = 'Basic realm="headway", charset="UTF-8"'  # So that a browser asks.
         raise
+    if principal.session is not None and not _only_reads(request):
+        session.require_own_page(request)
     if principal is ANONYMOUS and not _is_local_name(headers.get(b"host", b"").decode("latin-1")):
         raise Refused(403, "forbidden", "without tokens only requests to localhost are answered; make a token")
     return principal
@@ -362,12 +391,13 @@ async def _admit(request: HTTPConnection, gate: Gate, *, is_page: bool = False) 
 
 def _check_origin(request: HTTPConnection) -> None:
     """Keep web pages of others out: they can make a browser ask, also on behalf of somebody without a token."""
-    if request.scope["type"] == "http" and request.scope["method"] in _SAFE:
-        return  # They cannot read the answer.
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    is_same_site = site in (None, "same-origin", "none")
-    if not is_same_site or (origin is not None and origin.partition("://")[2] != request.headers.get("host", "")):
+    if not _only_reads(request) and session.comes_from_here(request) is False:
         raise Refused(403, "forbidden", "pages of other sites may not do this")
+
+
+def _only_reads(request: HTTPConnection) -> bool:
+    """Say whether nothing is changed; then pages of others gain nothing, since they cannot read the answer."""
+    return request.scope["type"] == "http" and request.scope["method"] in _SAFE
 
 
 async def _no_handler(_: Call) -> Answer:
@@ -390,6 +420,8 @@ class _Paths:
     def find(self, scope: Scope) -> tuple[Mapping[str, Route] | None, dict[str, str]]:
         """Return the routes of a request by method, and the parameters in its path."""
         path = _path_of(scope)
+        if not path and scope.get("root_path"):
+            path = "/"  # As people write the address of something that is mounted.
         routes = self._fixed.get(path)
         if routes is not None:
             return routes, {}

@@ -4,9 +4,13 @@ Events of one job are numbered by its versions: who comes back with the last num
 `since`) gets what came after it, from the records, or `resync` with the whole job when they are gone. Followers of
 everything come back with a cursor and may be told something twice: an event whose version of that job is not newer
 than what one knows is to be ignored.
+
+What a job says live comes between its versions and has no number; lines of its log that were told live are named in the
+place that a follower comes back with (`17.2.1801375200104000`: version 17, and of attempt 2 the lines up to that time).
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
@@ -20,10 +24,10 @@ from headway.lifecycle import Status
 from headway.model import Job
 from headway.shapes import job_shape
 from headway.status.around import why
-from headway.status.hub import FOLLOWERS_MAX, Event, Follower, Hub, change_shape, job_event, log_event
-from headway.status.reader import JobReader, Shown
+from headway.status.hub import FOLLOWERS_MAX, Event, Follower, Hub, Place, change_shape, job_event, log_event
+from headway.status.reader import JobReader, Shown, serial_of
 from headway.status.web import Answer, Call, Param, Principal, Refused, Route, answer_json, refusal_of
-from headway.store.feed import Change
+from headway.store.feed import Change, Line
 
 HEARTBEAT_S: Final = 15.0
 VALID_EVERY_S: Final = 2.0
@@ -42,6 +46,8 @@ FILTERS: Final = (
     Param("key", "only the job with this idempotency key"),
 )
 SINCE: Final = Param("since", "the last version that you know", "int", low=0, high=10**15)
+LIVE: Final = Param("live", "the last `live` that you know of that version", "int", low=0, high=10**15)
+_PLACE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9})\.([0-9]{1,18}))?", re.ASCII)
 
 
 # --- one job
@@ -50,9 +56,15 @@ SINCE: Final = Param("since", "the last version that you know", "int", low=0, hi
 async def events_of_job(call: Call) -> "Stream":
     """Stream the events of one job; ends after `done`."""
     job = await visible_job(call, call.path("job_id"))
-    last = call.request.headers.get("last-event-id", "")
-    known = int(last) if last.isascii() and last.isdecimal() and len(last) <= 15 else call.query.get("since")
+    since = call.query.get("since")
+    known = place_of(call.request.headers.get("last-event-id", "")) or (None if since is None else Place(since))
     return Stream(call, lambda: follow_job(call.services.hub, call, job.id, known), ends_with_done=True)
+
+
+def place_of(text: str) -> Place | None:
+    """Read up to where somebody has been told; None when it is no place."""
+    found = _PLACE.fullmatch(text)
+    return None if found is None else Place(*(int(part) for part in found.groups("0")))
 
 
 async def visible_job(call: Call, job_id: str) -> Job:
@@ -63,7 +75,7 @@ async def visible_job(call: Call, job_id: str) -> Job:
     return job
 
 
-async def follow_job(hub: Hub, call: Call, job_id: str, known: int | None) -> tuple[Follower, list[Event]]:
+async def follow_job(hub: Hub, call: Call, job_id: str, known: Place | None) -> tuple[Follower, list[Event]]:
     """Start to follow a job; return also what comes first: all of it, or what came after the version that is known."""
     follower = await hub.follow_job(job_id)
     try:
@@ -71,28 +83,43 @@ async def follow_job(hub: Hub, call: Call, job_id: str, known: int | None) -> tu
         if not found:
             raise JobNotFound(f"no job has the id {job_id!r}")
         job = found[0]
-        follower.floor = job.version
-        return follower, await _catch_up(call, job, known)
+        shown = hub.overlaid(job)
+        follower.floor = (job.version, serial_of(shown))
+        events = await _catch_up(call, job, shown, known)
+        if hub.tells_live:
+            last = await call.store.feed.last_line(job.id, job.version)
+            told_live = (0, 0) if known is None else (known.attempt, known.at)
+            hub.begin_live(follower, max(last, told_live), is_live=told_live > last)
+        return follower, events
     except BaseException:
         hub.leave(follower)
         raise
 
 
-async def _catch_up(call: Call, job: Job, known: int | None) -> list[Event]:
-    now = call.clock.now()
-    if known is not None and known == job.version:
-        return []
-    lines = await call.store.feed.log_since(job.id, known or 0)
-    if known is not None and known < job.version:
-        fed = [change for change in await call.store.feed.of_job(job.id, known) if change.job.version <= job.version]
-        if len(fed) == job.version - known:
-            return _replayed(fed, lines, job, now)
+async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> list[Event]:
+    now, version = call.clock.now(), 0 if known is None else known.version
+    live = [] if shown is job else [Event("progress", change_shape(shown, now))]
+    if known is not None and version == job.version:
+        return live
+    lines = [
+        line
+        for line in await call.store.feed.log_since(job.id, version)
+        if line.version <= job.version and not _was_told(line, known)
+    ]
+    if known is not None and version < job.version:
+        fed = [change for change in await call.store.feed.of_job(job.id, version) if change.job.version <= job.version]
+        if len(fed) == job.version - version:
+            return [*_replayed(fed, lines, job, now), *live]
     kind = "done" if job.status.is_final else "status" if known is None else "resync"
     first = [log_event(lines, None, 0)] if lines else []
-    return [*first, _unnumbered(job_event(kind, job, now))]
+    return [*first, _unnumbered(job_event(kind, shown, now))]
 
 
-def _replayed(fed: list[Change], lines: list[Any], job: Job, now: int) -> list[Event]:
+def _was_told(line: Line, known: Place | None) -> bool:
+    return known is not None and line.attempt == known.attempt and line.at <= known.at
+
+
+def _replayed(fed: list[Change], lines: list[Line], job: Job, now: int) -> list[Event]:
     events: list[Event] = []
     before: tuple[str, int] | None = None
     for change in fed:
@@ -176,11 +203,6 @@ class Stream:
         call, hub = self._call, self._call.services.hub
         if hub.count() >= FOLLOWERS_MAX:
             raise Refused(503, "too_many_followers", "too many streams are open here", headers={"Retry-After": "5"})
-        with call.services.quotas.stream(call.principal):
-            await self._speak(hub, receive, send)
-
-    async def _speak(self, hub: Hub, receive: Receive, send: Send) -> None:
-        call = self._call
         follower, first = await self._begin()
         headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
         gone = asyncio.ensure_future(_gone(receive, follower))
@@ -253,23 +275,26 @@ def wait_s(call: Call) -> float:
 
 
 async def wait_for_change(call: Call, job: Job) -> Job:
-    """Wait until a job has another version than the caller knows, or for as long as the caller wants to."""
-    known, limit_s = call.query.get("since", job.version), wait_s(call)
-    if limit_s <= 0 or job.version > known or job.status.is_final:
+    """Wait until a job has another version than the caller knows, or says more, or for as long as the caller wants."""
+    limit_s = wait_s(call)
+    known = call.query.get("since", job.version), call.query.get("live", serial_of(job))
+    if limit_s <= 0 or (job.version, serial_of(job)) > known or job.status.is_final:
         return job
     hub: Hub = call.services.hub
     follower = await hub.follow_job(job.id)
     try:
         until = call.clock.monotonic() + limit_s
-        [latest] = await call.store.feed.jobs([job.id]) or [job]
+        latest = await _looked_at(call, job)
         while (
-            latest.version <= known and (rest_s := until - call.clock.monotonic()) > 0 and not call.services.is_closing
+            (latest.version, serial_of(latest)) <= known
+            and (rest_s := until - call.clock.monotonic()) > 0
+            and not call.services.is_closing
         ):
             await call.clock.rest(min(rest_s, VALID_EVERY_S), follower.wake)
             if not await call.services.gate.still_valid(call.principal):
                 raise Refused(401, "unauthorized", "the token was revoked or has expired")
             if follower.take() or follower.is_dropped:
-                [latest] = await call.store.feed.jobs([job.id]) or [job]
+                latest = await _looked_at(call, job)
             if follower.is_dropped:
                 break
         return latest
@@ -277,12 +302,18 @@ async def wait_for_change(call: Call, job: Job) -> Job:
         hub.leave(follower)
 
 
+async def _looked_at(call: Call, job: Job) -> Job:
+    hub: Hub = call.services.hub
+    [latest] = await call.store.feed.jobs([job.id]) or [job]
+    return hub.overlaid(latest)
+
+
 # --- WebSocket
 
 
 class _Subscribe(msgspec.Struct, forbid_unknown_fields=True):
     job: str | None = None
-    since: int | None = None
+    since: int | str | None = None
     all: dict[str, str] | None = None
     cursor: str | None = None
 
@@ -302,15 +333,7 @@ class Conversation:
         self._sending = asyncio.Lock()
 
     async def run(self) -> None:
-        """Listen until one of us goes; a tenant that has too many streams open is told so, and not listened to."""
-        try:
-            with self._call.services.quotas.stream(self._call.principal):
-                await self._listen()
-        except Refused as refused:
-            await self._say_error(refused.code, str(refused))
-            await self._socket.close(4429)
-
-    async def _listen(self) -> None:
+        """Listen until one of us goes."""
         watch = asyncio.ensure_future(self._watch())
         try:
             while True:
@@ -364,7 +387,8 @@ class Conversation:
                 follower, first = await follow_everything(self._call.services.hub, wants, wish.cursor)
             else:
                 job = await visible_job(self._call, wish.job)
-                follower, first = await follow_job(self._call.services.hub, self._call, job.id, wish.since)
+                place = None if wish.since is None else place_of(str(wish.since))
+                follower, first = await follow_job(self._call.services.hub, self._call, job.id, place)
         except HeadwayError as error:
             refusal = refusal_of(error)
             await self._say_error(refusal.code if refusal else "internal", str(refusal or "it failed"), name)
@@ -419,7 +443,8 @@ async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mappin
         if is_plain:
             shown.keep(job, is_whole, body)
     # Weak: what it says about time goes on without a change.
-    return Answer(body, status, headers or {}, etag=f'W/"{job.version}"')
+    serial = serial_of(job)
+    return Answer(body, status, headers or {}, etag=f'W/"{job.version}.{serial}"' if serial else f'W/"{job.version}"')
 
 
 ROUTES: Final = (

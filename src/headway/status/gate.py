@@ -7,6 +7,9 @@ seconds. Nobody is let in because the store does not answer.
 Ten wrong tokens a minute are answered, then whoever comes from that address is told to wait. A token of the store is
 looked at even then, since nobody can guess one and a neighbour with a wrong one must not lock it out; but only so many
 a second, whoever sends them. The token of the environment was chosen by somebody and might be guessed: it waits.
+
+A browser that has signed in sends a session instead, which leads to the token it was begun with and may what that one
+may, at that moment. One that is over is nobody's mistake, so it is not counted, but looked at only so often a second.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ import ipaddress
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import lru_cache
 from hmac import compare_digest
 from math import ceil
@@ -22,7 +26,7 @@ from typing import Final, Generic, TypeVar
 from headway.clock import Clock
 from headway.errors import InvalidConfig, StoreUnavailable
 from headway.events import AccessRefused, emit
-from headway.model import Token
+from headway.model import Login, Token
 from headway.status.web import Principal, Refused
 from headway.store import Store
 from headway.store.access import ALL_TENANTS, TOKEN_PREFIX, hash_of
@@ -32,6 +36,7 @@ CHECK_EVERY_S: Final = 2.0  # So often whoever holds a stream open asks `still_v
 FAILURES_MAX: Final = 10
 FAILURES_WINDOW_S: Final = 60.0
 LOOKS_A_SECOND: Final = 20  # At tokens from addresses that have to wait.
+SESSION_LOOKS_A_SECOND: Final = 100  # At sessions that are not known here.
 CLIENTS_MAX: Final = 10_000
 TOKENS_MAX: Final = 10_000
 VALUE_LENGTH_MAX: Final = 512
@@ -52,16 +57,28 @@ class Gate:
         self._environment_hash = None if token is None else hash_of(token)
         self._by_hash = _Lookups(clock, store.access.find_token)
         self._by_id = _Lookups(clock, store.access.token)
+        self._by_session = _Lookups(clock, store.access.login)
         self._is_closed = _Lookups(clock, lambda _: _was_made(store))
         self._failures = _Failures(clock)
-        self._looks = _Looks(clock)
+        self._looks = _Looks(clock, LOOKS_A_SECOND)
+        self._session_looks = _Looks(clock, SESSION_LOOKS_A_SECOND)
 
-    async def admit(self, authorization: str | None, client: str) -> Principal:
-        """Return who asks; `Refused` with 401 when it is nobody, with 429 after too many wrong tokens."""
+    async def admit(self, authorization: str | None, client: str, session: str | None = None) -> Principal:
+        """Return who asks; `Refused` with 401 when it is nobody, with 429 after too many wrong tokens.
+
+        A session counts only where no token is sent.
+        """
         if authorization is None:
+            found = None if session is None else await self._admit_session(hash_of(session), client)
+            if found is not None:
+                return found
             if await self._is_open(client):
                 return ANONYMOUS
-            raise _unauthorized("a token is needed, as the header Authorization: Bearer …")
+            raise _unauthorized(
+                "a token is needed, as the header Authorization: Bearer …"
+                if session is None
+                else "the session has ended: sign in again"
+            )
         scheme, _, value = authorization.strip().partition(" ")
         value = value.strip()
         is_readable = scheme.lower() == "bearer" and 0 < len(value) <= VALUE_LENGTH_MAX and value.isascii()
@@ -79,11 +96,33 @@ class Gate:
             raise self._ended(client, token)
         return Principal(token.name, token.tenant, token.role, token.id)
 
+    async def _admit_session(self, session_hash: str, client: str) -> Principal | None:
+        """Return who has signed in, if the session counts, and the token that it was begun with still does."""
+        if self._by_session.last(session_hash) is None and not self._session_looks.take():
+            raise Refused(429, "too_many", "too many sessions are asked for", headers={"Retry-After": "1"})
+        login = await self._by_session.get(session_hash)
+        if login is None or not self._is_going_on(login):
+            return None
+        if self._is_environment(login.token_hash):
+            return replace(ENVIRONMENT, session=session_hash)
+        token = await self._by_hash.get(login.token_hash)
+        if token is None:  # The token of an environment that has another one by now.
+            return None
+        if not self._is_valid(token):
+            raise self._ended(client, token)
+        return Principal(token.name, token.tenant, token.role, token.id, session=session_hash)
+
+    def forget_session(self, session_hash: str) -> None:
+        """Have a session that was ended here count no more here from now on."""
+        self._by_session.forget(session_hash)
+
     async def still_valid(self, principal: Principal) -> bool:
         """Say whether somebody who was let in would be let in again; for streams, which live long.
 
         While the store does not answer there is nothing that a stream could tell, so it may stay open.
         """
+        if principal.session is not None and not await self._goes_on(principal.session):
+            return False
         if principal.token_id == ENVIRONMENT.token_id:
             return True
         try:
@@ -94,6 +133,17 @@ class Gate:
             token = self._by_id.last(principal.token_id or "")
             return token is None or self._is_valid(token)
         return token is not None and self._is_valid(token)
+
+    async def _goes_on(self, session_hash: str) -> bool:
+        try:
+            login = await self._by_session.get(session_hash)
+        except StoreUnavailable:
+            login = self._by_session.last(session_hash)
+            return login is None or self._is_going_on(login)
+        return login is not None and self._is_going_on(login)
+
+    def _is_going_on(self, login: Login) -> bool:
+        return self._clock.now() < login.expires_at
 
     async def _is_open(self, client: str) -> bool:
         """Say whether no credential is needed: on loopback, as long as none was ever made."""
@@ -201,6 +251,10 @@ class _Lookups(Generic[T]):
         known = self._found.get(key)
         return None if known is None else known[1]
 
+    def forget(self, key: str) -> None:
+        """Ask the store the next time."""
+        self._found.pop(key, None)
+
     async def get(self, key: str) -> T | None:
         """Return what the store says, or said just now."""
         known = self._found.get(key)
@@ -254,10 +308,11 @@ class _Failures:
 
 
 class _Looks:
-    """How often a token is looked at all the same that comes from where one has to wait."""
+    """How often a second the store is asked for what strangers send."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, most: int) -> None:
         self._clock = clock
+        self._most = most
         self._second = -1
         self._left = 0
 
@@ -265,7 +320,7 @@ class _Looks:
         """Say whether one more look is left in this second."""
         second = int(self._clock.monotonic())
         if second != self._second:
-            self._second, self._left = second, LOOKS_A_SECOND
+            self._second, self._left = second, self._most
         self._left -= 1
         return self._left >= 0
 

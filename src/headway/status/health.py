@@ -2,23 +2,26 @@
 
 /livez answers as long as the event loop turns, and asks nobody: a process must not be killed because its store is away.
 
-/readyz tells the truth about three things, each in a few words and without names of machines:
+/readyz tells the truth about four things, each in a few words and without names of machines:
 
-    store    answers a statement within two seconds, or it does not: then nothing can be served, and the answer is 503
-    loops    the loops of this process turn; one that stands still is a fault of this process, and the answer is 503
-    leader   somebody decides the schedules; if nobody does, jobs can still be asked for and run: `degraded`, with 200
+    store         answers a statement within two seconds, or it does not: then nothing can be served: 503
+    loops         the loops of this process turn; one that stands still is a fault of this process: 503
+    leader        somebody decides the schedules; if nobody does, jobs can still be asked for and run: `degraded`, 200
+    coordination  the server that grants leases answers all nodes; if not, the store does its part: `degraded`, 200
 
 What was seen counts for a second, and many who ask at once cost one look, so nobody can use it to keep the store busy.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from headway.clock import Clock, Loop
 from headway.errors import StoreError
+from headway.model import Node
 from headway.status.around import alive
+from headway.status.engines import engines_of
 from headway.status.recent import Recent
 from headway.status.web import Answer, Call, Route
 from headway.store import Store
@@ -42,17 +45,18 @@ class Condition:
     store: str
     loops: str
     leader: str
+    coordination: str = OK
 
     @property
     def status(self) -> str:
         """One word about all: `ready`, `degraded` (it serves, somebody should look) or `unready`."""
         if self.store != OK or self.loops != OK:
             return "unready"
-        return "ready" if self.leader == OK else "degraded"
+        return "ready" if self.leader == self.coordination == OK else "degraded"
 
 
 class Health:
-    """Looks at the store, at the loops of this process and at who leads."""
+    """Looks at the store, at the loops of this process, at who leads and at what grants the leases."""
 
     def __init__(self, store: Store, clock: Clock, loops: Sequence[Loop] = ()) -> None:
         self._store = store
@@ -61,26 +65,32 @@ class Health:
 
     async def look(self) -> Condition:
         """Say how it is now, or was a second ago."""
-        store, leader = await self._outside.get()
-        return Condition(store=store, loops=self._look_at_loops(), leader=leader)
+        store, leader, coordination = await self._outside.get()
+        return Condition(store=store, loops=self._look_at_loops(), leader=leader, coordination=coordination)
 
-    async def _look_outside(self) -> tuple[str, str]:
+    async def _look_outside(self) -> tuple[str, str, str]:
         try:
             async with asyncio.timeout(PROBE_S_MAX):
                 await self._store.measures.now()
-                return OK, OK if await self._is_led() else NOBODY_DECIDES
+                nodes = await alive(self._store)
+                return OK, OK if await self._is_led(nodes) else NOBODY_DECIDES, _look_at_engines(nodes)
         except (StoreError, TimeoutError):
-            return AWAY, UNKNOWN
+            return AWAY, UNKNOWN, UNKNOWN
 
-    async def _is_led(self) -> bool:
+    async def _is_led(self, nodes: Iterable[Node]) -> bool:
         """Say whether somebody holds a lease on schedules, or decides them by locking each."""
         if any(is_running for _, is_running in await self._store.leases.held(SHARD_PREFIX)):
             return True
-        return any(SCHEDULER in node.roles and node.state.get("mode") == "lock" for node in await alive(self._store))
+        return any(SCHEDULER in node.roles and node.state.get("mode") == "lock" for node in nodes)
 
     def _look_at_loops(self) -> str:
         still = [loop.name for loop in self._loops if loop.idle_s() > loop.rest_s_max + STANDSTILL_S]
         return f"{', '.join(still)} stands still" if still else OK
+
+
+def _look_at_engines(nodes: Iterable[Node]) -> str:
+    """Name the engines that do not answer somebody."""
+    return "; ".join(engine.words for engine in engines_of(nodes) if engine.troubles) or OK
 
 
 ALIVE: Final = Answer({"status": "alive"})
@@ -94,7 +104,12 @@ async def livez(_: Call) -> Answer:
 async def readyz(call: Call) -> Answer:
     """Say whether it is worth asking this process for anything."""
     found: Condition = await call.services.health.look()
-    checks = {"store": found.store, "loops": found.loops, "leader": found.leader}
+    checks = {
+        "store": found.store,
+        "loops": found.loops,
+        "leader": found.leader,
+        "coordination": found.coordination,
+    }
     is_unready = found.status == "unready"
     return Answer(
         {"status": found.status, "checks": checks},
@@ -103,8 +118,11 @@ async def readyz(call: Call) -> Answer:
     )
 
 
-_READY: Final = {"status": "ready", "checks": {"store": OK, "loops": OK, "leader": OK}}
-_UNREADY: Final = {"status": "unready", "checks": {"store": AWAY, "loops": OK, "leader": UNKNOWN}}
+_READY: Final = {"status": "ready", "checks": {"store": OK, "loops": OK, "leader": OK, "coordination": OK}}
+_UNREADY: Final = {
+    "status": "unready",
+    "checks": {"store": AWAY, "loops": OK, "leader": UNKNOWN, "coordination": UNKNOWN},
+}
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route(
@@ -125,7 +143,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         summary="Is the process ready to serve?",
         what=(
             "503 when the store does not answer or a loop of this process stands still. `degraded` with 200 when "
-            "nobody decides the schedules: jobs can still be asked for and run."
+            "nobody decides the schedules, or the server that grants leases does not answer: jobs can still be asked "
+            "for and run."
         ),
         tag="operations",
         answers={200: _READY, 503: _UNREADY},

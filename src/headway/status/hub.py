@@ -6,20 +6,28 @@ dropped, not waited for; it comes back and is told what it missed, or to read ev
 Followers of one job get its versions in order, by number. The feed tells them at once; every second the versions that
 the jobs really have are looked at too, so that a change which the feed could not have (one that was under way when the
 first follower came) is missed by nobody.
+
+Where jobs also say live what they do (`ports.LiveView`), that is told between the versions: without a number of its
+own, so that whoever comes back goes on from a version as ever, and no oftener than all who follow can be told it. What
+is told of a version is never older than what was told live before. Lines that were told live are not told again when
+they are stored; a follower that may have missed one waits for the store to tell it.
 """
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from headway.clock import Clock
-from headway.instants import SECOND
+from headway.instants import SECOND, Instant
+from headway.lifecycle import Status
 from headway.model import Job
+from headway.ports import Latest, LiveView
 from headway.shapes import job_shape, stamp
+from headway.status.reader import overlaid, serial_of
 from headway.store import Store
 from headway.store.feed import EVERYTHING, Change, Line, all_before, low_of
 
@@ -33,21 +41,37 @@ EVENTS_MAX: Final = 1_000
 BYTES_MAX: Final = 1 << 20
 STATES_MAX: Final = 20_000
 FOLLOWERS_MAX: Final = 20_000
+LIVE_EVERY_S: Final = 0.05
+LIVE_PER_SECOND_MAX: Final = 10_000  # To all followers together.
+LIVE_LINES_MAX: Final = 200
+STRANGERS_MAX: Final = 500
 _FED: Final = (
     "id type tenant queue schedule key tags status progress attempts failures max_attempts metadata detail "
-    "started_at finished_at updated_at why eta_seconds version"
+    "started_at finished_at updated_at why eta_seconds version live"
 ).split()
+
+
+class Place(NamedTuple):
+    """Up to where a follower has been told: a version of the job, and a line of its log if that was told live."""
+
+    version: int
+    attempt: int = 0
+    at: Instant = 0
+
+    def __str__(self) -> str:
+        return f"{self.version}.{self.attempt}.{self.at}" if self.at else str(self.version)
 
 
 class Event:
     """Something to tell followers: its kind, its place in the order, and the words, written once for everybody."""
 
-    __slots__ = ("data", "id", "kind", "sse", "version")
+    __slots__ = ("data", "id", "kind", "live", "sse", "version")
 
-    def __init__(self, kind: str, data: Any, *, id: str | None = None, version: int = 0) -> None:
+    def __init__(self, kind: str, data: Any, *, id: str | None = None, version: int = 0, live: int = 0) -> None:
         self.kind = kind
         self.id = id
         self.version = version
+        self.live = live
         self.data = data if isinstance(data, bytes) else msgspec.json.encode(data)
         place = b"" if id is None else b"id: " + id.encode() + b"\n"
         self.sse = b"event: " + kind.encode() + b"\n" + place + b"data: " + self.data + b"\n\n"
@@ -60,12 +84,15 @@ class Event:
 class Follower:
     """One open connection: what it has not been sent yet. Bounded."""
 
-    __slots__ = ("_bytes", "_events", "floor", "is_dropped", "job_id", "wake", "wants")
+    __slots__ = ("_bytes", "_events", "floor", "is_dropped", "is_live", "is_ready", "job_id", "line", "wake", "wants")
 
     def __init__(self, job_id: str | None = None, wants: Callable[[Job], bool] | None = None) -> None:
         self.job_id = job_id
         self.wants = wants
-        self.floor = 0  # Versions up to here it knows already.
+        self.floor = (0, 0)  # What it knows already: up to this version, and this report of a running job.
+        self.line: tuple[int, Instant] = (0, 0)  # The attempt and time of the last line that it was told,
+        self.is_live = False  # and whether that was told live.
+        self.is_ready = False  # Whether it has been told what came before, so that lines can be told live.
         self.is_dropped = False
         self.wake = asyncio.Event()
         self._events: deque[Event] = deque()
@@ -83,10 +110,40 @@ class Follower:
     def take(self) -> list[Event]:
         """Return what has not been sent yet."""
         self.wake.clear()
-        events = [event for event in self._events if not event.version or event.version > self.floor]
+        events = [event for event in self._events if not event.version or (event.version, event.live) > self.floor]
         self._events.clear()
         self._bytes = 0
         return events
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The last lines that an attempt has logged, as they were told live; none between them is missing."""
+
+    attempt: int = 0
+    after: Instant = 0
+    lines: deque[tuple[Instant, str, str]] = field(default_factory=deque)
+
+    def add(self, latest: Latest) -> None:
+        """Take lines; after a gap only what comes after it."""
+        end = self.lines[-1][0] if self.lines else self.after
+        if latest.attempt != self.attempt or latest.after > end:
+            self.attempt, self.after, end = latest.attempt, latest.after, latest.after
+            self.lines.clear()
+        self.lines.extend(line for line in latest.lines if line[0] > end)
+        while len(self.lines) > LIVE_LINES_MAX:
+            self.after = self.lines.popleft()[0]
+
+    def since(self, line: tuple[int, Instant]) -> list[Line]:
+        """Return the lines after one that was told; none when some may be missing between."""
+        at = line[1] if line[0] == self.attempt else 0
+        if line[0] > self.attempt or self.after > at:
+            return []
+        return [
+            Line(seq=0, attempt=self.attempt, at=one[0], stream=one[1], line=one[2], version=0)
+            for one in self.lines
+            if one[0] > at
+        ]
 
 
 @dataclass(slots=True)
@@ -98,21 +155,61 @@ class _Channel:
     attempt: int = 0
     log_bytes: int = 0
     followers: set[Follower] = field(default_factory=set)
+    job: Job | None = None
+    live: Latest | None = None
+    tail: _Tail = field(default_factory=_Tail)
+    told: tuple[int, int] = (0, 0)  # The version and the report that were told last.
+    told_at: float = -1e9
+    timer: asyncio.TimerHandle | None = None
 
-    def learn(self, job: Job) -> None:
-        """Take note of a version of the job, unless a later one is known."""
+    def learn(self, job: Job) -> Job:
+        """Take note of a version of the job, unless a later one is known; return it as it is to be told."""
         if job.version > self.version:
             self.version, self.status, self.attempt = job.version, job.status, job.attempt
+            self.job = job
+        shown = overlaid(job, self.live)
+        self.told = max(self.told, (job.version, serial_of(shown)))
+        return shown
+
+    def hear(self, latest: Latest) -> None:
+        """Take note of what the job says live, unless it is older than what is known, or of an attempt that is not."""
+        known = self.live
+        if known is not None and known.attempt == self.attempt and latest.attempt != self.attempt:
+            return
+        if known is None or latest.attempt != known.attempt or latest.serial > known.serial:
+            self.live = latest
+        if latest.lines and latest.attempt >= self.tail.attempt:
+            self.tail.add(latest)
+
+    def to_tell(self, lines: list[Line]) -> Iterator[tuple[list[Follower], list[Line], str]]:
+        """Yield followers with those of the stored lines that they were not told live, and the place where that is.
+
+        Most of the time they are one group.
+        """
+        groups: dict[tuple[tuple[int, Instant], bool], list[Follower]] = {}
+        for follower in self.followers:
+            groups.setdefault((follower.line, follower.is_live), []).append(follower)
+        for (told, is_live), group in groups.items():
+            new = [line for line in lines if line.attempt != told[0] or line.at > told[1]] if is_live else lines
+            if lines and (not is_live or told <= (lines[-1].attempt, lines[-1].at)):
+                told, is_live = (lines[-1].attempt, lines[-1].at), False
+            for follower in group:
+                follower.line, follower.is_live = told, is_live
+            yield group, new, str(Place(self.version, *told) if is_live else Place(self.version))
 
 
 class Hub:
     """Who follows what in this process. Its tick is run by a `Loop`, which is woken when the feed grows."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, live: LiveView | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._live = live
+        self._bases: OrderedDict[str, tuple[Job, Latest | None]] = OrderedDict()  # Running jobs, for who follows all.
+        self._strangers: dict[str, Latest] = {}  # What was said of jobs that we have not read yet.
         self._channels: dict[str, _Channel] = {}
         self._everything: set[Follower] = set()
+        self._count = 0
         self._states: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._position: str | None = None
         self._since = 0
@@ -120,18 +217,21 @@ class Hub:
         self._reading = asyncio.Lock()
         self.wake: Callable[[], None] = lambda: None
         self.is_woken = True  # Whether commits of others wake us; said by whoever listens.
+        if live is not None:
+            live.listen(self.hear)
 
     # --- who follows
 
     def count(self) -> int:
         """How many follow."""
-        return len(self._everything) + sum(len(channel.followers) for channel in self._channels.values())
+        return self._count
 
     async def follow_job(self, job_id: str) -> Follower:
         """Start to follow a job; from now on its changes are kept for the follower."""
         follower = Follower(job_id)
         channel = self._channels.setdefault(job_id, _Channel())
         channel.followers.add(follower)
+        self._count += 1
         try:
             if len(channel.followers) == 1:
                 await self._store.feed.follow([job_id], FOLLOW_FOR)
@@ -139,6 +239,8 @@ class Hub:
             if not channel.version:
                 for job in await self._store.feed.jobs([job_id]):
                     channel.learn(job)
+            if self._live is not None and len(channel.followers) == 1:
+                await self._live.follow(job_id)
         except BaseException:
             self.leave(follower)
             raise
@@ -148,11 +250,14 @@ class Hub:
         """Start to follow all jobs that somebody wants; return where in the feed it begins."""
         follower = Follower(wants=wants)
         self._everything.add(follower)
+        self._count += 1
         try:
             before, self._since = self._since, (await self._store.feed.follow([EVERYTHING], FOLLOW_FOR))[EVERYTHING]
             await self._begin()
             if before != self._since:
                 await self._wait_for_older()
+            if self._live is not None and len(self._everything) == 1:
+                await self._live.follow(EVERYTHING)
         except BaseException:
             self.leave(follower)
             raise
@@ -160,12 +265,24 @@ class Hub:
 
     def leave(self, follower: Follower) -> None:
         """Follow no more."""
-        self._everything.discard(follower)
-        channel = self._channels.get(follower.job_id or "")
-        if channel is not None:
-            channel.followers.discard(follower)
+        job_id = follower.job_id or ""
+        channel = self._channels.get(job_id)
+        if channel is not None and follower in channel.followers:
+            channel.followers.remove(follower)
+            self._count -= 1
             if not channel.followers:
-                del self._channels[follower.job_id or ""]
+                del self._channels[job_id]
+                if channel.timer is not None:
+                    channel.timer.cancel()
+                if self._live is not None:
+                    self._live.leave(job_id)
+        if follower in self._everything:
+            self._everything.remove(follower)
+            self._count -= 1
+            if self._live is not None and not self._everything:
+                self._live.leave(EVERYTHING)
+                self._bases.clear()
+                self._strangers.clear()
 
     def wake_all(self) -> None:
         """Have everybody look whether to go on."""
@@ -184,7 +301,7 @@ class Hub:
         changes = await self._store.feed.again(int(low))
         if changes is None:
             return None
-        return [self._told(change, cursor) for change in changes if wants(change.job)]
+        return [self._told_job(change.job, cursor) for change in changes if wants(change.job)]
 
     async def _begin(self) -> None:
         """Have a position to read from: taken after the triggers know whom we follow."""
@@ -212,6 +329,8 @@ class Hub:
             await self._extend()
             self._extend_at = now + EXTEND_EVERY_S
         is_more = await self._read()
+        if self._strangers:
+            await self._meet_strangers()
         if now >= self._sweep_at:
             await self._sweep()
             self._sweep_at = self._clock.monotonic() + SWEEP_EVERY_S
@@ -242,10 +361,7 @@ class Hub:
         gaps: set[str] = set()
         for change in changes:
             if self._everything:
-                told = self._told(change, cursor)
-                for follower in self._everything:
-                    if follower.wants is None or follower.wants(change.job):
-                        follower.push(told)
+                self._tell_everybody(self._told(change, cursor), change.job)
             channel = self._channels.get(change.job.id)
             if channel is None or change.job.version <= channel.version:
                 continue
@@ -264,13 +380,13 @@ class Hub:
         lines = (
             await self._store.feed.log_since(job.id, channel.version) if change.log_bytes > channel.log_bytes else []
         )
-        channel.learn(job)
+        shown = channel.learn(job)
         channel.log_bytes = change.log_bytes
-        place = str(job.version)
-        event = Event(kind, change_shape(job, self._clock.now()), id=None if lines else place, version=job.version)
-        self._push(channel, event)
-        if lines:
-            self._push(channel, log_event(lines, place, job.version))
+        data = msgspec.json.encode(change_shape(shown, self._clock.now()))
+        for followers, new, place in channel.to_tell(lines):
+            event = Event(kind, data, id=None if new else place, version=job.version, live=serial_of(shown))
+            _push(followers, [event, log_event(new, place, job.version)] if new else [event])
+        self._tell_live_soon(channel)
 
     async def _tell_jobs(self, job_ids: set[str], gaps: set[str]) -> None:
         """Tell jobs as they are now, whole: they have ended, or a version of them was not fed."""
@@ -281,10 +397,11 @@ class Hub:
             lines = await self._store.feed.log_since(job.id, channel.version)
             is_gap = job.id in gaps and not job.status.is_final
             kind = "done" if job.status.is_final else "resync" if is_gap else "status"
-            channel.learn(job)
-            if lines:
-                self._push(channel, log_event(lines, None, job.version))
-            self._push(channel, job_event(kind, job, self._clock.now()))
+            shown = channel.learn(job)
+            for followers, new, place in channel.to_tell(lines):
+                logged = [log_event(new, None, job.version)] if new else []
+                _push(followers, [*logged, job_event(kind, shown, self._clock.now(), place)])
+            self._tell_live_soon(channel)
 
     async def _sweep(self) -> None:
         """Look whether the jobs that are followed have versions that nobody told us of."""
@@ -300,7 +417,7 @@ class Hub:
             late = {job_id for job_id in late if (it := self._channels.get(job_id)) and found[job_id] > it.version}
             await self._tell_jobs(late, late)
         for job_id in (asked - found.keys()) & self._channels.keys():
-            self._push(self._channels[job_id], Event("gone", {"id": job_id}))
+            _push(self._channels[job_id].followers, [Event("gone", {"id": job_id})])
 
     async def _prune(self) -> None:
         now = self._clock.monotonic()
@@ -308,12 +425,13 @@ class Hub:
             await self._store.feed.prune()
             self._prune_at = now + PRUNE_EVERY_S * (0.5 + self._clock.chance.random())
 
-    def _push(self, channel: _Channel, event: Event) -> None:
-        for follower in channel.followers:
-            follower.push(event)
-
     def _told(self, change: Change, cursor: str) -> Event:
         job = change.job
+        if self._live is not None and self._everything:
+            job = self._keep_base(job)
+        return self._told_job(job, cursor)
+
+    def _told_job(self, job: Job, cursor: str | None) -> Event:
         before = self._states.get(job.id)
         kind = "done" if job.status.is_final else "progress" if before == (job.status, job.attempt) else "status"
         if job.status.is_final:
@@ -324,25 +442,143 @@ class Hub:
                 self._states.popitem(last=False)
         return Event(kind, change_shape(job, self._clock.now()), id=cursor)
 
+    # --- what jobs say live
+
+    @property
+    def tells_live(self) -> bool:
+        """Whether there is anything to tell before it is stored."""
+        return self._live is not None
+
+    def overlaid(self, job: Job) -> Job:
+        """Return a job that somebody follows with what it has said live, if that is newer."""
+        channel = self._channels.get(job.id)
+        return job if channel is None else overlaid(job, channel.live)
+
+    def begin_live(self, follower: Follower, line: tuple[int, Instant], *, is_live: bool) -> None:
+        """Tell a follower lines live from now on: those after this one, which was the last that it was told."""
+        if line >= follower.line:
+            follower.line, follower.is_live = line, is_live
+        follower.is_ready = True
+        channel = self._channels.get(follower.job_id or "")
+        if channel is not None:
+            self._tell_live_soon(channel)
+
+    def hear(self, latest: Latest, is_of_everything: bool) -> None:
+        """Take what a running job says. Whether it is still the attempt that counts is known from the store alone."""
+        channel = None if is_of_everything else self._channels.get(latest.job_id)
+        if channel is not None:
+            channel.hear(latest)
+            self._tell_live_soon(channel)
+        elif is_of_everything and self._everything:
+            self._hear_of_everything(latest)
+
+    def _tell_live_soon(self, channel: _Channel) -> None:
+        if self._live is None or channel.timer is not None:
+            return
+        every_s = max(LIVE_EVERY_S, self.count() / LIVE_PER_SECOND_MAX)
+        rest_s = channel.told_at + every_s - self._clock.monotonic()
+        if rest_s > 0:
+            channel.timer = asyncio.get_running_loop().call_later(rest_s, self._tell_live, channel)
+        else:
+            self._tell_live(channel)
+
+    def _tell_live(self, channel: _Channel) -> None:
+        job, live, channel.timer = channel.job, channel.live, None
+        if job is None or live is None:
+            return
+        if live.attempt > channel.attempt:
+            self.wake()  # That it has begun is told first, when it is read from the store.
+        if live.attempt != channel.attempt or channel.status != Status.RUNNING:
+            return
+        channel.told_at = self._clock.monotonic()
+        shown = overlaid(job, live)
+        if (job.version, serial_of(shown)) > channel.told:
+            channel.told = (job.version, serial_of(shown))
+            data = change_shape(shown, self._clock.now())
+            _push(channel.followers, [Event("progress", data, version=job.version, live=serial_of(shown))])
+        if channel.tail.attempt == channel.attempt and channel.tail.lines:
+            self._tell_tail(channel)
+
+    def _tell_tail(self, channel: _Channel) -> None:
+        end = channel.attempt, channel.tail.lines[-1][0]
+        behind: dict[tuple[int, Instant], list[Follower]] = {}
+        for follower in channel.followers:
+            if follower.is_ready and follower.line < end:
+                behind.setdefault(follower.line, []).append(follower)
+        for line, followers in behind.items():
+            if new := channel.tail.since(line):
+                _push(followers, [log_event(new, str(Place(channel.version, *end)), 0)])
+                for follower in followers:
+                    follower.line, follower.is_live = end, True
+
+    def _hear_of_everything(self, latest: Latest) -> None:
+        base, known = self._bases.get(latest.job_id, (None, None))
+        if base is None or base.attempt < latest.attempt:
+            if len(self._strangers) < STRANGERS_MAX:
+                self._strangers[latest.job_id] = latest
+                self.wake()
+        elif known is None or (known.attempt, known.serial) < (latest.attempt, latest.serial):
+            self._bases[latest.job_id] = base, latest
+            shown = overlaid(base, latest)
+            if shown is not base:
+                self._tell_everybody(self._told_job(shown, None), shown)
+
+    def _keep_base(self, job: Job) -> Job:
+        """Keep a running job to add to it what it says live; return it as it is to be told now."""
+        _, latest = self._bases.pop(job.id, (None, None))
+        if job.status is not Status.RUNNING:
+            return job
+        self._bases[job.id] = job, latest
+        if len(self._bases) > STATES_MAX:
+            self._bases.popitem(last=False)
+        return overlaid(job, latest)
+
+    async def _meet_strangers(self) -> None:
+        """Read the jobs that somebody who follows everything has not heard of, and tell what they have said."""
+        said, self._strangers = self._strangers, {}
+        for job in await self._store.feed.jobs(said):
+            base = self._bases.get(job.id)
+            if job.status is Status.RUNNING and (base is None or base[0].version < job.version):
+                self._keep_base(job)
+                if job.attempt == said[job.id].attempt:
+                    self._hear_of_everything(said[job.id])
+
+    def _tell_everybody(self, event: Event, job: Job) -> None:
+        for follower in self._everything:
+            if follower.wants is None or follower.wants(job):
+                follower.push(event)
+
+
+def _push(followers: Iterable[Follower], events: Iterable[Event]) -> None:
+    for follower in followers:
+        for event in events:
+            follower.push(event)
+
 
 def change_shape(job: Job, now: int) -> dict[str, Any]:
     """Write what the feed has of a job."""
     shape = job_shape(job, now)
-    return {name: shape[name] for name in _FED}
+    return {name: shape[name] for name in _FED if name in shape}
 
 
-def job_event(kind: str, job: Job, now: int) -> Event:
+def job_event(kind: str, job: Job, now: int, place: str | None = None) -> Event:
     """Tell a whole job. Where its error came from is not for everybody."""
     shape = job_shape(job, now)
     if shape["error"] is not None:
         shape["error"].pop("traceback", None)
-    return Event(kind, shape, id=str(job.version), version=job.version)
+    return Event(kind, shape, id=place or str(job.version), version=job.version, live=serial_of(job))
 
 
 def log_event(lines: list[Line], place: str | None, version: int) -> Event:
     """Tell what a job has logged."""
     told = [
-        {"seq": line.seq, "at": stamp(line.at), "attempt": line.attempt, "stream": line.stream, "line": line.line}
+        {
+            "seq": line.seq or None,
+            "at": stamp(line.at),
+            "attempt": line.attempt,
+            "stream": line.stream,
+            "line": line.line,
+        }
         for line in lines
     ]
     return Event("log", {"lines": told}, id=place, version=version)

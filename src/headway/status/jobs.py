@@ -13,7 +13,7 @@ from headway.lifecycle import Status
 from headway.model import EnqueuedRow, Job, NewJob, check_name
 from headway.shapes import attempt_shape, job_shape, stamp
 from headway.status.around import node_names, why
-from headway.status.follow import FILTERS, SINCE, Stream, events_of_job, job_answer, visible_job, wait_for_change
+from headway.status.follow import FILTERS, LIVE, SINCE, Stream, events_of_job, job_answer, visible_job, wait_for_change
 from headway.status.outbound import check_url
 from headway.status.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Refused, Route
 from headway.task import Options
@@ -209,6 +209,7 @@ async def list_jobs(call: Call) -> Answer:
         before=before,
         limit=limit,
     )
+    found = await call.services.reader.overlaid(found)
     names = await node_names(call.store) if any(job.node for job in found) else {}
     now = call.clock.now()
     items = [_listed(call, job, now, names) for job in found]
@@ -247,6 +248,7 @@ async def latest_job(call: Call) -> Answer:
     )
     if found is None:
         raise JobNotFound(f"there is no job of type {query['type']!r} yet")
+    [found] = await call.services.reader.overlaid([found])
     return await job_answer(call, found)
 
 
@@ -393,7 +395,7 @@ ROUTES: Final = (
             "With `wait` (and `since`) the answer comes when the job has changed, or after that time. With `Accept: "
             "text/event-stream` it is the stream of `/api/jobs/{job_id}/events`."
         ),
-        query=(Param("wait", "how long to wait for a change", "duration", example="30s"), SINCE),
+        query=(Param("wait", "how long to wait for a change", "duration", example="30s"), SINCE, LIVE),
         headers=("Accept", "Last-Event-ID"),
         answers={200: _JOB},
     ),

@@ -14,7 +14,8 @@ counters stay.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +28,7 @@ from headway.errors import StoreError
 from headway.model import Decided
 from headway.status.around import ALIVE_WITHIN
 from headway.status.deliverer import Deliverer
+from headway.status.engines import engines_of
 from headway.status.health import SHARD_PREFIX
 from headway.status.recent import Recent
 from headway.status.tally import OTHER, Tally, histogram_of
@@ -50,6 +52,7 @@ LOOPS: Final = (
     *("claimer", "keeper", "settler", "reporter", "watchman"),
 )
 ROLES: Final = ("scheduler", "worker", "api")
+ENGINES: Final = ("redis", "etcd", "zookeeper", "consul")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +169,7 @@ def _of_nodes(cells: Mapping[str, int]) -> Iterator[Metric]:
         yield CounterMetricFamily(f"headway_{name}", what, value=cells.get(cell, 0))
 
 
-def _of_living(alive: Iterable[NodeSeen]) -> Iterator[Metric]:
+def _of_living(alive: Collection[NodeSeen]) -> Iterator[Metric]:
     nodes = dict.fromkeys((*ROLES, OTHER), 0)
     slots = running = draining = 0
     for node in alive:
@@ -184,6 +187,20 @@ def _of_living(alive: Iterable[NodeSeen]) -> Iterator[Metric]:
     yield _gauge("headway_worker_slots", "Jobs that all workers can run at the same time", slots)
     yield _gauge("headway_worker_slots_used", "Jobs that workers hold", running)
     yield _gauge("headway_workers_draining", "Workers that take no more jobs", draining)
+    yield from _of_engines(alive)
+
+
+def _of_engines(alive: Iterable[NodeSeen]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("headway_engine_up", "1 if the server that grants leases answers all", labels=["engine"])
+    cut_off = GaugeMetricFamily("headway_engine_cut_off_nodes", "Nodes that it does not answer", labels=["engine"])
+    absent: Counter[str] = Counter()
+    for engine in engines_of(alive):
+        absent[engine.name if engine.name in ENGINES else OTHER] += len(engine.troubles)
+    for name, nodes in absent.items():
+        up.add_metric([name], 0 if nodes else 1)
+        cut_off.add_metric([name], nodes)
+    yield up
+    yield cut_off
 
 
 def _of_answers(tally: Tally) -> Iterator[Metric]:

@@ -43,6 +43,7 @@ TAGS: Final = {
     "operations": "Queues, workers, nodes, figures, dead letters, the audit; health and metrics.",
     "webhooks": "Be told when jobs end.",
     "access": "Tokens, and the trail of what people did.",
+    "dashboard": "The page at `/`.",
     "docs": "This specification.",
 }
 
@@ -309,6 +310,8 @@ def _content(route: Route, example: Any) -> dict[str, Any]:
 
 
 def _media_type(route: Route) -> str:
+    if route.media_type:
+        return route.media_type.partition(";")[0]
     return _PAGES[route.path][1].partition(";")[0] if route.path in _PAGES else "text/plain"
 
 

@@ -3,33 +3,79 @@
 While one read is on its way, those who come later wait for the next one together. Nobody gets an answer that was read
 before he asked, and who is alone does not wait. Of jobs that were read before, only the stamp is read, which is much
 less than the job, and the rest only where it has changed.
+
+What a running job says of itself may be known live, ahead of the store. It counts while the store has the job running
+in the same attempt, and only if it is a later report than the one that is stored.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
+
+import msgspec
 
 from headway.clock import Clock
 from headway.errors import JobNotFound
-from headway.model import Job
+from headway.lifecycle import Status
+from headway.model import METADATA_BYTES_MAX, Job
+from headway.ports import Latest, LiveView
 from headway.status.around import node_names
 from headway.store import Store
+from headway.why import read_detail
 
+UNFINISHED_MAX: Final = 99  # 100 is for jobs that have completed.
+DETAIL_LENGTH_MAX: Final = 256 * 1024
 NAMES_FRESH_S: Final = 10.0
 NAMES_AGAIN_S: Final = 0.5
 SHOWN_MAX: Final = 2_000
 KNOWN_MAX: Final = 2_000
 
 
+def serial_of(job: Job) -> int:
+    """Return which of its reports a running job made last, as far as this job knows; 0 where they are not counted."""
+    return read_detail(job).serial if job.status is Status.RUNNING else 0
+
+
+def overlaid(job: Job, latest: Latest | None) -> Job:
+    """Return a job with what it has said live, if that is newer; its version stays, since nothing is stored."""
+    if latest is None or job.status is not Status.RUNNING or latest.attempt != job.attempt:
+        return job
+    detail, metadata = latest.detail, latest.metadata
+    if latest.serial <= serial_of(job) or len(detail or "") > DETAIL_LENGTH_MAX:
+        return job
+    has_metadata = metadata is not None and len(metadata) <= 2 * METADATA_BYTES_MAX
+    return msgspec.structs.replace(
+        job,
+        progress=job.progress if latest.progress is None else max(0, min(latest.progress, UNFINISHED_MAX)),
+        detail=detail,
+        metadata=metadata if has_metadata else job.metadata,
+        updated_at=max(job.updated_at, latest.at),
+    )
+
+
+async def overlaid_all(live: LiveView | None, jobs: Sequence[Job]) -> list[Job]:
+    """Return jobs with what they have said live, asked for together."""
+    running = [job.id for job in jobs if job.status is Status.RUNNING] if live is not None else []
+    if live is None or not running:
+        return list(jobs)
+    latest = await live.latest(running)
+    return [overlaid(job, latest.get(job.id)) for job in jobs]
+
+
 class JobReader:
     """Reads jobs by their whole id."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, live: LiveView | None = None) -> None:
         self._store = store
+        self._live = live
         self._known: dict[str, Job] = {}
         self._waiting: dict[str, list[asyncio.Future[Job]]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+
+    async def overlaid(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return jobs with what they have said live."""
+        return await overlaid_all(self._live, jobs)
 
     async def get(self, job_id: str) -> Job:
         """Return a job; `JobNotFound` when there is none."""
@@ -45,7 +91,8 @@ class JobReader:
             while self._waiting:
                 asked, self._waiting = self._waiting, {}
                 try:
-                    found = await self._find(asked)
+                    stored = await self._find(asked)
+                    found = {job.id: job for job in await overlaid_all(self._live, tuple(stored.values()))}
                 except Exception as error:  # noqa: BLE001 - it is for those who asked
                     for futures in asked.values():
                         _refuse(futures, error)
@@ -89,17 +136,17 @@ class Shown:
 
     def __init__(self) -> None:
         self._second = 0
-        self._written: dict[tuple[str, int, bool], bytes] = {}
+        self._written: dict[tuple[str, int, int, bool], bytes] = {}
 
     def get(self, job: Job, second: int, is_whole: bool) -> bytes | None:
         """Return an answer of this second."""
         if second != self._second or len(self._written) >= SHOWN_MAX:
             self._second, self._written = second, {}
-        return self._written.get((job.id, job.version, is_whole))
+        return self._written.get((job.id, job.version, serial_of(job), is_whole))
 
     def keep(self, job: Job, is_whole: bool, answer: bytes) -> bytes:
         """Keep an answer for the rest of the second."""
-        self._written[job.id, job.version, is_whole] = answer
+        self._written[job.id, job.version, serial_of(job), is_whole] = answer
         return answer
 
 

@@ -100,6 +100,10 @@ class Job(Shape):
     version: Annotated[
         int, msgspec.Meta(ge=0, description="grows with every change; `since` and `Last-Event-ID` name it")
     ]
+    live: (
+        Annotated[int, msgspec.Meta(ge=1, description="which of its reports a running job made last, if told live")]
+        | Absent
+    ) = UNSET
 
 
 class Attempt(Shape):

@@ -14,6 +14,7 @@ from headway.model import FAILING_FLAGGED, Lease, Node
 from headway.settings import mask_url
 from headway.shapes import Shape, stamp
 from headway.status.around import alive, pauses
+from headway.status.engines import engines_of
 from headway.store import Store
 from headway.store.facts import Facts
 from headway.why import WORKER, Worker, error_line, workers_of
@@ -286,6 +287,8 @@ def faults(situation: Situation) -> Iterator[Alert]:
         yield Alert(code="no_scheduler", words="no scheduler is alive", cure="headway scheduler")
     elif not situation.leases and any(node.state.get("mode") == "leader" for node in situation.schedulers):
         yield Alert(code="no_leader", words="schedulers are alive, but none of them leads", cure="headway doctor")
+    else:
+        yield from _shard_faults(situation)
     undecided = situation.schedules["oldest_undecided_seconds"]
     if undecided > LATE / SECOND:
         words = f"the oldest undecided instant is {span(round(undecided) * SECOND)} old"
@@ -295,8 +298,23 @@ def faults(situation: Situation) -> Iterator[Alert]:
         yield Alert(code="schedules_held", words=words, cure="headway schedules list")
     yield from _queue_faults(situation)
     if situation.tenant is None:
+        yield from _engine_faults(situation.nodes)
         for node in situation.nodes:
             yield from _node_faults(node, situation.facts.kind)
+
+
+def _shard_faults(situation: Situation) -> Iterator[Alert]:
+    """A shard that nobody leads is a part of the schedules that nobody decides."""
+    leaders = [node.state for node in situation.schedulers if node.state.get("mode") == "leader"]
+    numbers = sorted({state["shards"] for state in leaders if "shards" in state})
+    if len(numbers) > 1:
+        words = f"schedulers do not agree on the number of shards: {', '.join(map(str, numbers))}"
+        yield Alert(code="shards_differ", words=words, cure="set HEADWAY_SCHEDULER_SHARDS to one number on all nodes")
+    led = {lease.name for lease in situation.leases}
+    idle = [shard for shard in range(max(numbers, default=0)) if f"{SHARD_PREFIX}{shard}" not in led]
+    if idle:
+        words = f"{len(idle)} of {max(numbers)} shards of the schedules have no leader"
+        yield Alert(code="shards_without_leader", words=words, cure="headway doctor")
 
 
 def _queue_faults(situation: Situation) -> Iterator[Alert]:
@@ -320,6 +338,17 @@ def _queue_faults(situation: Situation) -> Iterator[Alert]:
                 cure=f"headway worker --app MODULE:APP --queues {shlex.quote(name)}",
                 target=name,
             )
+
+
+def _engine_faults(nodes: list[Node]) -> Iterator[Alert]:
+    for engine in engines_of(nodes):
+        if engine.troubles:
+            names = ", ".join(name for name, _ in engine.troubles[:NAMES_SHOWN])
+            more = len(engine.troubles) - NAMES_SHOWN
+            some = names if more <= 0 else f"{names} and {more} more"
+            meanwhile = "the store grants leases instead" if engine.falls_back else "leases wait until it is back"
+            words = f"{engine.name} does not answer {some} ({engine.troubles[0][1]}); {meanwhile}"
+            yield Alert(code="engine_away", words=words, cure="headway doctor", target=engine.name)
 
 
 def _node_faults(node: Node, kind: str) -> Iterator[Alert]:

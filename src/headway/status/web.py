@@ -94,12 +94,13 @@ def refusal_of(error: HeadwayError) -> Refused | None:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks: what it may do, and of which tenant; `*` is all of them."""
+    """Who asks: what it may do, and of which tenant; `*` is all of them. `session` where it is a browser signed in."""
 
     name: str
     tenant: str
     role: str
     token_id: str | None = None
+    session: str | None = None
 
     def may(self, role: str) -> bool:
         """Say whether this one has at least that role."""
@@ -166,6 +167,7 @@ class Route:
     answers: Mapping[int, Any] = field(default_factory=lambda: {200: None})
     headers: tuple[str, ...] = ()
     is_stream: bool = False
+    media_type: str = ""  # Of an answer that is neither JSON nor a stream.
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from headway.clock import Clock
 from headway.errors import InvalidConfig
 from headway.ports import WakeUps
 from headway.store.access import Deed, Doer, StoreAccess
+from headway.store.announcing import Announce, AnnouncingDriver
 from headway.store.coordination import StoreLeases, StoreNodes
 from headway.store.erasure import StoreErasure
 from headway.store.feed import StoreFeed
@@ -75,6 +76,10 @@ class Store:
             await store.close()
             raise
         return store
+
+    def announcing(self, announce: Announce, clock: Clock) -> "Store":
+        """Return the same store, except that it says after each commit which jobs are ready now."""
+        return Store.on(AnnouncingDriver(self.driver, announce), clock)
 
     def acting(self, doer: Doer, deed: Deed, clock: Clock) -> "Store":
         """Return the same store for one deed: what it writes goes into the trail together with it."""

@@ -1,8 +1,8 @@
-"""Who may: tokens, of which only hashes are kept, and the trail of what people did, which is only ever added to.
+"""Who may: tokens and sessions, of which only hashes are kept, and the trail of what people did, which only grows.
 
 A token's value is 256 random bits, so nobody can guess it from its hash, however fast the hash is: SHA-256 does, and a
 slow one would only make every request slow. It is found by its hash, so what a stranger sends is never compared with
-a secret byte by byte.
+a secret byte by byte. What the browser of somebody who has signed in keeps is a value of the same kind.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import msgspec
 from headway.clock import Clock
 from headway.errors import DefinitionError, NotFound
 from headway.instants import Duration, Instant
-from headway.model import Action, Token, check_name, storable
+from headway.model import Action, Login, Token, check_name, storable
 from headway.store.transaction import Call, Driver, Row, Transaction, call
 
 ROLES: Final = ("viewer", "operator", "admin")  # Each may what those before it may.
@@ -24,6 +24,7 @@ ALL_TENANTS: Final = "*"
 TOKEN_PREFIX: Final = "hw_"  # So that people and scanners of leaked secrets know what they see.
 TOKEN_BYTES: Final = 32
 PAGE_MAX: Final = 200
+SESSIONS_MAX: Final = 100  # With one token; of more, those that began first end.
 _DETAIL_LENGTH_MAX: Final = 16_384
 _TEXT_LENGTH_MAX: Final = 512
 _LAST_ID: Final = "~"  # Sorts after every id.
@@ -178,6 +179,30 @@ class StoreAccess:
         """Say whether a token was ever made, and whether one still counts."""
         row = (await self._driver.fetch(call("any_token")))[0]
         return bool(row["made"]), bool(row["usable"])
+
+    async def sign_in(
+        self, token_hash: str, *, lifetime: Duration, actor: str, tenant: str, target: str, origin: str
+    ) -> tuple[Login, str]:
+        """Begin a session for the holder of a token; return it with what the browser keeps. The trail tells of it."""
+        value = secrets.token_urlsafe(TOKEN_BYTES)
+
+        def begin() -> Transaction[Row]:
+            rows = yield call("add_session", hash=hash_of(value), token_hash=token_hash, lifetime=lifetime)
+            yield call("end_old_sessions", token_hash=token_hash, kept=SESSIONS_MAX)
+            yield _line(actor, tenant, origin, "sessions.create", target, "{}")
+            return rows[0]
+
+        row = await self._driver.run(begin)
+        return Login(token_hash=token_hash, expires_at=row["expires_at"]), value
+
+    async def login(self, session_hash: str) -> Login | None:
+        """Return the session whose value has this hash, unless it is over."""
+        rows = await self._driver.fetch(call("session_by_hash", hash=session_hash))
+        return Login(token_hash=rows[0]["token_hash"], expires_at=rows[0]["expires_at"]) if rows else None
+
+    async def sign_out(self, session_hash: str) -> None:
+        """Let a session count no more."""
+        await self._driver.fetch(call("end_session", hash=session_hash))
 
 
 def _line(actor: str, tenant: str, origin: str, action: str, target: str, detail: str) -> Call:

@@ -6,7 +6,7 @@ across release and deletion.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -30,6 +30,15 @@ def _acquire(names: Sequence[str], holder: str, holder_name: str, duration: Dura
     tokens = range(highest - len(names) + 1, highest + 1)
     leases = [{"name": name, "token": token} for name, token in zip(names, tokens, strict=True)]
     rows = yield call("acquire", leases=as_json(leases), holder=holder, holder_name=holder_name, duration=duration)
+    return [_lease(row, holder, holder_name) for row in rows]
+
+
+def _adopt(tokens: Mapping[str, int], holder: str, holder_name: str, duration: Duration) -> Transaction[list[Lease]]:
+    names = sorted(tokens)  # One order for everybody, so that nobody waits in a circle.
+    highest = (yield call("next_tokens_above", count=len(names), above=max(tokens.values())))[0]["value"]
+    adopted = range(highest - len(names) + 1, highest + 1)
+    leases = [{"name": name, "token": token} for name, token in zip(names, adopted, strict=True)]
+    rows = yield call("adopt", leases=as_json(leases), holder=holder, holder_name=holder_name, duration=duration)
     return [_lease(row, holder, holder_name) for row in rows]
 
 
@@ -82,6 +91,12 @@ class StoreLeases:
         if len(taken) == len(names):
             return []
         return await self._driver.run(lambda: _acquire(names, holder, holder_name, duration))
+
+    async def adopt(
+        self, tokens: Mapping[str, int], *, holder: str, holder_name: str, duration: Duration
+    ) -> list[Lease]:
+        """Take leases whoever has them; each with a token above all before, and above the one that is given."""
+        return await self._driver.run(lambda: _adopt(tokens, holder, holder_name, duration))
 
     async def renew(self, leases: Sequence[Lease], *, duration: Duration) -> list[Lease]:
         """Extend those leases that are still ours."""

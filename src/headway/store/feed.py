@@ -113,6 +113,11 @@ class StoreFeed:
             lines += page
         return lines + page
 
+    async def last_line(self, job_id: str, version: int) -> tuple[int, int]:
+        """Return attempt and time of the last line that a job had logged by one of its versions; zeroes for none."""
+        rows = await self._driver.fetch(call("last_line", id=job_id, version=version))
+        return (rows[0]["attempt"], rows[0]["at"]) if rows else (0, 0)
+
     async def _log_page(self, job_id: str, version: int, seq: int) -> list[Line]:
         rows = await self._driver.fetch(call("log_since", id=job_id, after=version, seq=seq, limit=LOG_PAGE))
         return [

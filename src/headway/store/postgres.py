@@ -32,6 +32,7 @@ DEADLOCK_TRIES_MAX: Final = 5
 CHANNEL: Final = "headway"
 
 _UNAVAILABLE: Final = ("08", "40", "57", "53", "25006", "25P03", "55P03", "58", "XX000")
+_READ_ONLY: Final = "25006"  # The mark of a primary that is none any more.
 _DEADLOCK: Final = ("40001", "40P01")
 _STATEMENT_GONE: Final = ("26000", "42P05")  # The marks of a pooler in transaction mode.
 _PLAN_STALE: Final = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)  # Somebody migrated.
@@ -205,9 +206,9 @@ class PostgresDriver:
 
     def _rethrow(self, error: BaseException) -> None:
         state = getattr(error, "sqlstate", None) or ""
-        if state in _STATEMENT_GONE:
-            self._behind_pooler = True
-            while self._free:  # These still believe in their prepared statements.
+        self._behind_pooler = self._behind_pooler or state in _STATEMENT_GONE
+        if state in (*_STATEMENT_GONE, _READ_ONLY):
+            while self._free:  # These believe in their prepared statements, or would read what is no longer true.
                 self._free.pop().terminate()
         if state in (*_STATEMENT_GONE, *_DEADLOCK) or isinstance(error, _PLAN_STALE):
             raise _Again(f"PostgreSQL: {error}") from error

@@ -89,6 +89,7 @@ def _fixed(text: str) -> Fragment:
 
 # Built into SQLite, so that connections of other programs can use it too; exact to the millisecond.
 _SQLITE_WALL: Final = "(cast(round((julianday('now') - 2440587.5) * 86400000) as integer) * 1000)"
+_READY_IN: Final = "case when status = 'PENDING' then queue end"  # For transports, see `announcing`.
 _NOTIFY_READY: Final = (
     f"pg_notify('{_CHANNEL}', case when status = 'PENDING' then 'ready ' || queue else 'waiting' end)"
 )
@@ -111,8 +112,8 @@ SQLITE: Final = Dialect(
         "skip_locked": _fixed(""),
         "lock": _fixed(""),
         "share": _fixed(""),
-        "notify_ready": _fixed("null as woke"),
-        "notify_again": _fixed("null as woke"),
+        "notify_ready": _fixed(f"{_READY_IN} as ready_in, null as woke"),
+        "notify_again": _fixed(f"{_READY_IN} as ready_in, null as woke"),
         "notify_schedules": _fixed("null as woke"),
         "notify_leases": _fixed("null as woke"),
         "notify_waiting": _fixed("null as woke"),
@@ -151,13 +152,15 @@ POSTGRES: Final = Dialect(
         "skip_locked": _fixed("for update skip locked"),
         "lock": _fixed("for update"),
         "share": _fixed("for share"),
-        "notify_ready": _fixed(f"{_NOTIFY_READY} as woke"),
-        "notify_again": _fixed(f"case when finished_at is null then {_NOTIFY_READY} end as woke"),
+        "notify_ready": _fixed(f"{_READY_IN} as ready_in, {_NOTIFY_READY} as woke"),
+        "notify_again": _fixed(
+            f"{_READY_IN} as ready_in, case when finished_at is null then {_NOTIFY_READY} end as woke"
+        ),
         "notify_schedules": _fixed(f"pg_notify('{_CHANNEL}', 'schedules') as woke"),
         "notify_leases": _fixed(f"pg_notify('{_CHANNEL}', 'leases') as woke"),
         "notify_waiting": _fixed(f"pg_notify('{_CHANNEL}', 'waiting') as woke"),
         "notify_stop": _fixed(f"pg_notify('{_CHANNEL}', 'stop') as woke"),
-        "notify_queue": _fixed(f"pg_notify('{_CHANNEL}', 'ready ' || name) as woke"),
+        "notify_queue": _fixed(f"pg_notify('{_CHANNEL}', 'resumed ' || name) as woke"),
         "notify_beat": _fixed(f"pg_notify('{_CHANNEL}', 'beat ' || id) as woke"),
         "notify_payload": _fixed(f"pg_notify('{_CHANNEL}', :payload) as woke"),
         "time": lambda column: f"to_timestamp(({column}) / 1e6)",

@@ -57,6 +57,7 @@ from headway.worker.frames import (
 )
 
 REPORT_EVERY_S: Final = 0.25
+GATHER_S: Final = 0.02  # A first word waits so long for others.
 READ_BYTES: Final = 1 << 20
 TOGETHER_MAX: Final = 64
 TOGETHER_S: Final = 0.002
@@ -84,6 +85,7 @@ class Child:
         self._questions: dict[int, Callable[[Answer], None]] = {}
         self._asked_to_stop: set[str] = set()
         self._asked = 0
+        self.report_every_s = REPORT_EVERY_S
         self._is_resting = False
         self._wake = os.pipe()
 
@@ -108,6 +110,8 @@ class Child:
     def note(self, context: Context) -> None:
         """Remember that a context has news. Whoever writes faster than we send is made to wait."""
         self._noted[context.job_id] = context
+        if self._is_resting:  # The reading thread may wait without end: there was nothing to report.
+            os.write(self._wake[1], b".")
         if context.waiting_lines > LINES_WAITING_MAX:
             self._report()
 
@@ -168,20 +172,25 @@ class Child:
         waiting = select.poll()
         waiting.register(self._line, select.POLLIN)
         waiting.register(self._wake[0], select.POLLIN)
+        reported_at = 0.0
         try:
             while True:
                 self._is_resting = True  # Said before we look: whoever comes later wakes us.
-                self._is_resting = not (self._contexts or self._noted)
-                ready = {number for number, _ in waiting.poll(None if self._is_resting else REPORT_EVERY_S * 1_000)}
+                self._is_resting = not self._noted
+                due_s = max(GATHER_S, reported_at + self.report_every_s - self._clock.monotonic())
+                ready = {number for number, _ in waiting.poll(None if self._is_resting else due_s * 1_000)}
                 if self._wake[0] in ready:
                     os.read(self._wake[0], 64)
+                    continue  # What was noted is sent together with what comes soon after.
                 if self._line.fileno() in ready:
                     data = self._line.recv(READ_BYTES)
                     if not data:
                         break
                     for message in reader.feed(data):
                         self._hear(message)
-                self._report()
+                if self._noted:
+                    reported_at = self._clock.monotonic()
+                    self._report()
         except OSError:
             pass
         except Exception:  # noqa: BLE001 - whatever it is, nobody would hear us any more
@@ -253,8 +262,6 @@ class Child:
             self._contexts[claimed.job_id] = context
             if claimed.job_id in self._asked_to_stop:  # Asked before it could hear it.
                 context.stop()
-            if self._is_resting:  # The reading thread may wait without end: there was nothing to report.
-                os.write(self._wake[1], b".")
             return context
 
         return make
@@ -551,6 +558,7 @@ def serve(
     kind: str,
     width: int,
     load: Callable[[], tuple[Registry, Hand | None, Hello]],
+    report_every_s: float = REPORT_EVERY_S,
 ) -> None:
     """Be a child: load the app, say hello, run what comes."""
     _die_with_parent()
@@ -561,6 +569,7 @@ def serve(
         line.sendall(frame([Hello(os.getpid(), "", "", [], {}, error=str(error))]))
         sys.exit(2)
     child = KINDS[kind](line, place, registry, hand, width)
+    child.report_every_s = report_every_s
     gc.freeze()  # What is imported stays, and is not looked through again while jobs run.
     child.send(hello)
     child.listen()

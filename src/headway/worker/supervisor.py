@@ -5,7 +5,8 @@ Five loops share the attempts that this worker holds:
     claimer    takes jobs while the crew has room, one queue after the other, in batches as large as the room
     keeper     extends all leases in one statement, and hears which jobs shall stop
     settler    writes outcomes: whatever has ended while the last batch was written is the next batch
-    reporter   writes progress, metadata and logs, at most twice a second per job, the latest value only
+    reporter   writes progress, metadata and logs, at most twice a second per job, the latest value only; where they
+               are told live (the port `Live`), every few seconds
     watchman   never touches the store: ends trust in leases by the monotonic clock, and looks after the crew
 
 A lease is trusted until (the moment the request that got it was *sent*) + lease − margin. Past that the code that runs
@@ -27,16 +28,21 @@ from headway.events import AttemptsLost, Draining, JobsSettled, ReportsRefused, 
 from headway.instants import SECOND, Duration, Instant
 from headway.lifecycle import Cancelled, Outcome, Parked, Released, Settlement, Status, settle
 from headway.model import LOG_BYTES_MAX, Claimed, JsonObject, NewJob, Node, Report, storable
-from headway.ports import Work
+from headway.ports import Latest, Live, Work
 from headway.worker.frames import Ask, TaskInfo
+from headway.worker.hints import HintTaker
 
 CLAIM_MAX: Final = 2_000
 SETTLE_MAX: Final = 2_000
 REPORT_EVERY_S: Final = 0.5
+CHECKPOINT_EVERY_S: Final = 5.0  # Instead, while it is told live;
+LINES_EVERY_S: Final = 2.0  # and so much of a log at most goes down with a worker.
 REPORTS_MAX: Final = 1_000
 WATCH_EVERY_S: Final = 0.2
 UNPARK_EVERY_S: Final = 5.0
 QUIET_S: Final = 5.0  # What is woken from within this process rests so long; a wake-up within it cannot get lost.
+QUEUE_USUAL: Final = "default"
+SEEN_MAX: Final = 1_000
 PROBE_EVERY_S: Final = 0.25
 PROBE_SHARE: Final = 20.0
 HAND_BACK_S_MAX: Final = 1.0
@@ -103,6 +109,8 @@ class _Held:
     report: Report | None = None
     reported_at: float = 0.0
     is_flushing: bool = False
+    said: Latest | None = None
+    line_at: Instant = 0
 
 
 class Supervisor:
@@ -116,8 +124,10 @@ class Supervisor:
         lease: Duration,
         poll: Duration,
         queues: Sequence[str] = (),
+        live: Live | None = None,
     ) -> None:
         self._work = work
+        self._live = live
         self._clock = clock
         self._lease = lease
         self._lease_s = lease / SECOND
@@ -128,6 +138,7 @@ class Supervisor:
         self.settler_wake: Callable[[], None] = _nobody
         self.reporter_wake: Callable[[], None] = _nobody
         self.keeper_wake: Callable[[], None] = _nobody
+        self.hints: HintTaker | None = None
         self._held: dict[str, _Held] = {}
         self._ended: deque[tuple[_Held, Outcome]] = deque()
         self._settling: list[tuple[_Held, Outcome]] = []
@@ -139,6 +150,9 @@ class Supervisor:
         self._heard: set[str] = set()  # Queues that got a job while we looked into them.
         self._queues_seen_at = -1e9
         self._foreign: frozenset[str] = frozenset()  # Tasks that others know and we do not.
+        self._is_alike = True  # Whether all who take from our queues know the same tasks.
+        self._seen: set[str] = set(queues) or {QUEUE_USUAL}  # The queues that we take from, as far as we know them.
+        self._looked: set[str] = set()  # Queues that were looked into, with nothing heard of them meanwhile.
         self._unpark_at = 0.0
         self._extend_at = 0.0
         self._draining: str | None = None
@@ -175,22 +189,34 @@ class Supervisor:
             "children": crew.count() if crew else 0,
         }
 
+    def live_state(self) -> JsonObject | None:
+        """Describe what tells live how far jobs are; None where the store does it alone."""
+        return None if self._live is None else {"name": self._live.name, "trouble": self._live.trouble}
+
     def hear(self, topic: str) -> None:
         """Take note of a commit by somebody else."""
-        if topic.startswith("ready "):
-            queue = topic.removeprefix("ready ")
-            if not self._queues or queue in self._queues:
-                self._heard.add(queue)
-                if queue not in self._ready:
-                    self._ready.append(queue)
+        what, _, queue = topic.partition(" ")
+        if what in ("ready", "resumed"):
+            is_ours = not self._queues or queue in self._queues
+            if is_ours and (what == "resumed" or not self._is_hinted(queue)):
+                self._see(queue)
                 self.claimer_wake()
         elif topic == "stop":
             self.keeper_wake()
         elif topic == "anything":
-            self._queues_seen_at = -1e9
-            self.claimer_wake()
+            if self.hints is None or not self.hints.is_working or not self._is_alike:
+                self._queues_seen_at = -1e9
+                self.claimer_wake()
             if self._held:
                 self.keeper_wake()
+
+    def _see(self, queue: str) -> None:
+        """A queue may have something for us."""
+        self._heard.add(queue)
+        if queue not in self._ready:
+            self._ready.append(queue)
+        if len(self._seen) < SEEN_MAX:
+            self._seen.add(queue)
 
     def meet(self, peers: Collection[Node]) -> None:
         """Learn which tasks other workers know: jobs of theirs are left for them."""
@@ -198,11 +224,45 @@ class Supervisor:
         if crew is None or not crew.tasks:
             return
         known: set[str] = set()
+        is_alike = True
         for peer in peers:
             worker = peer.state.get("worker")
             if peer.id != self._clock.node and isinstance(worker, dict):
-                known.update(worker.get("tasks", ()))
+                tasks = worker.get("tasks", ())
+                known.update(tasks)
+                is_alike &= set(tasks) == crew.tasks.keys() or not self._shares_queues(worker.get("queues", ()))
         self._foreign = frozenset(known - crew.tasks.keys())
+        self._is_alike = is_alike
+
+    def _shares_queues(self, queues: Collection[str]) -> bool:
+        return not self._queues or "*" in queues or not set(queues).isdisjoint(self._queues)
+
+    # --- hints of a transport
+
+    def wants_hints(self) -> frozenset[str]:
+        """Return the queues for whose jobs there is room, whatever kind they are of, as far as we know their kinds."""
+        crew = self.crew
+        if crew is None or self.is_draining or not crew.tasks:
+            return frozenset()
+        full = {kind for kind in crew.kinds if crew.room(kind) <= 0}
+        if not full:
+            return frozenset(self._seen)
+        return frozenset(queue for queue in self._seen if not self._mixes.get(queue, crew.kinds.keys()) & full)
+
+    def take_hint(self, queues: Collection[str]) -> None:
+        """Look into these queues now; into all of them when hints do not come any more."""
+        if not queues:
+            self._queues_seen_at = -1e9
+        for queue in queues:
+            self._see(queue)
+        self.claimer_wake()
+
+    def _is_hinted(self, queue: str) -> bool:
+        """Say whether one of us is told of each job in this queue, so that the others need not look.
+
+        Only among equals: a hint may go to a worker that does not know the task.
+        """
+        return self._is_alike and self.hints is not None and self.hints.brings(queue)
 
     # --- claimer
 
@@ -213,11 +273,15 @@ class Supervisor:
             return self._poll_s
         self._is_claiming = True  # Nobody is idle who may have jobs and has not heard of it yet.
         self._idle.clear()
+        self._looked.clear()
         try:
-            return await self._claim(crew)
+            rest_s = await self._claim(crew)
         finally:
             self._is_claiming = False
             self._note_idle()
+        if self.hints is not None:
+            self.hints.looked_into(self._looked)
+        return rest_s
 
     async def _claim(self, crew: CrewPort) -> float:
         await self._unpark(crew)
@@ -245,13 +309,14 @@ class Supervisor:
         if now - self._queues_seen_at >= self._poll_s:
             self._queues_seen_at = now
             for queue in await self._work.ready_queues():
-                if queue not in self._ready:
-                    self._ready.append(queue)
+                self._see(queue)
 
     async def _claim_from(self, crew: CrewPort, queue: str, room: dict[str, int]) -> bool:
         """Take from one queue its share of the room; say whether there may be more in it."""
         self._heard.discard(queue)
         jobs, may_be_more = await self._claim_mixed(crew, queue, room)
+        if queue not in self._heard and (jobs or not may_be_more):
+            self._looked.add(queue)
         if queue in self._ready:
             self._ready.remove(queue)
             if may_be_more or self._queues or queue in self._heard:  # After the others, it is its turn again.
@@ -349,15 +414,34 @@ class Supervisor:
 
     def reported(self, reports: Sequence[Report]) -> None:
         """Take what attempts say about themselves; the latest counts, lines are all kept."""
-        now = self._clock.monotonic()
+        now, is_new = self._clock.monotonic(), self._live is None
         for report in reports:
             held = self._held.get(report.job_id)
             if held is None or held.claimed.attempt != report.attempt or held.trust_until <= now:
                 continue
-            held.report = _merge(held.report, self._bounded(held, report))
+            after, bounded = held.line_at, self._bounded(held, report)
+            held.report = _merge(held.report, bounded)
+            is_new |= report.job_id not in self._reporting
             self._reporting[report.job_id] = held
-        if self._reporting:
+            if self._live is not None:
+                held.said = _said(held.said, bounded, after, self._clock.now())
+                self._live.tell(held.said)
+        if self._reporting and is_new:
             self.reporter_wake()
+
+    def begin_live(self) -> None:
+        """Start to tell live what attempts say: of those that are surely ours, and of no others."""
+        if self._live is not None:
+            self._live.begin(self._may_tell, lambda: self.reporter_wake())
+
+    async def close(self) -> None:
+        """Tell nothing more."""
+        if self._live is not None:
+            await self._live.close()
+
+    def _may_tell(self, job_id: str, attempt: int) -> bool:
+        held = self._held.get(job_id)
+        return held is not None and held.claimed.attempt == attempt and held.trust_until > self._clock.monotonic()
 
     def _bounded(self, held: _Held, report: Report) -> Report:
         """Keep the log of a job within its bound, say where it was cut off, and note when each line was heard."""
@@ -370,7 +454,10 @@ class Supervisor:
                 break
             held.logged += len(line) + 1
             is_full = held.logged > LOG_BYTES_MAX
-            kept.append((now, "log", "… the log is full: 1 MiB is kept") if is_full else (at or now, stream, line))
+            if self._live is not None:  # There they are known by their time.
+                held.line_at = at = max(at or now, held.line_at + 1)
+            text = (stream, line) if not is_full else ("log", "… the log is full: 1 MiB is kept")
+            kept.append((at or now, *text))
         return msgspec.structs.replace(report, lines=tuple(kept))
 
     async def answer(self, ask: Ask) -> str:
@@ -413,6 +500,7 @@ class Supervisor:
         for held, _ in batch:
             if self._held.get(held.claimed.job_id) is held:
                 del self._held[held.claimed.job_id]
+                self._hush(held)
         self._tell(settlements, stale)
         self._note_idle()
         return 0.0 if self._ended else QUIET_S
@@ -447,21 +535,31 @@ class Supervisor:
     async def report(self) -> float:
         """Write what is new about running attempts, of each at most twice a second."""
         now = self._clock.monotonic()
-        due = [held for held in self._reporting.values() if now - held.reported_at >= REPORT_EVERY_S - 0.01]
+        due = [held for held in self._reporting.values() if now - held.reported_at >= self._every_s(held) - 0.01]
         await self._flush(due[:REPORTS_MAX])
         if len(due) > REPORTS_MAX:
             return 0.0
         if not self._reporting:
             return QUIET_S
-        oldest = min(held.reported_at for held in self._reporting.values())
-        return max(0.01, min(REPORT_EVERY_S, oldest + REPORT_EVERY_S - self._clock.monotonic()))
+        earliest = min(held.reported_at + self._every_s(held) for held in self._reporting.values())
+        return max(0.01, min(REPORT_EVERY_S, earliest - self._clock.monotonic()))
+
+    def _every_s(self, held: _Held) -> float:
+        """Return how often an attempt's reports are written: rarely while they are told live."""
+        if self._live is None or self._live.trouble is not None:
+            return REPORT_EVERY_S
+        return LINES_EVERY_S if held.report is not None and held.report.lines else CHECKPOINT_EVERY_S
+
+    def _hush(self, held: _Held) -> None:
+        if self._live is not None and held.said is not None:
+            self._live.forget(held.claimed.job_id)
 
     async def _flush(self, held_ones: Sequence[_Held]) -> None:
         """Write reports, one batch after the other: the end of an attempt must not overtake what it said before."""
         if not held_ones:
             return
         async with self._flushing:
-            reports = [held.report for held in held_ones if held.report is not None]
+            reports = [_numbered(held.report, held.said) for held in held_ones if held.report is not None]
             if not reports:
                 return
             now = self._clock.monotonic()
@@ -543,6 +641,7 @@ class Supervisor:
                 self.crew.abandon(job_id, held.claimed.attempt)
             self._held.pop(job_id, None)
             self._reporting.pop(job_id, None)
+            self._hush(held)
         emit(AttemptsLost(node=self._clock.node, job_ids=tuple(h.claimed.job_id for h in lost), reason=reason))
         self._note_idle()
 
@@ -567,6 +666,8 @@ class Supervisor:
         if self._draining is None:
             self._draining = reason
             emit(Draining(node=self._clock.node, running=self.running(), reason=reason))
+            if self.hints is not None:
+                self.hints.stop()
             if self.crew is not None:
                 self.crew.release_waiting(f"handed back: {reason}")
 
@@ -604,6 +705,32 @@ def _merge(earlier: Report | None, later: Report) -> Report:
         metadata=earlier.metadata if later.metadata is None else later.metadata,
         lines=earlier.lines + later.lines,
     )
+
+
+def _said(before: Latest | None, report: Report, after: Instant, now: Instant) -> Latest:
+    """Add a report to what an attempt has said before. Its number is written into the detail, for the store too."""
+    serial = 1 if before is None else before.serial + 1
+    detail = report.detail if report.detail is not None or before is None else before.detail
+    try:
+        fields = {} if detail is None else msgspec.json.decode(detail, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:  # Not of our making. Nobody could read it.
+        fields = {}
+    return Latest(
+        job_id=report.job_id,
+        attempt=report.attempt,
+        serial=serial,
+        at=now,
+        progress=report.progress if report.progress is not None or before is None else before.progress,
+        detail=msgspec.json.encode({**fields, "serial": serial}).decode(),
+        metadata=report.metadata if report.metadata is not None or before is None else before.metadata,
+        after=after,
+        lines=tuple((at or now, stream, line) for at, stream, line in report.lines),
+    )
+
+
+def _numbered(report: Report, said: Latest | None) -> Report:
+    """Have the store know which of its reports an attempt made last."""
+    return report if said is None else msgspec.structs.replace(report, detail=said.detail)
 
 
 def _unwritable(settlement: Settlement, error: StoreError) -> Settlement:

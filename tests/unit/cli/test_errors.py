@@ -24,6 +24,8 @@ CODES = {
     errors.StoreUnavailable: 5,
     errors.StoreFull: 5,
     errors.SchemaMismatch: 5,
+    errors.LockHeld: 75,
+    errors.LeaseLost: 76,
     TimeoutError: 6,
     KeyboardInterrupt: 130,
 }
@@ -37,7 +39,7 @@ def test_exit_codes(kind: type[BaseException], code: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_error_of_ours_is_known_and_has_a_name_for_programs(kind: type[errors.HeadwayError]) -> None:
     code, name, message = root.classify(kind())
-    assert code in {1, 2, 3, 4, 5}
+    assert code in {1, 2, 3, 4, 5, 75, 76}
     assert name.replace("_", "").isalpha()
     assert name.islower()
     assert message

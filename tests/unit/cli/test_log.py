@@ -16,6 +16,8 @@ from headway.events import (
     ClockStepped,
     DecisionRefused,
     Draining,
+    EngineLost,
+    EngineReturned,
     Event,
     JobsPromoted,
     JobsSettled,
@@ -68,6 +70,8 @@ EVENTS: list[Event] = [
     TickFailed(node="n", loop="scheduler", error="gone", rest_s=1.0),
     ClockStepped(node="n", by_s=-3.5, store_now=NOW),
     WakeModeChanged(node="n", mode="poll", reason="notifications do not arrive"),
+    EngineLost(node="n", engine="redis", error="no answer within 1.5 s", falls_back=True),
+    EngineReturned(node="n", engine="redis"),
     AccessRefused(node="n", client="10.0.0.7", reason="the token is not known", is_limited=True),
     RequestFailed(node="n", request_id="req_1", error=ValueError("no")),
 ]

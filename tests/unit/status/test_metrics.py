@@ -51,6 +51,26 @@ async def beat(seat: Seat, name: str, roles: tuple[str, ...] = ("worker",), **st
 
 
 @virtual
+async def test_an_engine_is_up_when_it_answers_everybody() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        metrics = metrics_of(seat)
+        assert not (await scrape(metrics))["headway_engine_up"].samples, "the store grants leases alone"
+        for name, engine, trouble in (
+            ("a", "redis", None),
+            ("b", "redis", "connection refused"),
+            ("c", "etcd", None),
+            ("d", "of a later version", None),
+            ("e", "of another one", "away"),
+        ):
+            await beat(seat, name, coordination={"engine": engine, "trouble": trouble, "fallback": "store"})
+        await asyncio.sleep(2.0)
+        found = await scrape(metrics)
+        assert values(found["headway_engine_up"], "engine") == {"redis": 0, "etcd": 1, "other": 0}
+        assert values(found["headway_engine_cut_off_nodes"], "engine") == {"redis": 1, "etcd": 0, "other": 1}
+
+
+@virtual
 async def test_counters_are_sums_over_nodes_that_do_not_fall() -> None:
     async with Stage() as stage:
         seat = stage.seat()

@@ -55,3 +55,27 @@ where seq < :before
   and (cast(:since as bigint) is null or at >= :since)
   and (cast(:until as bigint) is null or at < :until)
 order by seq desc limit :limit;
+
+-- name: add_session
+-- Keep that somebody has signed in with a token.
+insert into headway_sessions (hash, token_hash, created_at, expires_at)
+values (:hash, :token_hash, {now}, {now} + cast(:lifetime as bigint))
+returning expires_at;
+
+-- name: session_by_hash
+-- Which token does this session stand for? Nothing when it is over.
+select token_hash, expires_at from headway_sessions where hash = :hash and expires_at > {now};
+
+-- name: end_session
+-- Let a session count no more.
+delete from headway_sessions where hash = :hash returning token_hash;
+
+-- name: end_old_sessions
+-- Forget sessions that are over, and of one token all but the newest.
+delete from headway_sessions
+where expires_at <= {now}
+  or hash in (
+    select hash from headway_sessions where token_hash = :token_hash
+    order by created_at desc, hash limit 1000000 offset :kept
+  )
+returning hash;

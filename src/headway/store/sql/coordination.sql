@@ -4,6 +4,11 @@
 -- Take fresh fencing tokens; the returned one is the highest of them.
 update headway_counters set value = value + :count where name = 'token' returning value;
 
+-- name: next_tokens_above
+-- Take fresh fencing tokens that are also above one that another server has given.
+update headway_counters set value = case when value > :above then value else :above end + :count
+where name = 'token' returning value;
+
 -- name: held_by_others
 -- Which of these leases does somebody else hold? Looked at first, so that waiting for a lease writes nothing.
 select name from headway_leases where name in {list names} and until > {now} and holder <> :holder;
@@ -18,6 +23,17 @@ on conflict (name) do update
 set holder = excluded.holder, holder_name = excluded.holder_name, token = excluded.token, since = excluded.since,
   until = excluded.until
 where headway_leases.until <= {now} or headway_leases.holder = excluded.holder
+returning name, token, until, since, {now} as now;
+
+-- name: adopt
+-- Take leases whoever has them: another server has said that they are ours. Who had them is refused by its token.
+insert into headway_leases (name, holder, holder_name, token, since, until)
+select r.name, :holder, :holder_name, r.token, {now}, {now} + :duration
+from {rows leases as r (name text, token bigint)}
+where true
+on conflict (name) do update
+set holder = excluded.holder, holder_name = excluded.holder_name, token = excluded.token, since = excluded.since,
+  until = excluded.until
 returning name, token, until, since, {now} as now;
 
 -- name: renew

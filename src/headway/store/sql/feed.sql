@@ -55,3 +55,7 @@ select * from headway_jobs where id in {list ids};
 -- Read the lines that a job logged after one of its versions.
 select seq, attempt, at, stream, line, version from headway_log
 where job_id = :id and version > :after and seq > :seq order by seq limit :limit;
+
+-- name: last_line
+-- Which line had a job logged last by one of its versions?
+select attempt, at from headway_log where job_id = :id and version <= :version order by seq desc limit 1;

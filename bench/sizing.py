@@ -1,0 +1,106 @@
+"""sizing: how much one store holds, and what many of them hold together.
+
+shards   a crowd of schedules is due at one instant: how many a second are decided, by one scheduler that holds 1, 4
+         or 16 shards, and by two schedulers in processes of their own that share them
+cells    cells of a million schedules each, every one a store of its own, on virtual time (bench/cell.py says what is
+         real in them): ten cells are ten million schedules. One cell follows the other here, so that each has the
+         machine for itself; they share nothing, so running them side by side adds them up
+"""
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE
+from contextlib import AsyncExitStack
+from typing import Final
+
+import msgspec
+
+from bench import crowd
+from bench.cell import Found
+from bench.decide import decided_by_node
+from bench.figures import Figure, plain
+from bench.places import Place, Run, database, opened
+from bench.process import scheduler_process
+from bench.scale import EVERYTHING
+from headway.clock import wall_now
+from headway.instants import SECOND
+from headway.settings import Settings
+
+SHARDS: Final = (1, 4, 16)
+PROCESSES: Final = 2
+WINDOW_S: Final = 330
+PATIENCE_S: Final = 120.0
+LOOK_S: Final = 0.02
+
+
+async def measure(run: Run) -> list[Figure]:
+    """Measure the shards on both databases, and simulate the cells."""
+    figures = [figure for place in run.places for figure in await _shards(place, run)]
+    return figures + await _cells(run)
+
+
+async def _shards(place: Place, run: Run) -> list[Figure]:
+    count = run.size(10_000, 300)
+    rates: dict[str, list[float]] = {}
+    for _ in range(run.repetitions):
+        for shards in SHARDS:
+            rates.setdefault(f"one scheduler, {shards} shards", []).append(await _one(place, count, shards))
+        for shards in SHARDS[1:]:
+            what = f"{PROCESSES} schedulers, {shards} shards"
+            rates.setdefault(what, []).append(await _several(place, count, shards))
+    return [plain("sizing", place.name, f"schedules decided by {what}", found, "/s") for what, found in rates.items()]
+
+
+async def _one(place: Place, count: int, shards: int) -> float:
+    """Let one node in this process decide a crowd; return how many a second."""
+    async with database(place) as url, opened(url) as (store, clock):
+        at = await crowd.gather(store, count, lead_s=2.0 + count / 1_000)
+        settings = Settings(node="bench", scheduler_shards=shards)
+        seconds, _ = await decided_by_node(store, clock, count, at, settings)
+    return count / seconds
+
+
+async def _several(place: Place, count: int, shards: int) -> float:
+    """Let processes that have shared the shards decide a crowd; return how many a second."""
+    variables = {"HEADWAY_SCHEDULER_SHARDS": str(shards)}
+    async with database(place) as url, opened(url) as (store, _), AsyncExitStack() as stack:
+        for _ in range(PROCESSES):
+            await stack.enter_async_context(scheduler_process(url, variables))
+        async with asyncio.timeout(PATIENCE_S):
+            while len({lease.holder for lease, runs in await store.leases.held("scheduler/") if runs}) < PROCESSES:
+                await asyncio.sleep(0.1)
+        at = await crowd.gather(store, count, lead_s=2.0 + count / 1_000)
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.sleep((at - wall_now()) / SECOND)
+            while (await store.ledger.next_due(EVERYTHING) or at) <= at:
+                await asyncio.sleep(LOOK_S)
+        return count / ((wall_now() - at) / SECOND)
+
+
+async def _cells(run: Run) -> list[Figure]:
+    schedules, cells = run.size(1_000_000, 2_000), run.cells or 1
+    found = [await _cell(schedules) for _ in range(cells)]
+    total = sum(cell.schedules for cell in found)
+    decisions = sum(cell.decisions for cell in found)
+    busy_s = sum(cell.busy_s for cell in found)
+    of = f"{cells} × {schedules:,} schedules" if cells > 1 else f"{schedules:,} schedules"
+    where = "virtual time"
+    return [
+        plain("sizing", where, f"{of}: all of them", [total], ""),
+        plain("sizing", where, f"{of}: decisions in {WINDOW_S} s around midnight", [decisions], ""),
+        plain("sizing", where, f"{of}: decisions a second of one core", [decisions / busy_s], "/s"),
+        plain("sizing", where, f"{of}: a cell is busy", [cell.busy_s / WINDOW_S * 100 for cell in found], "%"),
+        plain("sizing", where, f"{of}: due at midnight in a cell", [cell.peak for cell in found], ""),
+        plain("sizing", where, f"{of}: the last of those is late by", [cell.peak_s for cell in found], "s"),
+        plain("sizing", where, f"{of}: half of all decisions are late by", [cell.late_median_s for cell in found], "s"),
+        plain("sizing", where, f"{of}: memory of a cell, store included", [cell.memory_mb for cell in found], "MB"),
+        plain("sizing", where, f"{of}: a schedule in the store", [cell.schedule_bytes for cell in found], "bytes"),
+    ]
+
+
+async def _cell(schedules: int) -> Found:
+    command = (sys.executable, "-m", "bench.cell", str(schedules), str(WINDOW_S))
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+    printed, _ = await process.communicate()
+    assert process.returncode == 0, "the cell has failed"
+    return msgspec.json.decode(printed, type=Found)

@@ -1,0 +1,274 @@
+"""transports: what does it buy that one worker is told of a job, and not all of them?
+
+1, 8 and 32 worker processes on PostgreSQL, woken by the store, by Redis and by RabbitMQ. Jobs come one by one, and then
+many at once. Counted are the looks into the queue (claims) and those that found nothing, the processor time of the
+database, and how long it takes from the call that hands a job in to its start. The workers are real but for their
+crew, which does nothing: otherwise two cores could not run so many.
+
+python -m bench.transports URL TRANSPORT      is such a worker: it tells its counts at SIGUSR1 and stops at SIGTERM
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bench.figures import Figure, percentile, plain
+from bench.places import Run, opened
+from bench.watch import Watched, family
+from headway.app import Headway, worker_node
+from headway.events import Event, Timed, subscribed
+from headway.lifecycle import Outcome, Succeeded
+from headway.model import Claimed
+from headway.settings import Settings
+from headway.store import open_driver
+from headway.store.migrations import migrate
+from headway.task import Options
+from headway.worker.frames import TaskInfo
+from headway.worker.supervisor import Supervisor
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitServer
+from tests.support.redis import RedisServer
+
+CREWS: Final = (1, 8, 32)
+GAP_S: Final = 0.05
+BATCH: Final = 1_000
+WIDTH: Final = 20
+START_S_MAX: Final = 120.0
+DRAIN_S_MAX: Final = 120.0
+QUIET_S: Final = 2.0
+
+
+# --- this side: hands in jobs and asks
+
+
+async def measure(run: Run) -> list[Figure]:
+    """Measure every transport with every number of workers."""
+    if "postgresql" not in {place.name for place in run.places}:
+        return []
+    figures: list[Figure] = []
+    with contextlib.ExitStack() as servers:
+        options = {"max_connections": "600"}
+        postgres = servers.enter_context(PostgresServer(durable=True, folder=run.folder, options=options))
+        transports = {"store": "store", "redis": servers.enter_context(RedisServer()).url()}
+        if not run.is_quick:
+            transports["rabbitmq"] = servers.enter_context(RabbitServer()).url()
+        for count in CREWS[: run.size(len(CREWS), 1)]:
+            for name, transport in transports.items():
+                found = await _measure_with(postgres, transport, count, run)
+                figures += [
+                    plain("transports", "postgresql", f"{name}, {count} workers: {what}", [value], unit)
+                    for what, value, unit in found
+                ]
+                for figure in figures[-len(found) :]:
+                    print(f"{figure.what}: {figure.value:.2f} {figure.unit}", file=sys.stderr)
+    return figures
+
+
+async def _measure_with(postgres: PostgresServer, transport: str, count: int, run: Run) -> list[tuple[str, float, str]]:
+    url = postgres.create_database()
+    driver = open_driver(url)
+    await migrate(driver)
+    await driver.close()
+    singles, many = run.size(200, 20), run.size(5_000, 200)
+    settings = Settings(store=url, transport=transport, node="bench")
+    try:
+        async with _workers(url, transport, count) as workers, Headway(settings=settings, name="bench") as app:
+            await _all_started(workers, [(await app.enqueue("nothing")).id for _ in range(10)])
+            await asyncio.sleep(QUIET_S)
+            await _Sum().ask(workers)
+            database_s, trickle, late_ms = await _one_by_one(app, workers, postgres, singles)
+            burst, took_s = await _all_at_once(app, workers, many)
+    finally:
+        postgres.drop(url)
+    return [
+        ("pick-up, p50", percentile(late_ms, 50), "ms"),
+        ("pick-up, p99", percentile(late_ms, 99), "ms"),
+        ("claims per job that comes alone", trickle.claims / singles, ""),
+        ("of these in vain", (trickle.claims - trickle.hits) / singles, ""),
+        ("processor of the database per job that comes alone", database_s / singles * 1e3, "ms"),
+        ("a burst of jobs, started", many / took_s, "/s"),
+        ("claims per 1000 jobs of a burst", burst.claims / many * 1e3, ""),
+    ]
+
+
+async def _one_by_one(
+    app: Headway, workers: Sequence[Process], postgres: PostgresServer, count: int
+) -> tuple[float, "_Sum", list[float]]:
+    """Hand in single jobs; return what they cost the database, what was counted, and how late each began."""
+    counts, sent, before = _Sum(), {}, _cpu_s(postgres)
+    for _ in range(count):
+        now = time.monotonic_ns()
+        sent[(await app.enqueue("nothing")).id] = now
+        await asyncio.sleep(GAP_S)
+    started = await _all_started(workers, list(sent), counts)
+    return _cpu_s(postgres) - before, counts, [(started[job_id] - at) / 1e6 for job_id, at in sent.items()]
+
+
+async def _all_at_once(app: Headway, workers: Sequence[Process], count: int) -> tuple["_Sum", float]:
+    """Hand in many jobs; return what was counted, and the seconds until the last one began."""
+    counts, begun, job_ids = _Sum(), time.monotonic_ns(), list[str]()
+    for _ in range(0, count, BATCH):
+        jobs = [app.new_job("nothing", {}, Options()) for _ in range(min(BATCH, count))]
+        job_ids += [handle.id for handle in await app.enqueue_jobs(jobs)]
+    started = await _all_started(workers, job_ids, counts)
+    return counts, (max(started.values()) - begun) / 1e9
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What all workers have counted since they were last asked."""
+
+    claims: int = 0
+    hits: int = 0
+    started: dict[str, int] = field(default_factory=dict)
+
+    async def ask(self, workers: Sequence[Process]) -> None:
+        """Ask all of them."""
+        for worker in workers:
+            worker.send_signal(signal.SIGUSR1)
+        for worker in workers:
+            assert worker.stdout is not None
+            told = json.loads(await worker.stdout.readline())
+            self.claims += told["claims"]
+            self.hits += told["hits"]
+            self.started |= told["started"]
+
+
+async def _all_started(
+    workers: Sequence[Process], job_ids: Sequence[str], counts: _Sum | None = None
+) -> dict[str, int]:
+    """Wait until all jobs have been started; return when each was."""
+    counts = counts or _Sum()
+    async with asyncio.timeout(DRAIN_S_MAX):
+        while not counts.started.keys() >= set(job_ids):
+            await asyncio.sleep(0.3)
+            await counts.ask(workers)
+    return counts.started
+
+
+def _cpu_s(server: PostgresServer) -> float:
+    assert server.pid is not None
+    found = 0.0
+    for pid in family(server.pid):
+        with contextlib.suppress(OSError):
+            found += Watched(pid).cpu_s()
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _workers(url: str, transport: str, count: int) -> AsyncIterator[list[Process]]:
+    found: list[Process] = []
+    try:
+        for _ in range(count):
+            command = (sys.executable, "-m", "bench.transports", url, transport)
+            found.append(await asyncio.create_subprocess_exec(*command, stdout=PIPE, limit=1 << 24))
+        async with asyncio.timeout(START_S_MAX):
+            for worker in found:
+                assert worker.stdout is not None
+                assert await worker.stdout.readline() == b"ready\n"
+        yield found
+    finally:
+        for worker in found:
+            with contextlib.suppress(ProcessLookupError):
+                worker.terminate()
+        for worker in found:
+            try:
+                async with asyncio.timeout(10):
+                    await worker.wait()
+            except TimeoutError:
+                worker.kill()
+                await worker.wait()
+
+
+# --- the other side: a worker
+
+
+class _Instant:
+    """A crew whose jobs take no time; it notes when each was started."""
+
+    def __init__(self) -> None:
+        info = TaskInfo(name="nothing", isolation="loop")
+        self.tasks: Mapping[str, TaskInfo] = {"nothing": info}
+        self.kinds: dict[str, frozenset[str]] = {"loop": frozenset({"nothing"})}
+        self.supervisor: Supervisor | None = None
+        self.hits = 0
+        self.started: dict[str, int] = {}
+        self._running = 0
+
+    def room(self, kind: str) -> int:
+        """Tell how many more it takes."""
+        return WIDTH - self._running
+
+    def slots(self) -> int:
+        """Tell how many it takes."""
+        return WIDTH
+
+    def count(self) -> int:
+        """Have no children."""
+        return 0
+
+    def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
+        """Be done with them."""
+        now = time.monotonic_ns()
+        self.hits += 1
+        self._running += len(jobs)
+        for job in jobs:
+            self.started[job.job_id] = now
+            asyncio.get_running_loop().call_soon(self._end, job)
+
+    def _end(self, job: Claimed) -> None:
+        assert self.supervisor is not None
+        self._running -= 1
+        self.supervisor.ended(job, Succeeded())
+        self.supervisor.has_room()
+
+    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+        """Nothing runs long enough to be stopped."""
+
+    def abandon(self, job_id: str, attempt: int) -> None:
+        """Nor to be abandoned."""
+
+    def release_waiting(self, reason: str) -> None:
+        """Nothing waits."""
+
+    def release_all(self, reason: str) -> None:
+        """Nothing is held."""
+
+    def watch(self) -> None:
+        """Nothing can go wrong."""
+
+
+async def _work(url: str, transport: str) -> None:
+    crew, claims = _Instant(), 0
+
+    def count(event: Event) -> None:
+        nonlocal claims
+        if isinstance(event, Timed) and event.what == "claim":
+            claims += 1
+
+    def tell() -> None:
+        nonlocal claims
+        print(json.dumps({"claims": claims, "hits": crew.hits, "started": crew.started}), flush=True)
+        claims, crew.hits, crew.started = 0, 0, {}
+
+    async with opened(url) as (store, clock):
+        settings = Settings(store=url, transport=transport, node="bench")
+        node, supervisor = worker_node(store, settings, clock, schedules=False)
+        supervisor.crew, crew.supervisor = crew, supervisor
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, node.stop)
+        loop.add_signal_handler(signal.SIGUSR1, tell)
+        print("ready", flush=True)
+        with subscribed(count):
+            await node.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(_work(*sys.argv[1:3]))

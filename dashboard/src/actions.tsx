@@ -1,0 +1,334 @@
+/** Everything that can be done: each asks where it destroys, shows its command, and says what happened. */
+import { apiUrl, ask, wordsOf } from "./api.ts";
+import { command } from "./cli.ts";
+import { confirm } from "./dialog.tsx";
+import { clip, counted, shortId } from "./format.ts";
+import { go, href } from "./router.ts";
+import { readStats } from "./state.ts";
+import { isFinal } from "./statuses.ts";
+import { say, type Toast } from "./toasts.tsx";
+import type { Delivery, Job, JobNews, Queue, Schedule, Token, Webhook, Worker } from "./types.ts";
+import { Badge } from "./ui.tsx";
+
+/** Do something, and say what came of it. */
+export async function perform(what: () => Promise<string | Toast>, line?: string): Promise<boolean> {
+  const same = line ? { command: line } : {};
+  try {
+    const told = await what();
+    say(typeof told === "string" ? { words: told, ...same } : { ...same, ...told });
+    void readStats();
+    return true;
+  } catch (error) {
+    say({ words: wordsOf(error), tone: "bad", stays: true, ...same });
+    return false;
+  }
+}
+
+const post = <Shape,>(parts: readonly string[], body?: { [name: string]: string | boolean | number | string[] | undefined }): Promise<Shape> => {
+  const given = body && Object.fromEntries(Object.entries(body).filter((pair): pair is [string, string | boolean | number | string[]] => pair[1] !== undefined));
+  return ask<Shape>(apiUrl(parts), { method: "POST", ...(given ? { body: given } : {}) });
+};
+
+// --- jobs
+
+/** Ask a job to stop. */
+export function cancelJob(job: JobNews, after: () => void): void {
+  const line = command(["jobs", "cancel", job.id]);
+  const isRunning = job.status === "RUNNING";
+  confirm({
+    title: `Cancel this job of ${job.type}?`,
+    words: isRunning ? <p>It is running. It is asked to stop, and ends when its code has stopped.</p> : <p>It has not begun, and will not.</p>,
+    verb: "Cancel the job",
+    isGrave: true,
+    asksReason: true,
+    command: line,
+    act: async (reason) => {
+      const answer = await post<Job>(["jobs", job.id, "cancel"], reason ? { reason } : undefined);
+      say({ words: answer.status === "CANCELLED" ? "The job is cancelled." : "The job was asked to stop.", command: line });
+      after();
+    },
+  });
+}
+
+/** Run a job once more, as a new one. */
+export async function retryJob(job: JobNews, opensIt: boolean): Promise<void> {
+  const line = command(["jobs", "retry", job.id]);
+  await perform(async () => {
+    const again = await post<Job>(["jobs", job.id, "retry"]);
+    if (opensIt && again.id !== job.id) go(href(["jobs", again.id]));
+    return again.id === job.id ? "The job is looked at again." : `It runs again as ${shortId(again.id)}.`;
+  }, line);
+}
+
+const AT_ONCE = 4;
+
+/** Retry or cancel many jobs, after one question with the count. */
+export function bulk(verb: "retry" | "cancel", jobs: readonly JobNews[], isCut: boolean, line: string, after: () => void): void {
+  const fitting = jobs.filter((job) => isFinal(job.status) === (verb === "retry"));
+  const others = jobs.length - fitting.length;
+  const states = new Map<string, number>();
+  for (const job of fitting) states.set(job.status, (states.get(job.status) ?? 0) + 1);
+  confirm({
+    title: `${verb === "retry" ? "Run" : "Cancel"} ${counted(fitting.length, "job")}${verb === "retry" ? " again" : ""}?`,
+    words: (
+      <>
+        <ul class="plain">
+          {[...states].map(([status, number]) => (
+            <li key={status}>
+              <Badge state={status} /> {number}
+            </li>
+          ))}
+        </ul>
+        {others > 0 && (
+          <p>
+            {counted(others, "job")} of the selection {others === 1 ? "is" : "are"} left alone: {verb === "retry" ? "not ended yet" : "ended already"}.
+          </p>
+        )}
+        {isCut && <p>More jobs match than are taken at once. Repeat this for the rest.</p>}
+      </>
+    ),
+    verb: verb === "retry" ? "Run again" : "Cancel them",
+    isGrave: verb === "cancel",
+    asksReason: verb === "cancel",
+    command: line,
+    number: fitting.length,
+    act: async (reason) => {
+      void series(verb, fitting, reason, line).then(after);
+    },
+  });
+}
+
+async function series(verb: "retry" | "cancel", jobs: readonly JobNews[], reason: string, line: string): Promise<void> {
+  let done = 0;
+  const refused: string[] = [];
+  const waiting = [...jobs];
+  let close = say({ words: `${verb === "retry" ? "Running again" : "Cancelling"}: 0 of ${jobs.length} …`, stays: true });
+  let told = 0;
+  const one = async (): Promise<void> => {
+    for (let job = waiting.shift(); job !== undefined; job = waiting.shift()) {
+      try {
+        await post(["jobs", job.id, verb], verb === "cancel" && reason ? { reason } : undefined);
+        done++;
+      } catch (error) {
+        refused.push(`${shortId(job.id)}: ${wordsOf(error)}`);
+      }
+      if (done + refused.length - told >= 25) {
+        told = done + refused.length;
+        close();
+        close = say({ words: `${told} of ${jobs.length} …`, stays: true });
+      }
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, one));
+  close();
+  const what = verb === "retry" ? `${counted(done, "job")} will run again.` : `${counted(done, "job")} cancelled or asked to stop.`;
+  const rest = refused.length ? ` ${counted(refused.length, "was", "were")} refused, for example ${clip(refused[0] ?? "", 160)}` : "";
+  say({ words: what + rest, tone: refused.length ? "warn" : "good", stays: refused.length > 0, command: line });
+  void readStats();
+}
+
+// --- schedules
+
+/** Enqueue a job of a schedule now. */
+export async function runNow(schedule: Schedule): Promise<void> {
+  await perform(async () => {
+    const job = await post<Job>(["schedules", schedule.name, "trigger"], {});
+    return { words: `${schedule.name} runs now as ${shortId(job.id)}.`, link: { href: href(["jobs", job.id]), words: "Look at it" } };
+  }, command(["schedules", "trigger", schedule.name]));
+}
+
+/** Stop a schedule, for a while or until it is resumed. */
+export function pauseSchedule(schedule: Schedule, after: (changed: Schedule) => void): void {
+  const line = command(["schedules", "pause", schedule.name]);
+  confirm({
+    title: `Pause ${schedule.name}?`,
+    words: <p>Nothing is started until it is resumed. Its instants are recorded as paused, and are not made up for.</p>,
+    verb: "Pause it",
+    asksReason: true,
+    command: line,
+    act: async (reason) => {
+      after(await post<Schedule>(["schedules", schedule.name, "pause"], reason ? { reason } : {}));
+      say({ words: `${schedule.name} is paused.`, command: line });
+    },
+  });
+}
+
+/** Let a schedule run again. */
+export async function resumeSchedule(schedule: Schedule, after: (changed: Schedule) => void): Promise<void> {
+  await perform(async () => {
+    after(await post<Schedule>(["schedules", schedule.name, "resume"]));
+    return `${schedule.name} runs again from now on.`;
+  }, command(["schedules", "resume", schedule.name]));
+}
+
+/** Remove a schedule. */
+export function removeSchedule(schedule: Schedule): void {
+  const line = command(["schedules", "remove", schedule.name]);
+  confirm({
+    title: `Remove ${schedule.name}?`,
+    words: (
+      <>
+        <p>It starts nothing any more. What was decided and what ran stays in the ledger.</p>
+        {schedule.owner && <p>It belongs to {schedule.owner}, which puts it back when it starts.</p>}
+      </>
+    ),
+    verb: "Remove it",
+    isGrave: true,
+    command: line,
+    act: async () => {
+      await ask(apiUrl(["schedules", schedule.name]), { method: "DELETE", headers: { "If-Match": `"${schedule.revision}"` } });
+      say({ words: `${schedule.name} is removed.`, command: line });
+      go("#/schedules");
+    },
+  });
+}
+
+// --- queues and workers
+
+/** Pause a queue, or resume it. */
+export function toggleQueue(queue: Queue, after: () => void): void {
+  if (queue.paused) {
+    void perform(async () => {
+      await post(["queues", queue.name, "resume"]);
+      after();
+      return `Jobs are taken from ${queue.name} again.`;
+    }, command(["queues", "resume", queue.name]));
+    return;
+  }
+  const line = command(["queues", "pause", queue.name]);
+  confirm({
+    title: `Pause the queue ${queue.name}?`,
+    words: (
+      <p>
+        {counted(queue.pending, "job")} wait in it and will go on waiting, as will what comes. {counted(queue.running, "job")} that run go on.
+      </p>
+    ),
+    verb: "Pause it",
+    asksReason: true,
+    command: line,
+    act: async (reason) => {
+      await post(["queues", queue.name, "pause"], reason ? { reason } : undefined);
+      say({ words: `The queue ${queue.name} is paused.`, command: line });
+      after();
+    },
+  });
+}
+
+/** Have a worker finish and leave. */
+export function drainWorker(worker: Worker, after: () => void): void {
+  const line = command(["workers", "drain", worker.id]);
+  confirm({
+    title: `Drain ${worker.name}?`,
+    words: <p>It takes no more jobs, finishes the {counted(worker.running, "job")} that it runs, or hands them back, and leaves.</p>,
+    verb: "Drain it",
+    isGrave: true,
+    command: line,
+    act: async () => {
+      await post(["workers", worker.id, "drain"]);
+      say({ words: `${worker.name} takes no more jobs.`, command: line });
+      after();
+    },
+  });
+}
+
+// --- dead letters
+
+/** Run a group of dead letters again, or take them off the list. */
+export function settleLetters(verb: "retry" | "drop", letters: readonly Job[], kind: string, after: () => void): void {
+  const ids = letters.map((job) => job.id).slice(0, 1000);
+  const line = command(["dead", verb, ...(ids.length <= 20 ? ids : [])], ids.length <= 20 ? {} : { task: letters[0]?.type, all: "yes" });
+  confirm({
+    title: verb === "retry" ? `Run ${counted(ids.length, "dead letter")} again?` : `Drop ${counted(ids.length, "dead letter")}?`,
+    words: (
+      <>
+        <p class="mono">{clip(kind, 200)}</p>
+        <p>{verb === "retry" ? "Each runs as a new job that is linked to the old one." : "They leave this list. The jobs stay in the history, and nothing runs again."}</p>
+      </>
+    ),
+    verb: verb === "retry" ? "Run again" : "Drop",
+    isGrave: verb === "drop",
+    command: line,
+    number: ids.length,
+    act: async () => {
+      const answer = await post<{ count: number; refused?: unknown[] }>(["dead", verb], { ids });
+      const refused = answer.refused?.length ?? 0;
+      const done = verb === "retry" ? `${counted(answer.count, "job")} will run again.` : `${counted(answer.count, "dead letter")} dropped.`;
+      say({ words: done + (refused ? ` ${refused} had changed meanwhile.` : ""), command: line });
+      after();
+      void readStats();
+    },
+  });
+}
+
+// --- tokens and webhooks
+
+/** Let a token count no more. */
+export function revokeToken(token: Token, after: () => void): void {
+  const line = command(["tokens", "revoke", token.id]);
+  confirm({
+    title: `Revoke the token of ${token.name}?`,
+    words: <p>It is refused within five seconds, also on streams that are open. This cannot be undone.</p>,
+    verb: "Revoke it",
+    isGrave: true,
+    command: line,
+    act: async () => {
+      await ask(apiUrl(["tokens", token.id]), { method: "DELETE" });
+      say({ words: `The token of ${token.name} counts no more.`, command: line });
+      after();
+    },
+  });
+}
+
+/** Remove a webhook. */
+export function removeWebhook(hook: Webhook, after: () => void): void {
+  const line = command(["webhooks", "remove", hook.id]);
+  confirm({
+    title: "Remove this webhook?",
+    words: <p>{hook.url} is told nothing more. Messages that wait for it are given up.</p>,
+    verb: "Remove it",
+    isGrave: true,
+    command: line,
+    act: async () => {
+      await ask(apiUrl(["webhooks", hook.id]), { method: "DELETE" });
+      say({ words: "The webhook is removed.", command: line });
+      after();
+    },
+  });
+}
+
+/** Disable or enable a webhook. */
+export async function toggleWebhook(hook: Webhook, after: () => void): Promise<void> {
+  await perform(async () => {
+    await ask(apiUrl(["webhooks", hook.id]), { method: "PUT", body: { enabled: !hook.enabled } });
+    after();
+    return hook.enabled ? "It is told nothing for now." : "It is told again what ends from now on.";
+  }, command(["webhooks", hook.enabled ? "disable" : "enable", hook.id]));
+}
+
+/** Send a test message. */
+export async function testWebhook(hook: Webhook): Promise<void> {
+  await perform(async () => {
+    const delivery = await post<Delivery>(["webhooks", hook.id, "test"], {});
+    const last = delivery.outcomes.at(-1);
+    if (delivery.status !== "DELIVERED") throw new Error(`It was not delivered: ${last?.error ?? `the answer was ${last?.code ?? "nothing"}`}`);
+    return `Delivered, answered with ${last?.code ?? "nothing"} in ${last?.took_ms ?? 0} ms.`;
+  }, command(["webhooks", "test", hook.id]));
+}
+
+/** Send a message again. */
+export async function replayDelivery(delivery: Delivery, after: () => void): Promise<void> {
+  await perform(async () => {
+    await post(["deliveries", delivery.id, "replay"]);
+    after();
+    return "The message is sent again.";
+  }, command(["webhooks", "replay", delivery.id]));
+}
+
+/** End the session of this browser. */
+export async function signOut(): Promise<void> {
+  await perform(async () => {
+    await ask(apiUrl(["session"]), { method: "DELETE" });
+    location.reload();
+    return "Signed out.";
+  });
+}

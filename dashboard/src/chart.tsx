@@ -1,0 +1,116 @@
+/** Lines and bars over time, drawn by uPlot in the colours of the page. */
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import { duration, inZone } from "./format.ts";
+import { theme } from "./state.ts";
+
+export interface Line {
+  label: string;
+  values: readonly (number | null)[];
+  /** The name of a colour of the page: `good`, `bad`, `accent`, `faint`. */
+  colour: string;
+  kind?: "line" | "bars" | "points";
+}
+
+interface Props {
+  title: string;
+  /** The same in words, for those who do not see it. */
+  summary: string;
+  at: readonly number[];
+  lines: readonly Line[];
+  unit: "count" | "seconds";
+  /** Two lines between which most values lie, by their places. */
+  band?: readonly [number, number];
+  height?: number;
+}
+
+export function Chart({ title, summary, at, lines, unit, band, height = 150 }: Props) {
+  const frame = useRef<HTMLDivElement>(null);
+  const chart = useRef<uPlot | null>(null);
+  const shape = lines.map((line) => `${line.label} ${line.colour} ${line.kind ?? ""}`).join("|");
+  const chosen = theme.value;
+
+  useEffect(() => {
+    const element = frame.current;
+    if (element === null) return undefined;
+    const make = (): void => {
+      chart.current?.destroy();
+      chart.current = new uPlot(optionsOf(element, lines, unit, band, height), dataOf(at, lines), element);
+    };
+    make();
+    const watch = new ResizeObserver(() => chart.current?.setSize({ width: element.clientWidth, height }));
+    watch.observe(element);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", make);
+    return () => {
+      watch.disconnect();
+      dark.removeEventListener("change", make);
+      chart.current?.destroy();
+      chart.current = null;
+    };
+  }, [shape, unit, height, chosen, band?.join()]);
+
+  useEffect(() => chart.current?.setData(dataOf(at, lines)), [at, lines]);
+
+  return (
+    <figure class="chart">
+      <figcaption>
+        {title}
+        <span class="legend">
+          {lines.map((line) => (
+            <span key={line.label} class={`key key-${line.colour}`}>
+              {line.label}
+            </span>
+          ))}
+        </span>
+      </figcaption>
+      <div ref={frame} class="plot" role="img" aria-label={`${title}. ${summary}`} />
+    </figure>
+  );
+}
+
+function dataOf(at: readonly number[], lines: readonly Line[]): uPlot.AlignedData {
+  return [[...at], ...lines.map((line) => [...line.values])];
+}
+
+function optionsOf(element: HTMLElement, lines: readonly Line[], unit: string, band: readonly [number, number] | undefined, height: number): uPlot.Options {
+  const colour = (name: string): string => colourOf(element, name);
+  const said = (value: number): string => (unit === "seconds" ? duration(value * 1000) : value.toLocaleString("en-US"));
+  const axis: uPlot.Axis = { stroke: colour("faint"), grid: { stroke: colour("rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+  return {
+    width: Math.max(200, element.clientWidth),
+    height,
+    legend: { show: false },
+    cursor: { y: false, points: { show: true } },
+    scales: { y: { range: (_, __, most) => [0, Math.max(unit === "seconds" ? 0.1 : 4, (most ?? 0) * 1.1)] } },
+    axes: [
+      { ...axis, size: 30, space: 70, values: (_, splits) => splits.map((value) => moment(value, (splits.at(-1) ?? 0) - (splits[0] ?? 0))) },
+      { ...axis, size: 52, space: 34, values: (_, splits) => splits.map((value) => (unit === "count" && value % 1 ? "" : said(value))) },
+    ],
+    series: [
+      {},
+      ...lines.map((line): uPlot.Series => {
+        const stroke = colour(line.colour);
+        if (line.kind === "bars") return { label: line.label, stroke, fill: stroke, width: 0, paths: uPlot.paths.bars!({ size: [0.8, 14] }), points: { show: false } };
+        if (line.kind === "points") return { label: line.label, stroke, width: 0, paths: () => null, points: { show: true, size: 6, fill: stroke } };
+        return { label: line.label, stroke, width: 2, spanGaps: true, points: { show: false } };
+      }),
+    ],
+    ...(band ? { bands: [{ series: [band[0], band[1]], fill: colour("band") }] } : {}),
+  };
+}
+
+/** Ask the page what a colour is now: only an element knows which of the two themes counts. */
+function colourOf(element: HTMLElement, name: string): string {
+  const probe = document.createElement("i");
+  probe.style.color = `var(--${name}-drawn)`;
+  element.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+function moment(seconds: number, range: number): string {
+  const text = inZone(seconds * 1000, undefined);
+  return range > 2 * 86_400 ? text.slice(5, 10) : text.slice(11, 16);
+}

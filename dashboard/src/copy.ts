@@ -1,0 +1,32 @@
+/** The clipboard, also where the page is served without TLS and the browser hides the newer way. */
+import { say } from "./toasts.tsx";
+
+/** Copy a text and say so. */
+export async function copyText(text: string, what: string): Promise<void> {
+  const done = (await byClipboard(text)) || bySelection(text);
+  say(done ? { words: `${what}: copied.` } : { words: "The browser does not let us copy; select the text and copy it by hand.", tone: "warn" });
+}
+
+async function byClipboard(text: string): Promise<boolean> {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function bySelection(text: string): boolean {
+  const field = document.createElement("textarea");
+  field.value = text;
+  field.className = "offscreen";
+  document.body.append(field);
+  field.select();
+  try {
+    return document.execCommand("copy");
+  } catch {
+    return false;
+  } finally {
+    field.remove();
+  }
+}

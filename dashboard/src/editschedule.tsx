@@ -1,0 +1,201 @@
+/** Make or change a schedule, with what would change shown while one types. */
+import { useEffect, useState } from "preact/hooks";
+import { apiUrl, ask, wordsOf } from "./api.ts";
+import { command } from "./cli.ts";
+import { inWords } from "./cron.ts";
+import { bodyOf, changesOf, draftOf, EMPTY, putWords, type Draft } from "./definition.ts";
+import { Dialog } from "./dialog.tsx";
+import { clip, visible } from "./format.ts";
+import { useSettled } from "./hooks.ts";
+import { seesAll, stats } from "./state.ts";
+import { say } from "./toasts.tsx";
+import type { Plan, Preview, Schedule } from "./types.ts";
+import { Command, Fold, Problem, Time } from "./ui.tsx";
+
+const KINDS: readonly (readonly [string, string, string])[] = [
+  ["cron", "at the times of a cron text", "0 6 * * *"],
+  ["every", "at a fixed rate", "15m"],
+  ["after", "so long after the last job ended", "5m"],
+  ["at", "once", "2027-01-31T06:00:00"],
+];
+
+export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule | null; onClose: () => void; onDone: (made: Schedule) => void }) {
+  const [draft, setDraft] = useState<Draft>(() => (schedule === null ? { ...EMPTY, tz: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC" } : draftOf(schedule)));
+  const [plan, setPlan] = useState<Plan | null>(null);
+  const [problem, setProblem] = useState<string | null>(null);
+  const [isBusy, setBusy] = useState(false);
+  const settled = useSettled(draft, 300);
+  const query = schedule?.owner ? { owner: schedule.owner } : {};
+  const guard: Record<string, string> = schedule === null ? { "If-None-Match": "*" } : { "If-Match": `"${schedule.revision}"` };
+
+  useEffect(() => {
+    if (!settled.name || !settled.task || !settled.rule) return setPlan(null);
+    const mine = new AbortController();
+    void (async () => {
+      try {
+        const text = bodyOf(settled, schedule);
+        const found = await ask<Plan>(apiUrl(["schedules", settled.name], { dry_run: 1, ...query }), { method: "PUT", text, headers: guard, signal: mine.signal });
+        setPlan(found);
+        setProblem(null);
+      } catch (error) {
+        if (mine.signal.aborted) return;
+        setPlan(null);
+        setProblem(wordsOf(error));
+      }
+    })();
+    return () => mine.abort();
+  }, [settled]);
+
+  const save = async (): Promise<void> => {
+    setBusy(true);
+    try {
+      const made = await ask<Schedule>(apiUrl(["schedules", draft.name], query), { method: "PUT", text: bodyOf(draft, schedule), headers: guard });
+      say({ words: schedule === null ? `${draft.name} is made.` : `${draft.name} is changed.`, command: command(...putWords(draft)) });
+      onDone(made);
+    } catch (error) {
+      setProblem(wordsOf(error));
+      setBusy(false);
+    }
+  };
+
+  const set = (name: keyof Draft) => (event: { currentTarget: { value: string } }) => {
+    const { value } = event.currentTarget;
+    setDraft((before) => ({ ...before, [name]: value }));
+  };
+  const input = (label: string, name: keyof Draft, placeholder = "", extra: { required?: boolean; list?: string; disabled?: boolean } = {}) => (
+    <label>
+      {label}
+      <input value={draft[name]} placeholder={placeholder} onInput={set(name)} spellcheck={false} autocomplete="off" {...extra} />
+    </label>
+  );
+  const select = (label: string, name: keyof Draft, values: readonly string[]) => (
+    <label>
+      {label}
+      <select value={draft[name]} onChange={set(name)}>
+        {values.map((value) => (
+          <option key={value}>{value}</option>
+        ))}
+      </select>
+    </label>
+  );
+  const kind = KINDS.find(([value]) => value === draft.kind);
+  const words = draft.kind === "cron" ? inWords({ kind: "cron", expr: draft.rule }) : null;
+  const tasks = [...new Set((stats.value?.workers ?? []).flatMap((worker) => worker.tasks))].sort();
+  const changes = schedule === null ? [] : changesOf(draft, schedule);
+  return (
+    <Dialog title={schedule === null ? "New schedule" : `Change ${schedule.name}`} onClose={onClose} isWide>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          void save();
+        }}
+      >
+        {schedule?.owner && (
+          <p class="hint tone-warn">
+            It is declared by {visible(clip(schedule.owner, 60))}, which puts its own definition back when it starts. To change it for good, change it there.
+          </p>
+        )}
+        <div class="fields">
+          {input("Name", "name", "daily-report", { required: true, disabled: schedule !== null })}
+          {input("Task", "task", "report", { required: true, list: "tasks-to-run" })}
+          <label>
+            When
+            <select value={draft.kind} onChange={set("kind")}>
+              {KINDS.map(([value, label]) => (
+                <option key={value} value={value}>
+                  {value}: {label}
+                </option>
+              ))}
+            </select>
+          </label>
+          {input(draft.kind === "cron" ? "Cron text" : "Rule", "rule", kind?.[2] ?? "", { required: true })}
+          {(draft.kind === "cron" || draft.kind === "at") && input("Time zone", "tz", "Europe/Berlin", { list: "zones" })}
+          {draft.kind === "cron" && select("When clocks change", "dst", ["shift", "skip", "both"])}
+        </div>
+        {words && <p class="faint">That is {words}.</p>}
+        <label>
+          Arguments as JSON
+          <textarea class="mono" rows={3} value={draft.args} onInput={set("args")} spellcheck={false} />
+        </label>
+        <Fold title="Policies">
+          {() => (
+            <div class="fields">
+              {select("While its last job runs", "overlap", ["skip", "queue", "allow", "replace"])}
+              {select("What was missed", "missed", ["latest", "all", "skip"])}
+              {input("May start late by", "deadline", "4h")}
+              {input("Should take at most", "expect", "10m")}
+              {input("Spread starts over", "jitter", "30s")}
+              {input("Queue", "queue", "default")}
+              {input("Priority", "priority", "0")}
+              {input("Attempts", "max_attempts", "1")}
+              {input("Wait between attempts", "backoff", "5s..5m")}
+              {input("Tags", "tags", "reports, nightly")}
+              {seesAll.value && input("Tenant", "tenant", "default")}
+            </div>
+          )}
+        </Fold>
+        <div class="plan" aria-live="polite">
+          {plan !== null && (
+            <>
+              <p>
+                {plan.action === "nothing" ? "This changes nothing." : plan.action === "create" ? "This makes a new schedule." : `This changes ${changes.map(([name]) => name).join(", ") || "the definition"}.`}
+              </p>
+              <div class="plan-columns">
+                {plan.next.before.length > 0 && <Instants title="Next, as it is" items={plan.next.before} others={plan.next.after} />}
+                <Instants title={plan.next.before.length ? "Next, after the change" : "Next"} items={plan.next.after} others={plan.next.before} marksNew />
+              </div>
+              {plan.warnings.map((warning) => (
+                <p key={warning} class="hint tone-warn">
+                  {visible(warning)}
+                </p>
+              ))}
+            </>
+          )}
+        </div>
+        <Problem words={problem} />
+        <Command line={command(...putWords(draft))} label="The same in a terminal" />
+        <footer>
+          <button type="button" onClick={onClose}>
+            Leave it
+          </button>
+          <button type="submit" class="main" disabled={isBusy || plan === null || plan.action === "nothing"}>
+            {schedule === null ? "Make it" : "Change it"}
+          </button>
+        </footer>
+      </form>
+      <datalist id="tasks-to-run">
+        {tasks.map((task) => (
+          <option key={task} value={task} />
+        ))}
+      </datalist>
+      <datalist id="zones">
+        {zones().map((zone) => (
+          <option key={zone} value={zone} />
+        ))}
+      </datalist>
+    </Dialog>
+  );
+}
+
+function zones(): string[] {
+  const known = Intl as unknown as { supportedValuesOf?: (what: string) => string[] };
+  return ["UTC", ...(known.supportedValuesOf?.("timeZone") ?? [])];
+}
+
+function Instants({ title, items, others, marksNew = false }: { title: string; items: readonly Preview[]; others: readonly Preview[]; marksNew?: boolean }) {
+  const known = new Set(others.map((one) => one.instant));
+  return (
+    <div>
+      <h3>{title}</h3>
+      <ul class="plain">
+        {items.map((one) => (
+          <li key={one.instant} class={marksNew && others.length && !known.has(one.instant) ? "moved" : ""}>
+            <span class="mono">{one.local.replace("T", " ")}</span> <Time at={one.instant} ahead />
+            {one.note && <div class="hint tone-warn">{visible(one.note)}</div>}
+          </li>
+        ))}
+        {items.length === 0 && <li class="faint">known when a job ends</li>}
+      </ul>
+    </div>
+  );
+}

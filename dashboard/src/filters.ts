@@ -1,0 +1,58 @@
+/** The filters of the list of jobs: in the address, in the fields, and as words in the search field. */
+import { DAY, HOUR, MINUTE } from "./format.ts";
+import { STATUSES } from "./types.ts";
+
+export const FIELDS = ["status", "type", "queue", "tenant", "schedule", "tag", "key", "since", "q"] as const;
+export type Filters = Partial<Record<(typeof FIELDS)[number], string>>;
+
+const WORDS: Readonly<Record<string, (typeof FIELDS)[number]>> = {
+  status: "status",
+  state: "status",
+  is: "status",
+  task: "type",
+  type: "type",
+  queue: "queue",
+  tenant: "tenant",
+  schedule: "schedule",
+  tag: "tag",
+  key: "key",
+  since: "since",
+};
+
+/** Read the filters out of an address. */
+export function filtersOf(query: Readonly<Record<string, string>>): Filters {
+  const found: Filters = {};
+  for (const name of FIELDS) if (query[name]) found[name] = query[name];
+  return found;
+}
+
+/** Read what was typed: `status:failed task:report since:24h some text`, with quotes where a value has spaces. */
+export function readWords(text: string): Filters {
+  const found: Filters = {};
+  const rest: string[] = [];
+  for (const match of text.matchAll(/([a-z]+):(?:"([^"]*)"|(\S+))|"([^"]*)"|(\S+)/gi)) {
+    const field = match[1] === undefined ? undefined : WORDS[match[1].toLowerCase()];
+    const value = match[2] ?? match[3] ?? "";
+    if (field !== undefined && value !== "") found[field] = field === "status" ? statusOf(value) : value;
+    else rest.push(match[4] ?? match[0]);
+  }
+  if (rest.length) found.q = rest.join(" ");
+  return found;
+}
+
+function statusOf(value: string): string {
+  const word = value.toUpperCase().replaceAll("-", "_");
+  if (word === "WAITING") return "PENDING";
+  return STATUSES.find((status) => status === word) ?? STATUSES.find((status) => status.startsWith(word)) ?? word;
+}
+
+const SIZES: Readonly<Record<string, number>> = { m: MINUTE, h: HOUR, d: DAY, w: 7 * DAY };
+
+/** Turn `24h` into the time it means; a time stays what it is. */
+export function sinceTime(text: string | undefined, now: number): string | undefined {
+  if (!text) return undefined;
+  const match = /^(\d{1,6})([mhdw])$/.exec(text);
+  if (match) return new Date(now - Number(match[1]) * SIZES[match[2]!]!).toISOString();
+  const at = Date.parse(text);
+  return Number.isNaN(at) ? undefined : new Date(at).toISOString();
+}

@@ -1,0 +1,79 @@
+/** What is told about jobs, put together with what is known: never backwards, never jumping. */
+import type { Job, JobNews } from "./types.ts";
+
+/** Say whether news are newer than what is known; a running job tells several times of one version. */
+export function isNewer(news: { version: number; live?: number }, known: { version: number; live?: number }): boolean {
+  if (news.version !== known.version) return news.version > known.version;
+  return (news.live ?? 0) > (known.live ?? 0);
+}
+
+/** Put news into a job; null when it knows them. */
+export function merged<Known extends JobNews>(known: Known, news: JobNews): Known | null {
+  if (known.id !== news.id || !isNewer(news, known)) return null;
+  const { live, ...rest } = news;
+  const after: Known = { ...known, ...rest };
+  if (live === undefined) delete after.live;
+  else after.live = live;
+  return after;
+}
+
+/** Put news into a list, in place: rows keep their order. Returns the same list when nothing changed. */
+export function mergedList<Known extends JobNews>(list: readonly Known[], news: readonly JobNews[]): readonly Known[] {
+  const byId = new Map<string, JobNews>();
+  for (const one of news) {
+    const before = byId.get(one.id);
+    if (before === undefined || isNewer(one, before)) byId.set(one.id, one);
+  }
+  let hasChanged = false;
+  const after = list.map((known) => {
+    const told = byId.get(known.id);
+    const next = told && merged(known, told);
+    if (!next) return known;
+    hasChanged = true;
+    return next;
+  });
+  return hasChanged ? after : list;
+}
+
+/** The filters of the list of jobs that can be checked against news. */
+export interface Wanted {
+  status?: string;
+  type?: string;
+  queue?: string;
+  tenant?: string;
+  schedule?: string;
+  tag?: string;
+  key?: string;
+}
+
+/** Say whether a job belongs into a list with these filters. */
+export function matches(job: JobNews, wanted: Wanted): boolean {
+  return (
+    (!wanted.status || job.status === wanted.status) &&
+    (!wanted.type || job.type === wanted.type) &&
+    (!wanted.queue || job.queue === wanted.queue) &&
+    (!wanted.tenant || job.tenant === wanted.tenant) &&
+    (!wanted.schedule || job.schedule === wanted.schedule) &&
+    (!wanted.tag || job.tags.includes(wanted.tag)) &&
+    (!wanted.key || job.key === wanted.key)
+  );
+}
+
+export interface Group {
+  kind: string;
+  jobs: Job[];
+  tasks: string[];
+}
+
+/** Group failed jobs by what went wrong, the largest group first. */
+export function groupedByError(jobs: readonly Job[], kindOf: (type: string, message: string) => string): Group[] {
+  const groups = new Map<string, Group>();
+  for (const job of jobs) {
+    const kind = job.error ? kindOf(job.error.type, job.error.message) : job.reason || "no error was recorded";
+    const name = `${job.type}\u0000${kind}`;
+    const group = groups.get(name) ?? { kind, jobs: [], tasks: [job.type] };
+    group.jobs.push(job);
+    groups.set(name, group);
+  }
+  return [...groups.values()].sort((one, other) => other.jobs.length - one.jobs.length);
+}

@@ -1,0 +1,413 @@
+/** Now: how things are, in words first. What needs somebody comes before what runs, and that before figures. */
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { apiUrl, ask } from "../api.ts";
+import { Chart } from "../chart.tsx";
+import { command } from "../cli.ts";
+import { clip, count, counted, duration, errorKind, HOUR, instant, MINUTE, percent, rate, SECOND } from "../format.ts";
+import { useCalm, useEvery, useNews, useRead, useTitle } from "../hooks.ts";
+import { groupedByError, mergedList } from "../merge.ts";
+import { href } from "../router.ts";
+import { may, now, serverNow, stats, statsProblem } from "../state.ts";
+import { isFinal } from "../statuses.ts";
+import { endedOf, perMinute, windowFor, type Ended } from "../summary.ts";
+import type { Alert, Job, JobNews, Page, Stats } from "../types.ts";
+import { Badge, Card, Command, Empty, Icon, JobLink, Loading, Problem, Progress, ScheduleLink, Since, Text, Time } from "../ui.tsx";
+import { retryJob } from "../actions.tsx";
+
+const RUNNING_SHOWN = 20;
+const STAYS_MS = 4_000;
+const FAILED_READ = 100;
+const ENDED_PAGES = 5;
+
+export function NowPage() {
+  useTitle("");
+  const figures = stats.value;
+  if (figures === null) return statsProblem.value === null ? <Loading what="how things are" /> : <Problem words={statsProblem.value} />;
+  return (
+    <>
+      <h1 class="offscreen">Now</h1>
+      <Problem words={statsProblem.value} />
+      <Health figures={figures} />
+      <div class="columns">
+        <div>
+          <Running figures={figures} />
+          <Charts figures={figures} />
+        </div>
+        <div>
+          <Coming figures={figures} />
+          <Waiting figures={figures} />
+          <Failures />
+        </div>
+      </div>
+    </>
+  );
+}
+
+// --- health
+
+function Health({ figures }: { figures: Stats }) {
+  const alerts = useRead<Page<Alert>>(apiUrl(["alerts"], { limit: 20 }), { every: 10 * SECOND });
+  const found = alerts.data?.items ?? [];
+  const isNew = figures.schedules.total === 0 && Object.values(figures.jobs).every((number) => !number) && Object.values(figures.last_hour).every((number, place) => place > 3 || !number);
+  return (
+    <section class="health" aria-labelledby="health-title">
+      <h2 id="health-title" class={found.length ? "needs" : "fine"}>
+        <Icon shape={found.length ? "alarm" : "check"} />
+        {found.length ? `${counted(found.length, "thing needs", "things need")} you` : "All good"}
+      </h2>
+      <p class="lede">{sentenceOf(figures)}</p>
+      {found.length > 0 && (
+        <ul class="alerts">
+          {found.slice(0, 6).map((alert) => (
+            <li key={`${alert.code} ${alert.target ?? ""} ${alert.message}`}>
+              <Icon shape="alarm" />
+              <span class="alert-words">
+                <Text of={alert.message} most={220} />
+              </span>
+              <a class="button small" href={whereTo(alert)}>
+                Look
+              </a>
+            </li>
+          ))}
+          {found.length > 6 && (
+            <li>
+              <a href="#/problems">{counted(found.length - 6, "more", "more")}</a>
+            </li>
+          )}
+        </ul>
+      )}
+      {isNew && <FirstSteps />}
+      <dl class="signs">
+        <Sign name="Store" words={figures.store ? `${figures.store.kind} answers in ${figures.store.latency_ms < 1 ? "under 1" : Math.round(figures.store.latency_ms)} ms` : "answers"} isGood />
+        {figures.leader !== undefined && <Sign name="Leader" words={figures.leader ? `${figures.leader.name}, term ${figures.leader.token}` : "nobody leads"} isGood={figures.leader !== null || figures.schedules.total === 0} />}
+        {figures.workers !== undefined && <Sign name="Workers" words={workersWords(figures)} isGood={figures.workers.length > 0} />}
+        <Sign
+          name="Undecided"
+          words={figures.oldest_undecided_seconds > 0.5 ? `oldest instant ${duration(figures.oldest_undecided_seconds * SECOND)}` : "nothing is overdue"}
+          isGood={figures.oldest_undecided_seconds <= 10}
+        />
+        <Sign name="Last hour" words={`${count(figures.last_hour.COMPLETED)} completed, ${percent(figures.last_hour.failure_rate)} failed`} isGood={figures.last_hour.failure_rate < 0.05} />
+      </dl>
+    </section>
+  );
+}
+
+function Sign({ name, words, isGood }: { name: string; words: string; isGood: boolean }) {
+  return (
+    <div class={isGood ? "tone-good" : "tone-bad"}>
+      <dt>
+        <Icon shape={isGood ? "check" : "alarm"} />
+        {name}
+      </dt>
+      <dd>
+        <Text of={words} most={80} />
+      </dd>
+    </div>
+  );
+}
+
+function workersWords(figures: Stats): string {
+  const workers = figures.workers ?? [];
+  if (!workers.length) return "none is alive";
+  const slots = workers.reduce((sum, worker) => sum + worker.slots, 0);
+  const running = workers.reduce((sum, worker) => sum + worker.running, 0);
+  const draining = workers.filter((worker) => worker.draining).length;
+  return `${workers.length} alive, ${running} of ${slots} busy${draining ? `, ${draining} draining` : ""}`;
+}
+
+function sentenceOf(figures: Stats): string {
+  const { total, late, paused } = figures.schedules;
+  const schedules = total === 0 ? "No schedules yet" : late ? `${counted(late, "schedule is", "schedules are")} late` : `All ${counted(total, "schedule")} on time`;
+  const parts = [schedules + (paused ? ` (${paused} paused)` : "")];
+  parts.push(figures.jobs.RUNNING ? `${count(figures.jobs.RUNNING)} running` : "nothing runs");
+  const pending = figures.jobs.PENDING ?? 0;
+  if (pending) parts.push(`${count(pending)} waiting, the oldest for ${duration(figures.oldest_pending_seconds * SECOND)}`);
+  if (figures.jobs.RETRYING) parts.push(`${count(figures.jobs.RETRYING)} retrying`);
+  return `${parts.join(" · ")}.`;
+}
+
+/** Say where an alert can be looked into. */
+export function whereTo(alert: Alert): string {
+  switch (alert.code) {
+    case "dead_letters":
+    case "undelivered":
+      return "#/problems";
+    case "schedule_held":
+    case "schedule_failing":
+      return alert.target ? href(["schedules", alert.target]) : "#/schedules";
+    case "undecided":
+      return "#/schedules";
+    default:
+      return "#/queues";
+  }
+}
+
+function FirstSteps() {
+  return (
+    <Empty title="Nothing has run yet">
+      <p>Write a task into jobs.py, let it run, and enqueue its first job:</p>
+      <pre class="sample">{`from headway import Headway
+
+app = Headway()
+
+@app.task
+def hello(name: str = "you"):
+    return f"hello {name}"`}</pre>
+      <Command line="headway dev jobs:app" />
+      <Command line={command(["enqueue", "hello", "--watch"])} />
+    </Empty>
+  );
+}
+
+// --- what runs
+
+function Running({ figures }: { figures: Stats }) {
+  const read = useRead<Page<Job>>(apiUrl(["jobs"], { status: "RUNNING", limit: RUNNING_SHOWN }));
+  const [jobs, setJobs] = useState<readonly (JobNews & { leftAt?: number })[]>([]);
+  useEffect(() => {
+    if (read.data) setJobs(read.data.items);
+  }, [read.data]);
+  useNews((news) => {
+    const told = news.map((one) => one.job);
+    setJobs((before) => {
+      const at = serverNow();
+      let after: readonly (JobNews & { leftAt?: number })[] = mergedList(before, told);
+      const known = new Set(after.map((job) => job.id));
+      const begun = new Map(told.filter((job) => job.status === "RUNNING" && !known.has(job.id)).map((job) => [job.id, job]));
+      if (begun.size) after = [...after, ...begun.values()];
+      // What has ended stays a moment, so that its end is seen; the row that takes its place comes at the bottom.
+      after = after.map((job) => (job.status !== "RUNNING" && job.leftAt === undefined ? { ...job, leftAt: at } : job));
+      return after.filter((job) => job.leftAt === undefined || at - job.leftAt < STAYS_MS).slice(0, RUNNING_SHOWN * 2);
+    });
+  });
+  useEvery(2 * SECOND, () => setJobs((before) => (before.some((job) => job.leftAt !== undefined && serverNow() - job.leftAt >= STAYS_MS) ? before.filter((job) => job.leftAt === undefined || serverNow() - job.leftAt < STAYS_MS) : before)));
+  const shown = jobs.slice(0, RUNNING_SHOWN);
+  const total = Math.max(figures.jobs.RUNNING ?? 0, shown.filter((job) => job.status === "RUNNING").length);
+  return (
+    <Card id="running" title="Running" aside={total > 0 && <a href={href(["jobs"], { status: "RUNNING" })}>{count(total)} in all</a>}>
+      <Problem words={read.problem} again={read.again} />
+      {shown.length === 0 && !read.isReading && (
+        <p class="quiet">
+          Nothing runs at the moment. {figures.schedules.next_at ? "The next instant is on the right." : ""}
+        </p>
+      )}
+      <ul class="running">
+        {shown.map((job) => (
+          <li key={job.id} class={job.leftAt === undefined ? "" : "left"}>
+            <div class="running-head">
+              <JobLink id={job.id}>
+                <strong>
+                  <Text of={job.type} most={60} />
+                </strong>
+              </JobLink>
+              {job.schedule && (
+                <span class="faint">
+                  of <ScheduleLink name={job.schedule} />
+                </span>
+              )}
+              {job.attempts > 1 && <span class="faint">attempt {job.attempts}</span>}
+              <span class="push faint">{isFinal(job.status) || job.status !== "RUNNING" ? <Badge state={job.status} /> : <Since at={job.started_at} />}</span>
+            </div>
+            <Progress job={job} />
+          </li>
+        ))}
+      </ul>
+    </Card>
+  );
+}
+
+// --- what comes next, what waits
+
+function Coming({ figures }: { figures: Stats }) {
+  const coming = figures.schedules.coming.slice(0, 8);
+  const at = now.value;
+  const length = windowFor(coming.map((one) => instant(one.next_at) - at));
+  return (
+    <Card id="coming" title="Next" aside={figures.schedules.total > 0 && <a href="#/schedules">{counted(figures.schedules.total, "schedule")}</a>}>
+      {coming.length === 0 ? (
+        <div class="quiet">
+          <p>{figures.schedules.total ? "No schedule has an instant to come." : "There are no schedules yet. Make one:"}</p>
+          {figures.schedules.total === 0 && <Command line={command(["schedules", "put", "daily-report", "--task", "report", "--cron", "0 6 * * *"])} />}
+        </div>
+      ) : (
+        <>
+          <div class="timeline" aria-hidden="true">
+            {coming.map((one) => {
+              const away = (instant(one.next_at) - at) / length;
+              return away >= 0 && away <= 1 ? <i key={one.name} style={{ "--at": String(away) }} /> : null;
+            })}
+            <span>now</span>
+            <span>{duration(length)}</span>
+          </div>
+          <ol class="coming">
+            {coming.map((one) => (
+              <li key={one.name}>
+                <ScheduleLink name={one.name} />
+                <Time at={one.next_at} ahead />
+              </li>
+            ))}
+          </ol>
+        </>
+      )}
+    </Card>
+  );
+}
+
+function Waiting({ figures }: { figures: Stats }) {
+  const queues = figures.queues.filter((queue) => queue.pending > 0 || queue.paused);
+  const rest = (["SCHEDULED", "RETRYING", "BLOCKED"] as const).filter((status) => figures.jobs[status]);
+  if (!queues.length && !rest.length) return null;
+  return (
+    <Card id="waiting" title="Waiting" aside={<a href="#/queues">Queues</a>}>
+      <ul class="lines">
+        {queues.slice(0, 6).map((queue) => (
+          <li key={queue.name}>
+            <a href={href(["jobs"], { status: "PENDING", queue: queue.name })}>
+              <Text of={queue.name} most={40} />
+            </a>
+            <span>
+              {queue.paused && <Badge state="paused" />} {counted(queue.pending, "job")}
+              {queue.pending > 0 && `, oldest ${duration(queue.oldest_age_seconds * SECOND)}`}
+            </span>
+          </li>
+        ))}
+        {rest.map((status) => (
+          <li key={status}>
+            <a href={href(["jobs"], { status })}>
+              <Badge state={status} />
+            </a>
+            <span>{counted(figures.jobs[status] ?? 0, "job")}</span>
+          </li>
+        ))}
+      </ul>
+    </Card>
+  );
+}
+
+// --- what failed
+
+function Failures() {
+  const failed = useRead<Page<Job>>(apiUrl(["jobs"], { status: "FAILED", limit: FAILED_READ }), { every: 30 * SECOND });
+  const timedOut = useRead<Page<Job>>(apiUrl(["jobs"], { status: "TIMED_OUT", limit: 20 }), { every: 30 * SECOND });
+  const again = useCalm(() => (failed.again(), timedOut.again()), 2 * SECOND);
+  useNews((news) => {
+    if (news.some((one) => one.job.status === "FAILED" || one.job.status === "TIMED_OUT")) again();
+  });
+  const groups = useMemo(() => {
+    const since = serverNow() - HOUR;
+    const all = [...(failed.data?.items ?? []), ...(timedOut.data?.items ?? [])];
+    return groupedByError(
+      all.filter((job) => instant(job.finished_at) > since),
+      errorKind,
+    );
+  }, [failed.data, timedOut.data]);
+  return (
+    <Card id="failures" title="Failed in the last hour" aside={groups.length > 0 && <a href={href(["jobs"], { status: "FAILED" })}>All failed</a>}>
+      <Problem words={failed.problem} again={failed.again} />
+      {groups.length === 0 && !failed.isReading && failed.problem === null && <p class="quiet">Nothing has failed.</p>}
+      <ul class="groups">
+        {groups.slice(0, 6).map((group) => {
+          const newest = group.jobs[0]!;
+          return (
+            <li key={group.tasks[0] + group.kind}>
+              <span class="times">{count(group.jobs.length)}×</span>
+              <div>
+                <JobLink id={newest.id}>
+                  <Text of={newest.type} most={60} />
+                </JobLink>{" "}
+                <Time at={newest.finished_at} />
+                <div class="mono small-text">
+                  <Text of={newest.error ? `${newest.error.type}: ${newest.error.message}` : newest.reason} most={160} />
+                </div>
+              </div>
+              {may("operator") && (
+                <button type="button" class="small" onClick={() => void retryJob(newest, true)} aria-label={`Retry the newest job of ${clip(newest.type, 40)}`}>
+                  Retry
+                </button>
+              )}
+            </li>
+          );
+        })}
+      </ul>
+    </Card>
+  );
+}
+
+// --- charts
+
+/** What ended in the last hour: read once, then kept up by the news. */
+function useEnded(): { ended: Map<string, Ended>; from: number; isCut: boolean; turn: number } {
+  const kept = useRef(new Map<string, Ended>());
+  const [state, setState] = useState({ from: serverNow() - HOUR, isCut: false, turn: 0 });
+  useEffect(() => {
+    const mine = new AbortController();
+    void readEnded(kept.current, mine.signal).then((found) => mine.signal.aborted || setState((before) => ({ ...found, turn: before.turn + 1 })));
+    return () => mine.abort();
+  }, []);
+  useNews((news) => {
+    let hasNew = false;
+    for (const { job } of news) {
+      const ended = isFinal(job.status) ? endedOf(job) : null;
+      if (ended === null || kept.current.has(job.id)) continue;
+      kept.current.set(job.id, ended);
+      hasNew = true;
+    }
+    if (hasNew) setState((before) => ({ ...before, turn: before.turn + 1 }));
+  });
+  useEvery(30 * SECOND, () => {
+    const since = serverNow() - HOUR;
+    for (const [id, one] of kept.current) if (one.at < since) kept.current.delete(id);
+    setState((before) => ({ ...before, from: Math.max(before.from, since), turn: before.turn + 1 }));
+  });
+  return { ended: kept.current, ...state };
+}
+
+async function readEnded(kept: Map<string, Ended>, signal: AbortSignal): Promise<{ from: number; isCut: boolean }> {
+  const since = serverNow() - HOUR;
+  let cursor: string | undefined;
+  let oldest = serverNow();
+  try {
+    for (let page = 0; page < ENDED_PAGES; page++) {
+      const found = await ask<Page<Job>>(apiUrl(["jobs"], { created_after: new Date(since).toISOString(), limit: 200, cursor }), { signal });
+      for (const job of found.items) {
+        const ended = isFinal(job.status) ? endedOf(job) : null;
+        if (ended) kept.set(job.id, ended);
+        oldest = Math.min(oldest, instant(job.created_at));
+      }
+      if (found.next_cursor === null) return { from: since, isCut: false };
+      cursor = found.next_cursor;
+    }
+    return { from: oldest, isCut: true };
+  } catch {
+    return { from: since, isCut: false };
+  }
+}
+
+function Charts({ figures }: { figures: Stats }) {
+  const { ended, from, isCut, turn } = useEnded();
+  const minute = Math.floor(now.value / MINUTE);
+  const minutes = useMemo(() => perMinute(ended.values(), from, serverNow()), [turn, from, minute]);
+  const counts = useMemo(
+    () => [
+      // Drawn behind the failed ones, so that the two together are as high as there were jobs.
+      { label: "completed", values: minutes.good.map((number, place) => number + (minutes.bad[place] ?? 0)), colour: "good", kind: "bars" as const },
+      { label: "failed", values: minutes.bad, colour: "bad", kind: "bars" as const },
+    ],
+    [minutes],
+  );
+  const times = useMemo(
+    () => [
+      { label: "median", values: minutes.usual, colour: "accent" },
+      { label: "95 of 100 are faster", values: minutes.slow, colour: "faint" },
+    ],
+    [minutes],
+  );
+  const hour = figures.last_hour;
+  if (ended.size === 0) return null;
+  return (
+    <Card id="charts" title="Last hour" aside={<span class="faint">{isCut ? "the newest 1,000 jobs" : `${rate(hour.per_second)} · ${percent(hour.failure_rate)} failed`}</span>}>
+      <Chart title="Jobs a minute" summary={`${count(hour.COMPLETED)} completed, ${count(hour.FAILED + hour.TIMED_OUT)} failed.`} at={minutes.at} lines={counts} unit="count" />
+      <Chart title="How long they took" summary={`In the last minutes the median was ${duration((minutes.usual.filter((one) => one !== null).at(-1) ?? 0) * SECOND)}.`} at={minutes.at} lines={times} unit="seconds" />
+    </Card>
+  );
+}

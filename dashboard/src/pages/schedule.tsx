@@ -1,0 +1,347 @@
+/** Schedule: when it fires, what was decided and why, how long its jobs take, and whether the ledger is whole. */
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { pauseSchedule, removeSchedule, resumeSchedule, runNow } from "../actions.tsx";
+import { apiUrl, ask, wordsOf } from "../api.ts";
+import { Backfill } from "../backfill.tsx";
+import { Chart } from "../chart.tsx";
+import { command } from "../cli.ts";
+import { inWords, readDuration, ruleText, spanText, zoneOf } from "../cron.ts";
+import { EditSchedule } from "../editschedule.tsx";
+import { count, counted, dateIn, DAY, duration, instant, SECOND, visible } from "../format.ts";
+import { HeatMap } from "../heatmap.tsx";
+import { useCalm, useEvery, useNews, useRead, useTitle } from "../hooks.ts";
+import { JsonView } from "../jsonview.tsx";
+import { bindKeys } from "../keys.ts";
+import { joined, stateOfRecent, type Recent } from "../recent.tsx";
+import { go, href, route } from "../router.ts";
+import { may, now, serverNow } from "../state.ts";
+import { perDay, quantile } from "../summary.ts";
+import { isFinal } from "../statuses.ts";
+import type { Audit, Job, Occurrence, Page, Schedule } from "../types.ts";
+import { Badge, Card, Command, Empty, Facts, JobLink, Linked, Loading, Problem, Table, Text, Time } from "../ui.tsx";
+import { stateOf } from "./schedules.tsx";
+
+const JOBS_READ = 100;
+const OCCURRENCES_SHOWN = 50;
+const YEAR_PAGES = 10;
+
+export function SchedulePage({ name }: { name: string }) {
+  useTitle(name);
+  const read = useRead<Schedule>(apiUrl(["schedules", name]), { every: 15 * SECOND });
+  const jobs = useRead<Page<Job>>(apiUrl(["jobs"], { schedule: name, limit: JOBS_READ }));
+  const [shows, setShows] = useState<"edit" | "backfill" | null>(null);
+  const [turn, setTurn] = useState(0);
+  const again = useCalm(() => {
+    read.again();
+    jobs.again();
+    setTurn((before) => before + 1);
+  }, SECOND);
+  useNews((news) => {
+    if (news.some((one) => one.job.schedule === name && one.kind !== "progress")) again();
+  });
+  useEffect(() => bindKeys({ Escape: () => history.back() }), []);
+  const schedule = read.data;
+  if (schedule === null) {
+    if (read.status === 404) {
+      return (
+        <Empty title="There is no such schedule">
+          <p>None is named {visible(name)}. It may have been removed, or belong to another tenant.</p>
+          <p>
+            <a href="#/schedules">All schedules</a>
+          </p>
+        </Empty>
+      );
+    }
+    return read.problem === null ? <Loading what="the schedule" /> : <Problem words={read.problem} again={read.again} />;
+  }
+  const zone = zoneOf(schedule.trigger);
+  const canAct = may("operator");
+  const set = (changed: Schedule): void => read.set(changed);
+  return (
+    <article>
+      <nav class="crumbs" aria-label="Where you are">
+        <a href="#/schedules">Schedules</a>
+      </nav>
+      <header class="page-head">
+        <div>
+          <h1>
+            <Text of={schedule.name} most={100} /> <Badge state={stateOf(schedule, now.value)} />
+          </h1>
+          <p class="why">
+            <Text of={inWords(schedule.trigger) ?? schedule.rule} /> <code>{visible(ruleText(schedule.trigger))}</code> {zone && <span class="faint">{zone}</span>}
+          </p>
+        </div>
+        {canAct && (
+          <div class="actions">
+            <button type="button" class="main" onClick={() => void runNow(schedule)}>
+              Run now
+            </button>
+            <button type="button" onClick={() => (schedule.paused ? void resumeSchedule(schedule, set) : pauseSchedule(schedule, set))}>
+              {schedule.paused ? "Resume" : "Pause"}
+            </button>
+            <button type="button" onClick={() => setShows("edit")}>
+              Change
+            </button>
+            <button type="button" onClick={() => setShows("backfill")}>
+              Backfill
+            </button>
+            <button type="button" class="grave" onClick={() => removeSchedule(schedule)}>
+              Remove
+            </button>
+          </div>
+        )}
+      </header>
+      {schedule.attention && <Problem words={`It cannot be planned: ${schedule.attention}`} />}
+      {schedule.pause && (
+        <p class="hint tone-warn">
+          Paused by <Text of={schedule.pause.author} most={60} /> <Time at={schedule.pause.since} />
+          {schedule.pause.until && <> until <Time at={schedule.pause.until} zone={zone} ahead /></>}
+          {schedule.pause.reason && <>: <Text of={schedule.pause.reason} /></>}
+        </p>
+      )}
+      <div class="columns">
+        <div>
+          <Ledger name={name} zone={zone} jobs={jobs.data?.items ?? []} turn={turn} />
+          <Trend jobs={jobs.data?.items ?? []} expect={schedule.expect} />
+          <Occurrences name={name} zone={zone} jobs={jobs.data?.items ?? []} turn={turn} />
+        </div>
+        <div>
+          <Next schedule={schedule} zone={zone} />
+          <AuditResult name={name} turn={turn} />
+          <Card id="definition" title="Definition">
+            <Facts
+              rows={[
+                ["Task", <a href={href(["jobs"], { type: schedule.task })}><Text of={schedule.task} most={80} /></a>],
+                ["While its job runs", schedule.overlap],
+                ["What was missed", schedule.missed],
+                schedule.deadline ? ["May start late by", spanText(schedule.deadline)] : null,
+                schedule.grace ? ["On time within", spanText(schedule.grace)] : null,
+                schedule.expect ? ["Should take at most", spanText(schedule.expect)] : null,
+                schedule.jitter && schedule.jitter !== "0s" ? ["Spread over", spanText(schedule.jitter)] : null,
+                ["Attempts", schedule.max_attempts],
+                schedule.backoff ? ["Wait between", schedule.backoff] : null,
+                ["Queue", <a href={href(["jobs"], { queue: schedule.queue })}><Text of={schedule.queue} most={60} /></a>],
+                schedule.priority ? ["Priority", schedule.priority] : null,
+                ["Tenant", <Text of={schedule.tenant} most={60} />],
+                schedule.tags.length ? ["Tags", <Text of={schedule.tags.join(", ")} />] : null,
+                ["Declared by", schedule.owner ? <Text of={schedule.owner} most={60} /> : "hand"],
+                ["Revision", schedule.revision],
+                ["Made", <Time at={schedule.created_at} />],
+                schedule.failing ? ["Failed in a row", schedule.failing] : null,
+              ]}
+            />
+            <h3>Arguments</h3>
+            <JsonView value={schedule.args} label="The arguments" />
+            <Command line={command(["schedules", "show", name])} />
+          </Card>
+        </div>
+      </div>
+      {shows === "edit" && (
+        <EditSchedule
+          schedule={schedule}
+          onClose={() => setShows(null)}
+          onDone={(changed) => {
+            setShows(null);
+            set(changed);
+          }}
+        />
+      )}
+      {shows === "backfill" && <Backfill schedule={schedule} onClose={() => setShows(null)} onDone={again} />}
+    </article>
+  );
+}
+
+function Next({ schedule, zone }: { schedule: Schedule; zone: string | undefined }) {
+  const items = schedule.next ?? [];
+  return (
+    <Card id="next" title="Next">
+      {items.length === 0 && <p class="quiet">{schedule.trigger.kind === "after" ? "Its instants follow from when its jobs end." : "There is none to come."}</p>}
+      <ol class="coming">
+        {items.map((one) => (
+          <li key={one.instant}>
+            <span>
+              <span class="mono">{one.local.slice(0, 16).replace("T", " ")}</span> <span class="faint small-text">{zone ?? "UTC"}</span>
+              {one.note && <div class="hint tone-warn">{visible(one.note)}</div>}
+            </span>
+            <Time at={one.instant} zone={zone} ahead />
+          </li>
+        ))}
+      </ol>
+    </Card>
+  );
+}
+
+// --- the ledger
+
+async function readYear(name: string, since: string, signal: AbortSignal): Promise<{ found: Occurrence[]; readFrom: string | null }> {
+  const found: Occurrence[] = [];
+  let cursor: string | undefined;
+  for (let page = 0; page < YEAR_PAGES; page++) {
+    const answer: Page<Occurrence> = await ask<Page<Occurrence>>(apiUrl(["schedules", name, "occurrences"], { since, limit: 200, cursor }), { signal });
+    found.push(...answer.items);
+    if (answer.next_cursor === null) return { found, readFrom: null };
+    cursor = answer.next_cursor;
+  }
+  return { found, readFrom: found.at(-1)?.instant ?? null };
+}
+
+function Ledger({ name, zone, jobs, turn }: { name: string; zone: string | undefined; jobs: readonly Job[]; turn: number }) {
+  const [year, setYear] = useState<{ found: Occurrence[]; readFrom: string | null } | null>(null);
+  const [problem, setProblem] = useState<string | null>(null);
+  const calm = Math.floor(turn / 30); // A year does not have to be read with every job.
+  useEffect(() => {
+    const mine = new AbortController();
+    readYear(name, new Date(serverNow() - 371 * DAY).toISOString(), mine.signal).then(
+      (found) => (setYear(found), setProblem(null)),
+      (error: unknown) => mine.signal.aborted || setProblem(wordsOf(error)),
+    );
+    return () => mine.abort();
+  }, [name, calm]);
+  const failed = useMemo(() => new Set(jobs.filter((job) => job.status === "FAILED" || job.status === "TIMED_OUT").map((job) => job.id)), [jobs]);
+  const days = useMemo(() => perDay(year?.found ?? [], failed, zone), [year, failed, zone]);
+  const today = dateIn(now.value, zone);
+  const readFrom = year?.readFrom ? dateIn(instant(year.readFrom), zone) : null;
+  return (
+    <Card
+      id="ledger"
+      title="The year"
+      aside={
+        <span class="legend">
+          <span class="key key-good">fired</span>
+          <span class="key key-warn">skipped</span>
+          <span class="key key-bad">failed or missed</span>
+        </span>
+      }
+    >
+      <Problem words={problem} />
+      <HeatMap days={days} today={today} readFrom={readFrom} />
+      {readFrom && <p class="faint small-text">It fires often: the newest {count(year?.found.length ?? 0)} decisions are shown, back to {readFrom}.</p>}
+    </Card>
+  );
+}
+
+function Trend({ jobs, expect }: { jobs: readonly Job[]; expect: string | null }) {
+  const shown = useMemo(() => {
+    const ended = jobs.filter((job) => isFinal(job.status) && job.started_at && job.finished_at).reverse();
+    const took = ended.map((job) => (instant(job.finished_at) - instant(job.started_at)) / SECOND);
+    const low = quantile(took, 0.1);
+    const high = quantile(took, 0.9);
+    const bound = expect ? readDuration(expect) / SECOND : Number.NaN;
+    const lines = [
+      { label: "usual, slow end", values: took.map(() => high), colour: "faint" },
+      { label: "usual, fast end", values: took.map(() => low), colour: "faint" },
+      { label: "took", values: took.map((value, place) => (ended[place]?.status === "COMPLETED" ? value : null)), colour: "accent", kind: "points" as const },
+      { label: "failed", values: took.map((value, place) => (ended[place]?.status === "COMPLETED" ? null : value)), colour: "bad", kind: "points" as const },
+      ...(Number.isNaN(bound) ? [] : [{ label: "expected at most", values: took.map(() => bound), colour: "warn" }]),
+    ];
+    return { at: ended.map((job) => instant(job.finished_at) / SECOND), lines, low, high, number: ended.length };
+  }, [jobs, expect]);
+  if (shown.number < 3) return null;
+  const words = `Of the last ${counted(shown.number, "job")}, eight in ten took from ${duration(shown.low * SECOND)} to ${duration(shown.high * SECOND)}.`;
+  return (
+    <Card id="trend" title="How long its jobs take">
+      <Chart title="Seconds" summary={words} at={shown.at} lines={shown.lines} unit="seconds" band={[1, 2]} />
+      <p class="faint">{words}</p>
+    </Card>
+  );
+}
+
+function Occurrences({ name, zone, jobs, turn }: { name: string; zone: string | undefined; jobs: readonly Job[]; turn: number }) {
+  const { query } = route.value;
+  const cursor = query["cursor"];
+  const wanted = query["at"];
+  // A link from a job leads to its own occurrence: the page of the ledger that ends with it.
+  const before = wanted ? new Date(instant(wanted) + 1).toISOString() : undefined;
+  const read = useRead<Page<Occurrence>>(apiUrl(["schedules", name, "occurrences"], { limit: OCCURRENCES_SHOWN, cursor, before }));
+  useEffect(() => {
+    if (turn && !cursor && !wanted) read.again();
+  }, [turn]);
+  const rows: Recent[] = useMemo(() => joined(read.data?.items ?? [], jobs), [read.data, jobs]);
+  return (
+    <Card id="occurrences" title="Occurrences" aside={(wanted || cursor) && <a href={href(["schedules", name])}>Newest</a>}>
+      <Problem words={read.problem} again={read.again} />
+      {read.data !== null && rows.length === 0 && <p class="quiet">Nothing has been decided yet.</p>}
+      {rows.length > 0 && (
+        <Table label="Table: occurrences" columns={["Instant", "Outcome", "Why", "Job"]}>
+          {rows.map((one) => (
+            <tr key={one.occurrence.instant} class={wanted && instant(wanted) === instant(one.occurrence.instant) ? "selected" : ""}>
+              <td data-label="Instant" class="figure">
+                <Time at={one.occurrence.instant} zone={zone} />
+                {one.occurrence.until && <> to <Time at={one.occurrence.until} zone={zone} /></>}
+              </td>
+              <td data-label="Outcome">
+                <Badge state={one.occurrence.outcome} /> {one.occurrence.count > 1 && `×${count(one.occurrence.count)}`}
+              </td>
+              <td data-label="Why" class="cell-words">
+                <Linked of={one.occurrence.reason} most={160} />
+              </td>
+              <td data-label="Job" class="cell-job">
+                {one.occurrence.job_id ? (
+                  <>
+                    <JobLink id={one.occurrence.job_id} /> {one.status && <Badge state={stateOfRecent(one)} />}
+                  </>
+                ) : (
+                  <span class="faint">–</span>
+                )}
+              </td>
+            </tr>
+          ))}
+        </Table>
+      )}
+      {read.data?.next_cursor && (
+        <nav class="pager" aria-label="Older and newer">
+          <button type="button" onClick={() => go(href(["schedules", name], { cursor: read.data?.next_cursor ?? undefined }))}>
+            Older
+          </button>
+        </nav>
+      )}
+    </Card>
+  );
+}
+
+function AuditResult({ name, turn }: { name: string; turn: number }) {
+  const [days, setDays] = useState("1");
+  const since = useMemo(() => new Date(serverNow() - Number(days) * DAY).toISOString(), [days, Math.floor(turn / 20)]);
+  const audit = useRead<Audit>(apiUrl(["audit"], { schedule: name, since }));
+  useEvery(60 * SECOND, audit.again);
+  const found = audit.data;
+  const findings = found ? [...found.gaps.map((one) => ({ ...one, kind: "missing" })), ...found.duplicates.map((one) => ({ ...one, kind: "twice" })), ...found.phantoms.map((one) => ({ ...one, kind: "not expected" }))] : [];
+  return (
+    <Card
+      id="audit"
+      title="Audit"
+      aside={
+        <label class="inline">
+          <span class="offscreen">How far back</span>
+          <select value={days} onChange={(event) => setDays(event.currentTarget.value)}>
+            <option value="1">last day</option>
+            <option value="7">last 7 days</option>
+            <option value="30">last 30 days</option>
+            <option value="365">last year</option>
+          </select>
+        </label>
+      }
+    >
+      <Problem words={audit.problem} again={audit.again} />
+      {found && (
+        <p class={found.ok ? "verdict tone-good" : "verdict tone-bad"}>
+          <Badge state={found.ok ? "on" : "held"} word={found.ok ? "Whole" : "Not whole"} /> {counted(found.expected, "instant")} expected, {count(found.recorded)} recorded
+          {found.ok ? ". Nothing is missing, nothing is there twice." : "."}
+        </p>
+      )}
+      {findings.length > 0 && (
+        <ul class="lines">
+          {findings.slice(0, 20).map((one) => (
+            <li key={`${one.kind} ${one.instant}`}>
+              <Time at={one.instant} />
+              <span>
+                {one.kind}: <Text of={one.reason} most={120} />
+              </span>
+            </li>
+          ))}
+        </ul>
+      )}
+      <Command line={command(["audit"], { schedule: name, since })} />
+    </Card>
+  );
+}

@@ -1,0 +1,314 @@
+/** The small parts that all pages are made of. */
+import { signal, useComputed } from "@preact/signals";
+import type { ComponentChildren, JSX } from "preact";
+import { useState } from "preact/hooks";
+import { copyText } from "./copy.ts";
+import { clip, countdown, count, duration, inZone, instant, relative, SECOND, shortId, visible } from "./format.ts";
+import { lookOf, type Shape } from "./statuses.ts";
+import { now } from "./state.ts";
+import { href } from "./router.ts";
+import type { JobNews } from "./types.ts";
+
+// --- states: shape, word and colour
+
+const SHAPES: Readonly<Record<Shape, JSX.Element>> = {
+  check: <path d="M3 8.5 6.5 12 13 4.5" />,
+  cross: <path d="M4 4l8 8M12 4l-8 8" />,
+  play: <path d="M5 3.5v9l7-4.5z" class="filled" />,
+  ring: <circle cx="8" cy="8" r="5" />,
+  clock: <path d="M8 2.5a5.5 5.5 0 1 0 .01 0M8 5v3.2l2.3 1.6" />,
+  retry: <path d="M12.5 6.5A5 5 0 1 0 13 9M13 3v3.7H9.3" />,
+  block: <path d="M3.5 3.5h9v9h-9zM5 5l6 6" />,
+  dash: <path d="M3 8h10" />,
+  alarm: <path d="M8 2.5 14 13H2zM8 6.5v3M8 11.2v.1" />,
+  pause: <path d="M5.5 3.5v9M10.5 3.5v9" />,
+  half: <path d="M8 3a5 5 0 0 1 0 10zM8 3a5 5 0 1 0 0 10" class="half" />,
+};
+
+export function Icon({ shape }: { shape: Shape }) {
+  return (
+    <svg class="icon" viewBox="0 0 16 16" aria-hidden="true">
+      {SHAPES[shape]}
+    </svg>
+  );
+}
+
+export function Badge({ state, word }: { state: string; word?: string }) {
+  const look = lookOf(state);
+  return (
+    <span class={`badge tone-${look.tone}`}>
+      <Icon shape={look.shape} />
+      {word ?? look.word}
+    </span>
+  );
+}
+
+// --- times
+
+interface Tip {
+  x: number;
+  y: number;
+  lines: [string, string][];
+}
+
+const tip = signal<Tip | null>(null);
+
+/** Shows the exact time beside the relative one that has the pointer or the focus. */
+export function TimeTip() {
+  const shown = tip.value;
+  return (
+    <div id="time-tip" role="tooltip" class="tip" hidden={shown === null} style={{ "--x": `${shown?.x ?? 0}px`, "--y": `${shown?.y ?? 0}px` }}>
+      {shown?.lines.map(([name, text]) => (
+        <div key={name}>
+          <span class="tip-name">{name}</span> {text}
+        </div>
+      ))}
+    </div>
+  );
+}
+
+/** A time, relative; exact in UTC, here and in the zone of the schedule with the pointer or the focus. A click copies it. */
+export function Time({ at, zone, ahead = false }: { at: string | null | undefined; zone?: string | undefined; ahead?: boolean }) {
+  const moment = instant(at);
+  const text = useComputed(() => (ahead ? countdown(moment, now.value) : relative(moment, now.value)));
+  if (Number.isNaN(moment)) return <span class="faint">–</span>;
+  const show = (event: JSX.TargetedEvent<HTMLElement>): void => {
+    const box = event.currentTarget.getBoundingClientRect();
+    const lines: [string, string][] = [
+      ["UTC", inZone(moment, "UTC")],
+      ["here", inZone(moment, undefined)],
+    ];
+    if (zone && zone !== "UTC") lines.push([zone, inZone(moment, zone)]);
+    tip.value = { x: Math.max(8, Math.min(box.left, innerWidth - 280)), y: box.bottom + 4, lines };
+  };
+  const hide = (): void => {
+    tip.value = null;
+  };
+  return (
+    <time
+      class="time"
+      dateTime={at ?? ""}
+      tabIndex={0}
+      aria-describedby="time-tip"
+      onMouseEnter={show}
+      onMouseLeave={hide}
+      onFocus={show}
+      onBlur={hide}
+      onClick={() => void copyText(at ?? "", "The time")}
+    >
+      {text}
+    </time>
+  );
+}
+
+/** How long something has been going on, counting. */
+export function Since({ at }: { at: string | null | undefined }) {
+  const moment = instant(at);
+  const text = useComputed(() => duration(Math.max(0, Math.floor((now.value - moment) / SECOND) * SECOND)));
+  return Number.isNaN(moment) ? <span class="faint">–</span> : <span>{text}</span>;
+}
+
+// --- progress
+
+/** How far a job is, with a text that says the same. */
+export function Progress({ job, isLarge = false }: { job: JobNews; isLarge?: boolean }) {
+  const words = progressWords(job);
+  const isUnknown = job.progress === 0 && !job.detail?.step && !job.detail?.total;
+  return (
+    <div class={`progress ${isLarge ? "large" : ""}`}>
+      <div
+        class={`bar ${isUnknown ? "unknown" : ""}`}
+        role="progressbar"
+        aria-label={`Progress of ${job.type}`}
+        aria-valuemin={0}
+        aria-valuemax={100}
+        {...(isUnknown ? {} : { "aria-valuenow": Math.round(job.progress) })}
+        aria-valuetext={words}
+      >
+        <div class="fill" style={{ "--part": String(job.progress / 100) }} />
+      </div>
+      <span class="progress-words">{words}</span>
+    </div>
+  );
+}
+
+/** Say how far a job is: `65% · Transcoding 720p · 1,310 of 2,016 · about 4m left`. */
+export function progressWords(job: JobNews): string {
+  const detail = job.detail;
+  const parts: string[] = [];
+  if (job.progress > 0 || detail) parts.push(`${Math.floor(job.progress)}%`);
+  const place = detail?.steps?.findIndex((step) => step.state === "running") ?? -1;
+  const step = detail?.step ?? (typeof job.metadata["current_step"] === "string" ? job.metadata["current_step"] : "");
+  if (step) parts.push(visible(clip(step, 60)) + (place >= 0 ? ` (step ${place + 1} of ${detail?.steps?.length ?? 0})` : ""));
+  if (detail?.total && detail.done !== undefined) parts.push(`${count(Math.floor(detail.done))} of ${count(Math.ceil(detail.total))}`);
+  if (job.eta_seconds !== null && job.eta_seconds !== undefined) parts.push(`about ${duration(Math.max(1, job.eta_seconds) * SECOND)} left`);
+  return parts.join(" · ") || "no progress reported yet";
+}
+
+// --- texts
+
+/** Any text of a user: shown as it is, with what cannot be seen written out. */
+export function Text({ of, most = 300 }: { of: string | null | undefined; most?: number }) {
+  return <>{visible(clip(of ?? "", most))}</>;
+}
+
+/** A text of ours in which the ids of jobs lead to them. */
+export function Linked({ of, most = 300 }: { of: string; most?: number }) {
+  const parts = clip(of, most).split(/\b(job_[0-9a-z]{26})\b/);
+  return <>{parts.map((part, place) => (place % 2 ? <JobLink key={place} id={part} /> : visible(part)))}</>;
+}
+
+export function JobLink({ id, children }: { id: string; children?: ComponentChildren }) {
+  return (
+    <a href={href(["jobs", id])} title={id}>
+      {children ?? <code>{shortId(id)}</code>}
+    </a>
+  );
+}
+
+export function ScheduleLink({ name }: { name: string }) {
+  return (
+    <a href={href(["schedules", name])}>
+      <Text of={name} most={80} />
+    </a>
+  );
+}
+
+export function Copy({ text, what = "Copied" }: { text: string; what?: string }) {
+  return (
+    <button type="button" class="small ghost" onClick={() => void copyText(text, what)}>
+      Copy
+    </button>
+  );
+}
+
+/** A command to copy. */
+export function Command({ line, label }: { line: string; label?: string }) {
+  return (
+    <div class="command">
+      {label && <span class="command-label">{label}</span>}
+      <code tabIndex={0}>
+        {line.split(" ").map((word, place) => (
+          // A line breaks between words only, never after a hyphen, so that it can be read aloud and typed.
+          <span key={place}>{word} </span>
+        ))}
+      </code>
+      <Copy text={line} what="The command" />
+    </div>
+  );
+}
+
+// --- parts of pages
+
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="empty">
+      <h3>{title}</h3>
+      {children}
+    </div>
+  );
+}
+
+export function Problem({ words, again }: { words: string | null; again?: () => void }) {
+  if (words === null) return null;
+  return (
+    <div class="problem" role="alert">
+      <Icon shape="alarm" />
+      <span>{visible(words)}</span>
+      {again && (
+        <button type="button" class="small" onClick={again}>
+          Try again
+        </button>
+      )}
+    </div>
+  );
+}
+
+export function Loading({ what }: { what: string }) {
+  return (
+    <p class="loading" role="status">
+      Reading {what} …
+    </p>
+  );
+}
+
+export function Card({ title, aside, children, id }: { title?: ComponentChildren; aside?: ComponentChildren; children: ComponentChildren; id?: string }) {
+  return (
+    <section class="card" {...(id ? { id, "aria-labelledby": `${id}-title` } : {})}>
+      {title && (
+        <header>
+          <h2 {...(id ? { id: `${id}-title` } : {})}>{title}</h2>
+          {aside && <div class="aside">{aside}</div>}
+        </header>
+      )}
+      {children}
+    </section>
+  );
+}
+
+/** The head of a column of buttons, which needs no words for those who see them. */
+export const DO = <span class="offscreen">Actions</span>;
+
+/** A table in a frame that scrolls sideways by itself where it must; on a phone each row is a card. */
+export function Table({ label, columns, children }: { label: string; columns: readonly ComponentChildren[]; children: ComponentChildren }) {
+  return (
+    <div class="table-frame" role="region" aria-label={label} tabIndex={0}>
+      <table>
+        <thead>
+          <tr>
+            {columns.map((column, place) => (
+              <th key={place} scope="col">
+                {column}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
+  );
+}
+
+export function Facts({ rows }: { rows: readonly (readonly [string, ComponentChildren] | null)[] }) {
+  return (
+    <dl class="facts">
+      {rows.map(
+        (row) =>
+          row !== null && (
+            <div key={row[0]}>
+              <dt>{row[0]}</dt>
+              <dd>{row[1]}</dd>
+            </div>
+          ),
+      )}
+    </dl>
+  );
+}
+
+/** Something long that opens on demand. */
+export function Fold({ title, children, isOpen = false }: { title: ComponentChildren; children: () => ComponentChildren; isOpen?: boolean }) {
+  const [open, setOpen] = useState(isOpen);
+  return (
+    <details class="fold" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>{title}</summary>
+      {open && children()}
+    </details>
+  );
+}
+
+export function Pager({ isFirst, next, onFirst, onNext }: { isFirst: boolean; next: string | null; onFirst: () => void; onNext: (cursor: string) => void }) {
+  if (isFirst && next === null) return null;
+  return (
+    <nav class="pager" aria-label="Older and newer">
+      <button type="button" disabled={isFirst} onClick={onFirst}>
+        Newest
+      </button>
+      <button type="button" disabled={isFirst} onClick={() => history.back()}>
+        Back
+      </button>
+      <button type="button" disabled={next === null} onClick={() => next !== null && onNext(next)}>
+        Older
+      </button>
+    </nav>
+  );
+}

@@ -1,0 +1,48 @@
+/** Things that several tests need. */
+import type { Job } from "../src/types.ts";
+
+/** Make a job of which only what matters is said. */
+export function job(id: string, changes: Partial<Job> = {}): Job {
+  return {
+    id,
+    type: "report",
+    tenant: "default",
+    queue: "default",
+    schedule: null,
+    key: null,
+    tags: [],
+    status: "RUNNING",
+    progress: 0,
+    attempts: 1,
+    failures: 0,
+    max_attempts: 3,
+    metadata: {},
+    detail: null,
+    started_at: "2027-01-01T00:00:00Z",
+    finished_at: null,
+    updated_at: "2027-01-01T00:00:00Z",
+    why: "",
+    eta_seconds: null,
+    version: 1,
+    created_at: "2027-01-01T00:00:00Z",
+    run_at: "2027-01-01T00:00:00Z",
+    ready_at: null,
+    cancel_requested_at: null,
+    reviewed_at: null,
+    timeout: null,
+    expires_at: null,
+    priority: 0,
+    occurrence_at: null,
+    batch: null,
+    parent: null,
+    rerun_of: null,
+    node: null,
+    blocked_by: null,
+    parked: null,
+    reason: "",
+    args: {},
+    result: null,
+    error: null,
+    ...changes,
+  };
+}

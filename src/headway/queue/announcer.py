@@ -1,0 +1,131 @@
+"""The announcer: tells a transport of jobs that have become ready, after their commit and behind everybody's back.
+
+Whoever commits only notes what is ready, in a list with an end; nobody waits. While the transport is away the last
+hundred of each queue are kept, and told when it is back; by then the sweeps of the workers have found these jobs. Of
+many jobs that became ready at once a hundred are told: a worker that is woken takes what it has room for, and more.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headway.clock import Clock
+from headway.errors import EngineUnavailable
+from headway.events import EngineLost, EngineReturned, emit
+from headway.model import JsonObject
+from headway.ports import Transport
+
+QUEUES_MAX: Final = 1_000
+HINTS_MAX: Final = 100  # Of one queue, kept and sent at once.
+QUIET_S: Final = 5.0
+AGAIN_S: Final = 0.2
+AGAIN_S_MAX: Final = 1.0
+
+
+class Health:
+    """What is wrong with a transport, as seen by those who use it in this process. Said once, and once when it ends."""
+
+    def __init__(self, name: str, node: str) -> None:
+        self.name = name
+        self._node = node
+        self._troubles: dict[str, str] = {}
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the transport is not relied on, in words; None while it works."""
+        return next(iter(self._troubles.values()), None)
+
+    def miss(self, who: str, error: EngineUnavailable) -> None:
+        """Somebody did not get an answer."""
+        if not self._troubles:
+            emit(EngineLost(node=self._node, engine=f"{self.name} transport", error=str(error), falls_back=True))
+        self._troubles[who] = str(error)
+
+    def meet(self, who: str) -> None:
+        """Somebody got an answer."""
+        if self._troubles.pop(who, None) is not None and not self._troubles:
+            emit(EngineReturned(node=self._node, engine=f"{self.name} transport"))
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A transport as a node uses it."""
+
+    transport: Transport
+    health: Health
+    announcer: "Announcer"
+
+    @classmethod
+    def by(cls, transport: Transport, clock: Clock) -> "Dispatch":
+        """Put an announcer before a transport."""
+        health = Health(transport.name, clock.node)
+        return cls(transport, health, Announcer(transport, health, clock=clock))
+
+    def state(self) -> JsonObject:
+        """Describe the transport for those who look at nodes."""
+        return {"name": self.transport.name, "trouble": self.health.trouble}
+
+
+class Announcer:
+    """Sends what was noted. `tick` is run by a `Loop`; `announce` may be called from any thread."""
+
+    def __init__(self, transport: Transport, health: Health, *, clock: Clock) -> None:
+        self.wake: Callable[[], None] = _nobody
+        self._transport = transport
+        self._health = health
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[str]] = {}
+        self._is_sending = False
+        self._failures = 0
+        self._try_at = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing can be sent now."""
+        return self._failures > 0 or not (self._waiting or self._is_sending)
+
+    def announce(self, ready: Sequence[tuple[str, str]]) -> None:
+        """Note jobs that are ready, as (queue, id); when there are too many, the oldest are forgotten."""
+        with self._lock:
+            for queue, job_id in ready:
+                if queue in self._waiting or len(self._waiting) < QUEUES_MAX:
+                    self._waiting.setdefault(queue, deque(maxlen=HINTS_MAX)).append(job_id)
+        self.wake()
+
+    async def tick(self) -> float:
+        """Send what waits; while the transport is away, only see whether it is back, ever less often."""
+        now = self._clock.monotonic()
+        if now < self._try_at:
+            return self._try_at - now
+        self._is_sending = True
+        with self._lock:
+            ready, self._waiting = self._waiting, {}
+        try:
+            if ready or self._failures:
+                await self._transport.announce(ready)
+        except EngineUnavailable as error:
+            return self._missed(error, ready)
+        finally:
+            self._is_sending = False
+        self._failures = 0
+        self._health.meet("announcer")
+        return 0.0 if self._waiting else QUIET_S
+
+    def _missed(self, error: EngineUnavailable, ready: dict[str, deque[str]]) -> float:
+        with self._lock:
+            for queue, job_ids in self._waiting.items():
+                ready.setdefault(queue, deque(maxlen=HINTS_MAX)).extend(job_ids)
+            self._waiting = ready
+        self._failures += 1
+        self._health.miss("announcer", error)
+        longest = min(AGAIN_S_MAX, AGAIN_S * 2.0 ** min(self._failures, 10))
+        rest_s = longest * (0.5 + self._clock.chance.random() / 2)
+        self._try_at = self._clock.monotonic() + rest_s
+        return rest_s
+
+
+def _nobody() -> None:
+    """Wake nobody: before the loop is there."""

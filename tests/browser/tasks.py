@@ -1,0 +1,66 @@
+"""The app whose jobs the browser shows: each task is there for one thing that people do on the pages."""
+
+import asyncio
+import time
+from typing import Any
+
+from headway import Context, Cron, Every, Headway, Retry
+from headway.settings import Settings
+
+# What a script would do if any page took a text for more than a text.
+NASTY = """<img src=x onerror="window.__ran.push('image')">'"><script>window.__ran.push('script')</script>"""
+NASTY_URL = "javascript:window.__ran.push('address')"
+# The same in fewer letters, for names that are short.
+NASTY_NAME = "<img src=x onerror=window.__ran.push(1)>"
+
+app = Headway(settings=Settings(), name="browser")
+ONCE = Retry(max_attempts=1)
+
+
+@app.task
+async def greet(name: str = "you") -> dict[str, Any]:
+    """Be over at once, with a result that has a number no browser can count to."""
+    return {"greeting": f"hello {name}", "exact": 9_007_199_254_740_993}
+
+
+@app.task(retry=ONCE)
+async def fail(message: str = "the printer is on fire", api_key: str = "hidden") -> None:
+    """Fail for good, at once."""
+    raise OSError(message)
+
+
+@app.task(retry=ONCE)
+async def work(ctx: Context, seconds: float = 30.0) -> str:
+    """Go through steps and tell about it, until it has ended or is told to stop."""
+    with ctx.steps("Load", "Transform", "Store") as steps:
+        for name in ("Load", "Transform", "Store"):
+            with steps(name):
+                for number in ctx.track(range(round(seconds * 10 / 3)), name):
+                    ctx.log(f"{name} line {number}")
+                    await asyncio.sleep(0.1)
+    return "worked"
+
+
+@app.task(retry=ONCE)
+def block(seconds: float = 1.0) -> None:
+    """Take a process for a while."""
+    time.sleep(seconds)
+
+
+@app.task(name=NASTY_NAME, retry=ONCE)
+async def hostile(ctx: Context, text: str = NASTY, fails: bool = True) -> dict[str, str]:
+    """Say something in every place that a task can say something in."""
+    ctx.log(text)
+    ctx.log("\x1b]0;title\x07\x1b[31mred\u202edesrever\u2066")
+    ctx.metadata[text] = text
+    with ctx.steps(text, "then") as steps, steps(text):
+        ctx.progress(10, text)
+        await asyncio.sleep(0.3)
+    if fails:
+        raise type(f"Odd{NASTY_NAME}", (Exception,), {})(text)
+    return {text: text, "download_url": NASTY_URL}
+
+
+app.schedule("minutely", greet, Cron("* * * * *"), args={"name": "minute"})
+app.schedule("nightly", greet, Cron("30 2 * * *", tz="Europe/Berlin"), args={"name": "night"})
+app.schedule("quick", greet, Every("2s"), overlap="allow")

@@ -1,0 +1,241 @@
+"""What people come to the pages for, each from where the need arises, with a real server and real jobs."""
+
+import re
+import time
+from typing import Any
+
+import httpx
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import Visit
+
+WITHIN_S = 20.0
+
+
+def enqueue(api: httpx.Client, task: str, args: dict[str, Any] | None = None, **options: Any) -> str:
+    answer = api.post("/api/jobs", json={"type": task, "args": args or {}, **options})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def ended(api: httpx.Client, job_id: str) -> dict[str, Any]:
+    """Wait until a job has ended."""
+    job: dict[str, Any] = api.get(f"/api/jobs/{job_id}", params={"wait": "20s"}).json()
+    end = time.monotonic() + WITHIN_S
+    while job["finished_at"] is None:
+        assert time.monotonic() < end, job
+        time.sleep(0.05)
+        job = api.get(f"/api/jobs/{job_id}").json()
+    return job
+
+
+def shown_id(page: Page) -> str:
+    """Return the job whose page is open."""
+    return page.url.rpartition("/")[2]
+
+
+def toast(page: Page) -> Any:
+    return page.locator(".toast")
+
+
+def test_retry_a_failed_job_from_where_its_error_is_read(visit: Visit, api: httpx.Client) -> None:
+    job_id = enqueue(api, "fail", {"message": "no paper left", "api_key": "hw-secret"})
+    ended(api, job_id)
+    page = visit.open(f"jobs/{job_id}")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Failed")
+    error = page.get_by_role("region", name="Error")
+    expect(error).to_contain_text("OSError: no paper left")
+    expect(error.locator(".own").last).to_contain_text("raise OSError(message)")  # The user's own frames stand out.
+    expect(page.get_by_role("region", name="Arguments")).not_to_contain_text("hw-secret")
+    page.get_by_role("button", name="Retry", exact=True).click()
+    expect(page.get_by_text("Rerun of")).to_be_visible()
+    again = shown_id(page)
+    assert again != job_id
+    assert api.get(f"/api/jobs/{again}").json()["rerun_of"] == job_id
+    expect(toast(page)).to_contain_text(f"jobs retry {job_id}")  # The same, for a terminal.
+
+
+def test_retry_all_that_match_with_the_count_asked_first(visit: Visit, api: httpx.Client) -> None:
+    jobs = [enqueue(api, "fail", tags=["many"]) for _ in range(3)]
+    for job_id in jobs:
+        ended(api, job_id)
+    page = visit.open("jobs?status=FAILED&tag=many")
+    rows = page.get_by_role("region", name="Jobs").locator("tbody tr")
+    expect(rows).to_have_count(3)
+    page.get_by_role("checkbox", name="Select all on this page").check()
+    page.get_by_role("region", name="Selection").get_by_role("button", name="Retry").click()
+    question = page.get_by_role("dialog")
+    expect(question.get_by_role("heading")).to_have_text("Run 3 jobs again?")
+    expect(question).to_contain_text("Failed 3")
+    question.get_by_role("button", name="Run again").click()
+    expect(toast(page)).to_contain_text("3 jobs will run again.")
+    found = api.get("/api/jobs", params={"tag": "many", "limit": 50}).json()["items"]
+    assert sorted(job["rerun_of"] for job in found if job["rerun_of"]) == sorted(jobs)
+    assert "status=FAILED" in page.url  # Who reloads, or shares the address, sees the same.
+    page.reload()
+    expect(page.get_by_role("link", name=re.compile("^Failed"))).to_have_attribute("aria-current", "true")
+
+
+def test_cancel_a_job_and_see_it_stop(visit: Visit, api: httpx.Client) -> None:
+    job_id = enqueue(api, "work")
+    page = visit.open(f"jobs/{job_id}")
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    question = page.get_by_role("dialog")
+    question.get_by_label("Why, for those who will ask").fill("wrong month")
+    question.get_by_role("button", name="Cancel the job").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Cancelled")
+    assert "wrong month" in str(api.get(f"/api/jobs/{job_id}").json())
+
+
+def test_run_again_with_other_arguments_keeps_every_digit(visit: Visit, api: httpx.Client) -> None:
+    job_id = enqueue(api, "greet", {"name": "ada"})
+    ended(api, job_id)
+    page = visit.open(f"jobs/{job_id}")
+    expect(page.get_by_role("region", name="Result")).to_contain_text("9007199254740993")
+    page.get_by_role("button", name="Run again with other arguments").click()
+    dialog = page.get_by_role("dialog")
+    field = dialog.get_by_label("Arguments as JSON")
+    field.fill('{"name": ')
+    expect(dialog.get_by_role("button", name="Enqueue")).to_be_disabled()
+    field.fill('{"name": "grace 9007199254740993"}')
+    dialog.get_by_role("button", name="Enqueue").click()
+    expect(page.get_by_role("region", name="Result")).to_contain_text("hello grace 9007199254740993")
+    assert shown_id(page) != job_id
+
+
+def test_ask_why_a_job_is_where_it_is(visit: Visit, api: httpx.Client) -> None:
+    job_id = enqueue(api, "greet", queue="nobody-takes-this", delay="1h")
+    page = visit.open(f"jobs/{job_id}")
+    expect(page.locator(".why")).to_contain_text("due in")
+    page.get_by_role("button", name="Why?").click()
+    expect(page.get_by_text("Why it is there")).to_be_visible()
+    expect(page.locator("code").filter(has_text=f"jobs why {job_id}")).to_be_visible()
+    api.post(f"/api/jobs/{job_id}/cancel", json={})
+
+
+def test_follow_a_log_while_it_grows(visit: Visit, api: httpx.Client) -> None:
+    job_id = enqueue(api, "work", {"seconds": 4})
+    page = visit.open(f"jobs/{job_id}")
+    log = page.get_by_role("log")
+    expect(log).to_contain_text("Load line 0")
+    expect(log).to_contain_text("Transform line 3")
+    is_at_end = "element => element.scrollHeight - element.scrollTop - element.clientHeight < 40"
+    assert log.evaluate(is_at_end)
+    expect(page.locator(".steps li").first).to_contain_text("Load")
+    page.get_by_label("Search the log").fill("load line 3")
+    expect(log.locator(".log-line")).to_have_count(1)
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Completed")
+
+
+def test_run_a_schedule_now(visit: Visit, api: httpx.Client) -> None:
+    page = visit.open("schedules")
+    row = page.get_by_role("row").filter(has_text="nightly")
+    expect(row).to_contain_text("Europe/Berlin")
+    page.get_by_role("button", name="Run now: nightly").click()
+    toast(page).get_by_role("link", name="Look at it").click()
+    expect(page.get_by_role("region", name="Result")).to_contain_text("hello night")
+    assert api.get(f"/api/jobs/{shown_id(page)}").json()["schedule"] == "nightly"
+
+
+def test_pause_a_schedule_with_a_note_and_resume_it(visit: Visit, api: httpx.Client) -> None:
+    page = visit.open("schedules")
+    page.get_by_role("button", name="Pause nightly").click()
+    question = page.get_by_role("dialog")
+    question.get_by_label("Why, for those who will ask").fill("the release")
+    question.get_by_role("button", name="Pause it").click()
+    row = page.get_by_role("row").filter(has_text="nightly")
+    expect(row).to_contain_text("Paused")
+    assert api.get("/api/schedules/nightly").json()["paused"]
+    assert "the release" in api.get("/api/trail", params={"target": "nightly"}).text
+    page.get_by_role("button", name="Resume nightly").click()
+    expect(row).to_contain_text("On")
+    assert not api.get("/api/schedules/nightly").json()["paused"]
+
+
+def test_pause_a_queue_with_a_note_and_resume_it(visit: Visit, api: httpx.Client) -> None:
+    job_id = enqueue(api, "work", queue="side")
+    page = visit.open("queues")
+    page.get_by_role("button", name="Pause the queue side").click()
+    question = page.get_by_role("dialog")
+    expect(question).to_contain_text("that run go on")
+    question.get_by_label("Why, for those who will ask").fill("a look at the disk")
+    question.get_by_role("button", name="Pause it").click()
+    row = page.get_by_role("region", name="Queues", exact=True).get_by_role("row").filter(has_text="side")
+    expect(row).to_contain_text("a look at the disk")
+    page.get_by_role("button", name="Resume the queue side").click()
+    expect(row).to_contain_text("Open")
+    api.post(f"/api/jobs/{job_id}/cancel", json={})
+
+
+def test_change_a_schedule_with_what_would_change_shown_first(visit: Visit, api: httpx.Client) -> None:
+    made = api.put("/api/schedules/edited", json={"task": "greet", "cron": "0 6 * * *", "tz": "Europe/Berlin"})
+    assert made.status_code == 201, made.text
+    visit.expects.append("status of 422")  # The browser tells of it too, when a rule makes no sense.
+    page = visit.open("schedules/edited")
+    page.get_by_role("button", name="Change", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("This changes nothing.")
+    field = dialog.get_by_role("textbox", name="Cron text")
+    field.fill("61 6 * * *")
+    expect(dialog.get_by_role("alert")).to_contain_text("61")
+    expect(dialog.get_by_role("button", name="Change it")).to_be_disabled()
+    field.fill("30 2 * * *")
+    expect(dialog).to_contain_text("Next, after the change")
+    expect(dialog.locator(".plan .moved").first).to_contain_text("02:30")
+    assert api.get("/api/schedules/edited").json()["revision"] == made.json()["revision"]
+    dialog.get_by_role("button", name="Change it").click()
+    expect(toast(page)).to_contain_text("edited is changed.")
+    assert api.get("/api/schedules/edited").json()["trigger"]["expr"] == "30 2 * * *"
+
+
+def test_make_a_schedule_and_remove_it(visit: Visit, api: httpx.Client) -> None:
+    page = visit.open("schedules")
+    page.get_by_role("link", name="New schedule").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("weekly/sales report")
+    dialog.get_by_label("Task").fill("greet")
+    dialog.get_by_role("textbox", name="Cron text").fill("0 9 * * MON")
+    expect(dialog).to_contain_text("This makes a new schedule.")
+    dialog.get_by_role("button", name="Make it").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("weekly/sales report")
+    expect(page.get_by_role("region", name="Audit")).to_contain_text("Whole")
+    page.get_by_role("button", name="Remove", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove it").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Schedules")
+    assert api.get("/api/schedules/weekly%2Fsales%20report").status_code == 404
+
+
+def test_backfill_a_range_with_the_count_first(visit: Visit, api: httpx.Client) -> None:
+    api.put("/api/schedules/filled", json={"task": "greet", "cron": "0 12 * * *", "args": {"name": "past"}})
+    page = visit.open("schedules/filled")
+    page.get_by_role("button", name="Backfill").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("From").fill("2026-03-01T00:00")
+    dialog.get_by_label("To").fill("2026-03-04T00:00")
+    dialog.get_by_role("button", name="Count").click()
+    expect(dialog).to_contain_text("3 jobs would be enqueued.")
+    assert api.get("/api/jobs", params={"schedule": "filled"}).json()["items"] == []
+    dialog.get_by_role("button", name="Enqueue 3 jobs").click()
+    expect(toast(page)).to_contain_text("3 jobs enqueued")
+    found = api.get("/api/jobs", params={"schedule": "filled"}).json()["items"]
+    assert sorted(job["occurrence_at"] for job in found) == [f"2026-03-0{day}T12:00:00Z" for day in (1, 2, 3)]
+
+
+def test_dead_letters_are_settled_by_the_error_they_share(visit: Visit, api: httpx.Client) -> None:
+    for letters in api.get("/api/dead", params={"limit": 200}).json()["items"]:
+        api.post(f"/api/dead/{letters['id']}/drop")
+    for number in (1, 2):
+        ended(api, enqueue(api, "fail", {"message": f"disk {number} is full"}))
+    ended(api, enqueue(api, "fail", {"message": "nobody is at home"}))
+    page = visit.open("problems")
+    groups = page.get_by_role("region", name="Dead letters").locator(".groups > li")
+    expect(groups).to_have_count(2)
+    page.get_by_role("button", name="Retry all 2 jobs of fail").click()
+    question = page.get_by_role("dialog")
+    expect(question.get_by_role("heading")).to_have_text("Run 2 dead letters again?")
+    question.get_by_role("button", name="Run again").click()
+    expect(toast(page).first).to_contain_text("2 jobs will run again.")
+    page.get_by_role("button", name="Drop 1 job of fail").click()
+    page.get_by_role("dialog").get_by_role("button", name="Drop").click()
+    expect(page.get_by_text("1 dead letter dropped.")).to_be_visible()

@@ -1,0 +1,98 @@
+"""Texts that would like to be more than texts, in every field and on every page: they are shown, and do nothing."""
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.tasks import NASTY, NASTY_NAME, NASTY_URL
+from tests.browser.test_actions import ended
+from tests.support.browser import Visit
+
+HOOK = "https://hooks.invalid/<script>window.__ran.push('hook')</script>?q=\"'><img src=x onerror=window.__ran.push(2)>"
+
+
+@pytest.fixture(scope="module")
+def traps(api: httpx.Client) -> Iterator[dict[str, str]]:
+    """Everything that takes a text has got one."""
+    common = {
+        "type": NASTY_NAME,
+        "queue": NASTY_NAME,
+        "tenant": NASTY_NAME,
+        "tags": [NASTY_NAME, "trap"],
+        "metadata": {NASTY: [NASTY, {NASTY: NASTY}]},
+    }
+    failed, completed, waiting = (
+        api.post("/api/jobs", json={**common, **more})
+        for more in (
+            {"key": NASTY_NAME, "args": {"text": NASTY}},
+            {"args": {"text": NASTY, "fails": False}},
+            {"args": {"text": NASTY}, "delay": "1h"},
+        )
+    )
+    assert {one.status_code for one in (failed, completed, waiting)} == {201}, failed.text
+    schedule = {"task": NASTY_NAME, "cron": "0 6 * * *", "args": {NASTY: NASTY}, "tags": [NASTY_NAME]}
+    made = api.put(f"/api/schedules/{quote(NASTY_NAME, safe='')}", json=schedule)
+    assert made.status_code == 201, made.text
+    paused = api.post(f"/api/schedules/{quote(NASTY_NAME, safe='')}/pause", json={"reason": NASTY})
+    assert paused.status_code == 200, paused.text
+    hook = api.post("/api/webhooks", json={"url": HOOK})
+    ended(api, failed.json()["id"])
+    ended(api, completed.json()["id"])
+    cancelled = api.post(f"/api/jobs/{waiting.json()['id']}/cancel", json={"reason": NASTY})
+    assert cancelled.status_code == 200, cancelled.text
+    yield {
+        "failed": failed.json()["id"],
+        "completed": completed.json()["id"],
+        "waiting": waiting.json()["id"],
+        "schedule": quote(NASTY_NAME, safe=""),
+    }
+    api.delete(f"/api/schedules/{quote(NASTY_NAME, safe='')}")
+    if hook.status_code == 201:
+        api.delete(f"/api/webhooks/{hook.json()['id']}")
+
+
+PAGES = {
+    "now": "",
+    "jobs": "jobs?tag=trap",
+    "jobs by text": f"jobs?q={quote(NASTY)}&status={quote(NASTY_NAME)}&type={quote(NASTY_NAME)}",
+    "failed job": "jobs/{failed}",
+    "completed job": "jobs/{completed}",
+    "cancelled job": "jobs/{waiting}",
+    "no such job": f"jobs/{quote(NASTY, safe='')}",
+    "schedules": "schedules",
+    "schedule": "schedules/{schedule}",
+    "queues": "queues",
+    "problems": "problems",
+    "settings": "settings",
+    "nowhere": quote(NASTY, safe=""),
+}
+
+
+def test_nothing_runs_and_nothing_is_refused(visit: Visit, traps: dict[str, str]) -> None:
+    visit.expects += ["status of 4[0-9][0-9]"]  # The browser tells of answers that refuse: no such job.
+    for name, path in PAGES.items():
+        page = visit.open(path.format(**traps))
+        expect(page.locator("main :is(h1, h2, h3)").first).to_be_visible()
+        page.locator("main details").evaluate_all("found => found.forEach(fold => { fold.open = true; })")
+        page.wait_for_timeout(300)
+        assert visit.refused() == [], name
+        assert page.locator("main img, main script, main iframe, main object, main embed").count() == 0, name
+        links = page.locator("a[href]").evaluate_all("found => found.map(link => link.protocol)")
+        assert set(links) <= {"http:", "https:"}, name
+
+
+def test_what_is_hostile_is_shown_as_it_is(visit: Visit, traps: dict[str, str]) -> None:
+    page = visit.open(f"jobs/{traps['failed']}")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(NASTY_NAME)
+    expect(page.get_by_role("region", name="Error")).to_contain_text(NASTY)
+    log = page.get_by_role("log")
+    expect(log).to_contain_text(NASTY)
+    assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(log.inner_text())  # Written out, so that they can be seen.
+    assert "red" in log.inner_text()
+    page = visit.open(f"jobs/{traps['completed']}")
+    result = page.get_by_role("region", name="Result")
+    expect(result).to_contain_text(NASTY_URL)
+    expect(result.get_by_role("link")).to_have_count(0)

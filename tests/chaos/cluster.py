@@ -1,0 +1,312 @@
+"""A few nodes, each scheduler, worker and API in one process, with links of its own to the store and the engine."""
+
+import glob
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.chaos.arena import environment
+from tests.chaos.plan import FLAP_S, LEASE_S, Fault
+from tests.chaos.rigs import Rig
+from tests.chaos.worker_arena import ROOT, STOP_S_MAX, Worker, WorkerArena, marked
+from tests.support.proxy import BLACK_HOLE, CLEAR, DEAF, LOST_ANSWERS, MUTE, REFUSED, Link, Proxies, slow
+from tests.support.server import ServerMissing, free_port
+
+APP = "tests.chaos.witness:app"
+WORKER_LEASE_S = 3.0
+GRACE_S = 1.0
+LEAVE_S_MAX = GRACE_S + 2.0 + 10.0  # What is promised, and what a busy machine may add.
+ORPHANS_S_MAX = 20.0
+CLIENT_REST_S = 0.25
+RIGHT = "+0"
+WEATHERS = {
+    "refuse": REFUSED,
+    "black hole": BLACK_HOLE,
+    "mute": MUTE,
+    "deaf": DEAF,
+    "lose answers": LOST_ANSWERS,
+}
+
+
+@dataclass(slots=True)
+class Node:
+    """One node: its way to the store, its ways to the engine, its clock and its process."""
+
+    number: int
+    port: int
+    store_link: Link
+    engine_links: list[Link]
+    clock: Path
+    worker: Worker | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"node-{self.number}"
+
+    @property
+    def url(self) -> str:
+        """Where its API is."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(slots=True)
+class Cluster:
+    """All nodes, the client that keeps them busy, and whatever is done to them."""
+
+    arena: WorkerArena
+    rig: Rig
+    settings: Mapping[str, str]
+    nodes: list[Node]
+    client_link: Link
+    complaints: list[str] = field(default_factory=list)
+    _client: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def build(
+        cls, arena: WorkerArena, rig: Rig, proxies: Proxies, *, count: int, settings: Mapping[str, str]
+    ) -> "Cluster":
+        """Open the links; nothing is started yet. The settings are those of all nodes."""
+        database = _port_of(arena.store)
+        nodes = []
+        for number in range(1, count + 1):
+            clock = arena.folder / f"clock-{number}"
+            clock.write_text(RIGHT)
+            links = [proxies.to(port) for port in rig.ports()]
+            nodes.append(Node(number, free_port(), proxies.to(database), links, clock))
+        return cls(arena, rig, settings, nodes, proxies.to(database))
+
+    def start(self) -> None:
+        """Start all nodes and the client."""
+        for node in self.nodes:
+            self.start_node(node)
+        with self.receipts_file.open("wb") as out:
+            self._client = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.torture_client", str(CLIENT_REST_S)]
+                + [node.url for node in self.nodes],
+                cwd=ROOT,
+                env=environment(_through(self.arena.store, self.client_link)),
+                stdout=out,
+                stderr=(self.arena.folder / "client.log").open("wb"),
+            )
+
+    def start_node(self, node: Node) -> None:
+        """Start a node, or start it again under its name."""
+        node.worker = self.arena.start(
+            *("--processes", "2", "--port", str(node.port), "--node", node.name),
+            role="serve",
+            is_ready=False,
+            HEADWAY_STORE=_through(self.arena.store, node.store_link),
+            HEADWAY_LEADER_LEASE=f"{LEASE_S:g}s",
+            HEADWAY_WORKER_LEASE=f"{WORKER_LEASE_S:g}s",
+            HEADWAY_GRACE=f"{GRACE_S:g}s",
+            HEADWAY_POLL="0.5s",
+            **(_faked(node.clock) if self.rig.has_clocks else {}),
+            **self.settings,
+            **self.rig.settings([link.port for link in node.engine_links]),
+        )
+
+    # --- faults
+
+    def strike_process(self, fault: Fault) -> None:
+        """Do something to the process of a node, and undo it after its time."""
+        node = self.nodes[fault.place - 1]
+        assert node.worker is not None
+        if node.worker.process.poll() is not None:
+            self._complain(f"{node.name} ended by itself with {node.worker.process.returncode}", node.worker)
+            self.start_node(node)
+            return
+        _PROCESS_STRIKES[fault.kind](self, node, node.worker, fault)
+
+    def _kill(self, node: Node, worker: Worker, fault: Fault) -> None:
+        worker.process.kill()
+        worker.wait(STOP_S_MAX)
+        time.sleep(fault.lasts_s)
+        self.start_node(node)
+
+    def _kill_child(self, node: Node, worker: Worker, fault: Fault) -> None:
+        self.arena.wait_ready(worker)  # The first child tells what is in the app; without it there is no node yet.
+        for pid in sorted(worker.family())[-1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _freeze(self, node: Node, worker: Worker, fault: Fault) -> None:
+        frozen = [worker.pid, *([] if fault.kind == "freeze supervisor" else worker.family())]
+        try:
+            for pid in frozen:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            time.sleep(fault.lasts_s)
+        finally:
+            for pid in frozen:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def _terminate(self, node: Node, worker: Worker, fault: Fault) -> None:
+        self._leave(node)
+        time.sleep(fault.lasts_s)
+        self.start_node(node)
+
+    def _shift_clock(self, node: Node, worker: Worker, fault: Fault) -> None:
+        node.clock.write_text(fault.detail)
+        time.sleep(fault.lasts_s)
+        node.clock.write_text(RIGHT)
+
+    def links(self, fault: Fault) -> list[Link]:
+        """Return the links that a fault is about."""
+        if fault.place == 0:
+            return [self.client_link]
+        node = self.nodes[fault.place - 1]
+        return [node.store_link] if fault.lane == "store links" else node.engine_links
+
+    def strike_links(self, fault: Fault) -> None:
+        """Let the weather be bad on a link, and clear it after its time."""
+        links = self.links(fault)
+        if fault.kind == "cut":
+            for link in links:
+                link.cut()
+            return
+        if fault.kind == "flap":
+            end = time.monotonic() + fault.lasts_s
+            while time.monotonic() < end:
+                for link in links:
+                    link.set(REFUSED if link.weather == CLEAR else CLEAR)
+                time.sleep(FLAP_S)
+        else:
+            weather = slow(float(fault.detail.split()[0])) if fault.kind == "slow" else WEATHERS[fault.kind]
+            for link in links:
+                link.set(weather)
+            time.sleep(fault.lasts_s)
+        for link in links:
+            link.set(CLEAR)
+
+    # --- the end
+
+    def heal(self) -> None:
+        """Put right what a fault may have left, and have every node run."""
+        for node in self.nodes:
+            node.clock.write_text(RIGHT)
+            assert node.worker is not None
+            if node.worker.process.poll() is not None:
+                self._complain(f"{node.name} ended by itself with {node.worker.process.returncode}", node.worker)
+                self.start_node(node)
+
+    def stop_client(self) -> None:
+        """Let nobody enqueue any more; the client must have lived until now."""
+        assert self._client is not None
+        if self._client.poll() is not None:
+            self.complaints.append("the client gave up: " + (self.arena.folder / "client.log").read_text()[-2_000:])
+        self._client.kill()
+        self._client.wait(STOP_S_MAX)
+
+    def leave(self) -> None:
+        """Ask every node to go, one after the other."""
+        for node in self.nodes:
+            self._leave(node)
+
+    def end(self) -> None:
+        """End whatever still runs."""
+        if self._client is not None and self._client.poll() is None:
+            self._client.kill()
+            self._client.wait(STOP_S_MAX)
+        self.arena.stop()
+        for worker in self.arena.workers:  # What libfaketime shares between processes; the killed leave it behind.
+            for shared in ("faketime_shm_", "sem.faketime_sem_"):
+                Path(f"/dev/shm/{shared}{worker.pid}").unlink(missing_ok=True)
+
+    def orphans(self) -> list[str]:
+        """Wait until no process is left that a dead or stopped node has started; return what is."""
+        living = {node.worker.mark for node in self.nodes if node.worker and node.worker.process.poll() is None}
+        deadline = time.monotonic() + ORPHANS_S_MAX
+        while True:
+            gone = [worker.mark for worker in self.arena.workers if worker.mark not in living]
+            left = {mark: pids for mark in gone if (pids := marked(mark))}
+            if not left or time.monotonic() > deadline:
+                return [f"L7: processes {sorted(pids)} outlive their node" for pids in left.values()]
+            time.sleep(0.2)
+
+    @property
+    def receipts_file(self) -> Path:
+        """What the client was told."""
+        return self.arena.folder / "receipts"
+
+    def receipts(self) -> dict[str, str]:
+        """Return the ids of acknowledged jobs by their keys; a line that is not whole does not count."""
+        lines = self.receipts_file.read_text().rpartition("\n")[0].splitlines()
+        return dict(line.split() for line in lines)
+
+    def unready(self) -> list[str]:
+        """Return what the APIs of the nodes say about themselves, unless they are well."""
+        found = []
+        for node in self.nodes:
+            try:
+                answer = httpx.get(f"{node.url}/readyz", timeout=5, trust_env=False).json()
+            except (httpx.HTTPError, ValueError) as error:
+                found.append(f"the API of {node.name} does not answer: {type(error).__name__}")
+                continue
+            if answer["status"] != "ready":
+                found.append(f"{node.name} is not ready: {answer}")
+        return found
+
+    def _leave(self, node: Node) -> None:
+        assert node.worker is not None
+        worker, began = node.worker, time.monotonic()
+        worker.signal(signal.SIGTERM)
+        try:
+            code = worker.wait(LEAVE_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._complain(f"L7: {node.name} is still there {LEAVE_S_MAX:g} s after SIGTERM", worker)
+            worker.process.kill()
+            worker.wait(STOP_S_MAX)
+            return
+        if code != 0:
+            took_s = time.monotonic() - began
+            self._complain(f"L7: {node.name} ended with {code}, {took_s:.1f} s after SIGTERM", worker)
+
+    def _complain(self, what: str, worker: Worker) -> None:
+        self.complaints.append(f"{what}\n{worker.log.read_text()[-2_000:]}")
+
+
+_PROCESS_STRIKES: Mapping[str, Callable[[Cluster, Node, Worker, Fault], None]] = {
+    "kill": Cluster._kill,
+    "kill child": Cluster._kill_child,
+    "freeze": Cluster._freeze,
+    "freeze supervisor": Cluster._freeze,
+    "terminate": Cluster._terminate,
+    "clock": Cluster._shift_clock,
+}
+
+
+def libfaketime() -> str:
+    """Find the library that stands between a process and the system's clock."""
+    found: Sequence[str] = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
+    if not found:
+        raise ServerMissing("libfaketime")
+    return found[0]
+
+
+def _faked(clock: Path) -> dict[str, str]:
+    """Return the environment in which a file says what time it is; looked at once a second."""
+    return {
+        "LD_PRELOAD": libfaketime(),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "PYTHONPATH": str(Path(__file__).with_name("faketime")),  # Without it nobody could sleep.
+    }
+
+
+def _port_of(store: str) -> int:
+    return int(store.rpartition(":")[2].partition("/")[0])
+
+
+def _through(store: str, link: Link) -> str:
+    return store.replace(f":{_port_of(store)}/", f":{link.port}/")

@@ -1,0 +1,238 @@
+"""A short torture with every run of the tests, a longer one of each engine with HEADWAY_CHAOS_FULL; and its tools.
+
+The options are printed with which `python -m tests.chaos.torture --no-report …` repeats the plan.
+"""
+
+import os
+import random
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.cluster import APP
+from tests.chaos.plan import LINK_FAULTS, PROCESS_FAULTS
+from tests.chaos.rigs import RIGS
+from tests.chaos.torture import Torture, plan_for
+from tests.chaos.verdict import judge
+from tests.chaos.worker_arena import FULL, WorkerArena
+from tests.support.proxy import BLACK_HOLE, CLEAR, DEAF, LOST_ANSWERS, MUTE, REFUSED, Link, Proxies, slow
+from tests.support.server import ServerMissing
+
+SECONDS = 60 if FULL else 10
+NODES = 3 if FULL else 2
+PATIENCE_S = 10.0
+QUIET_S = 0.3
+
+
+# --- a run
+
+
+def play(engine: str, seed: int, folder: Path) -> None:
+    """Torture an engine: every promise must hold; and the verdict must notice when one does not."""
+    chance = random.Random(seed)
+    mode, fallback = chance.choice(("leader", "leader", "lock")), chance.choice(("store", "store", "stop"))
+    print(
+        f"--engine {engine} --seed {seed} --minutes {SECONDS / 60} --nodes {NODES} --mode {mode} --fallback {fallback}"
+    )
+    plan = plan_for(engine, seed, SECONDS, NODES)
+    try:
+        with Torture(plan, folder, nodes=NODES, mode=mode, fallback=fallback) as run:
+            outcome = run.outcome
+            assert not outcome.violations, "\n".join(outcome.violations)
+            assert sum(outcome.faults.values()) >= len(plan.faults) / 2, (outcome.faults, plan.faults)
+            assert outcome.figures.enqueued > SECONDS / 2, "the client hardly got through"
+            check_verdict(run)
+    except ServerMissing as missing:
+        pytest.fail(f"missing: {missing}") if os.environ.get("CI") else pytest.skip(f"missing: {missing}")
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(FULL, reason="HEADWAY_CHAOS_FULL is set: each engine has its turn")
+def test_a_short_torture(tmp_path: Path) -> None:
+    """With another engine each time, or with the store alone."""
+    seed = random.SystemRandom().getrandbits(31)
+    play(random.Random(seed).choice(list(RIGS)), seed, tmp_path)
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not FULL, reason="HEADWAY_CHAOS_FULL is not set")
+@pytest.mark.parametrize("engine", RIGS)
+def test_torturing_each_engine(engine: str, tmp_path: Path) -> None:
+    play(engine, random.SystemRandom().getrandbits(31), tmp_path)
+
+
+# --- the verdict
+
+LIES = (  # What is done to the database, and the beginning of what must be said about it.
+    (
+        """delete from headway_occurrences where (schedule, instant) in (
+             select schedule, max(instant) from headway_occurrences group by schedule order by schedule limit 1)""",
+        "S1: passed over",
+    ),
+    (
+        """update headway_occurrences set token = token + 1000
+             where decided_at = (select min(decided_at) from headway_occurrences where token > 0)""",
+        "fencing: ",
+    ),
+    (
+        """update headway_jobs set result = '"1/1"'
+             where id = (select max(id) from headway_jobs where status = 'COMPLETED' and task = 'beat')""",
+        "S3: the result",
+    ),
+    ("delete from headway_jobs where key = '0:0'", "S5: "),
+    (
+        """update headway_steps set result = '"0/0"' where job_id = (select min(job_id) from headway_steps)""",
+        "S3: attempt",
+    ),
+    (
+        """update headway_attempts set ended_at = ended_at + 60000000 where outcome = 'failed'""",
+        "S3: attempts 1 and 2 of",
+    ),
+    ("update headway_log set line = 'x' where stream = 'log'", "S3: a line"),
+)
+
+
+def check_verdict(run: Torture) -> None:
+    """Lie to it about everything at once: it must say so about each."""
+    honest = run.evidence
+    folder = honest.arena.folder / "lies"
+    folder.mkdir()
+    arena = WorkerArena(run.server.create_database(template=honest.arena.store), folder, APP)
+    for lie, _ in LIES:
+        arena.write(lie)
+    begun = honest.arena.trace("begin")
+    shutil.copy(honest.arena.trace_file, arena.trace_file)
+    with arena.trace_file.open("a") as trace:
+        trace.write(f"begin {' '.join(begun[0])}\n")
+        trace.write(f"begin {begun[0][0]} 99 1 99\n")
+    said = judge(replace(honest, arena=arena))
+    expected = [
+        *(sentence for _, sentence in LIES),
+        f"S3: attempt {begun[0][1]} of {begun[0][0]} was",
+        "S3: attempt 99",
+    ]
+    missed = [sentence for sentence in expected if not any(words.startswith(sentence) for words in said)]
+    assert not missed, (missed, said)
+    assert any("'gaps': [" in words for words in said), said  # By `headway audit`.
+
+
+# --- the plan
+
+
+def test_a_plan_follows_from_its_seed() -> None:
+    def drawn(seed: int, seconds: float = 600) -> list[str]:
+        plan = plan_for("redis", seed, seconds)
+        assert all(fault.at_s + fault.lasts_s <= seconds for fault in plan.faults)
+        return [f"{fault}" for fault in plan.faults]
+
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+    kinds = {fault.kind for fault in plan_for("redis", 7, 600).faults}
+    assert kinds >= {*PROCESS_FAULTS, *LINK_FAULTS, *RIGS["redis"].faults, "postgresql crash"}
+
+
+# --- the network
+
+
+@contextmanager
+def echo() -> Iterator[int]:
+    """Run a server that sends back what it gets."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer(connection: socket.socket) -> None:
+            with connection, suppress(ConnectionResetError):
+                while chunk := connection.recv(1_000):
+                    connection.sendall(chunk)
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def connect(link: Link) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", link.port), timeout=PATIENCE_S)
+    connection.settimeout(PATIENCE_S)
+    return connection
+
+
+def says_nothing(connection: socket.socket) -> bool:
+    connection.settimeout(QUIET_S)
+    try:
+        connection.recv(100)
+    except TimeoutError:
+        return True
+    finally:
+        connection.settimeout(PATIENCE_S)
+    return False
+
+
+@pytest.mark.parametrize("weather", [BLACK_HOLE, MUTE, DEAF], ids=["black hole", "mute", "deaf"])
+def test_what_is_held_back_arrives_later(weather: object) -> None:
+    with echo() as port, Proxies() as proxies:
+        link = proxies.to(port)
+        with connect(link) as before:
+            before.sendall(b"one")
+            assert before.recv(100) == b"one"
+            link.set(weather)  # type: ignore[arg-type]
+            before.sendall(b"two")
+            assert says_nothing(before)
+            with connect(link) as meanwhile:
+                meanwhile.sendall(b"three")
+                assert says_nothing(meanwhile)
+                link.set(CLEAR)
+                assert before.recv(100) == b"two"
+                assert meanwhile.recv(100) == b"three"
+
+
+def test_lost_answers_are_lost_for_ever() -> None:
+    with echo() as port, Proxies() as proxies:
+        link = proxies.to(port)
+        with connect(link) as one, connect(link) as other:
+            for connection in (one, other):
+                connection.sendall(b"one")
+                assert connection.recv(100) == b"one"
+            link.set(LOST_ANSWERS)
+            one.sendall(b"two")
+            assert says_nothing(one)
+            link.set(CLEAR)
+            with pytest.raises(ConnectionResetError):
+                one.recv(100)
+            other.sendall(b"three")  # It has lost nothing.
+            assert other.recv(100) == b"three"
+
+
+def test_refused_cut_and_slow() -> None:
+    with echo() as port, Proxies() as proxies:
+        link = proxies.to(port)
+        with connect(link) as connection:
+            connection.sendall(b"one")
+            assert connection.recv(100) == b"one"
+            link.cut()
+            with pytest.raises(ConnectionResetError):
+                connection.recv(100)
+        link.set(REFUSED)
+        with pytest.raises(ConnectionRefusedError):
+            connect(link)
+        link.set(slow(QUIET_S))
+        with connect(link) as connection:
+            connection.sendall(b"one")
+            assert says_nothing(connection)  # Once each way.
+            assert connection.recv(100) == b"one"

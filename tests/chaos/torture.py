@@ -1,0 +1,327 @@
+"""The torture: real nodes, real servers, a bad network, and a seeded plan of everything that goes wrong.
+
+    python -m tests.chaos.torture --engine redis --seed 7 --minutes 3      # one engine; writes docs/torture-report.md
+    python -m tests.chaos.torture --engine all --minutes 3                 # each in turn
+    python -m tests.chaos.torture --engine etcd --seed 7 --plan            # only say what would go wrong
+
+Each node is scheduler, worker and API in one process, behind links of its own to PostgreSQL and to the servers of the
+engine. A client enqueues all the time. When the plan is done everything is put right, and all must be well within half
+a minute. Then the nodes are asked to leave, and the verdict reads the database and what the tasks wrote. The plan can
+be repeated by its seed; the timing cannot.
+"""
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from headway.instants import SECOND
+from tests.chaos import torture_report
+from tests.chaos.cluster import APP, Cluster
+from tests.chaos.ledger import CURSORS, put_schedules
+from tests.chaos.plan import Fault, Plan, draw
+from tests.chaos.rigs import RIGS, Rig
+from tests.chaos.verdict import Evidence, Figures, Quiet, judge, measure
+from tests.chaos.worker_arena import WorkerArena, wait_for
+from tests.support.postgres import PostgresServer
+from tests.support.proxy import Proxies
+
+NODES = 3
+RECOVERY_S_MAX = 30.0
+GIVE_UP_S = 60.0  # Later than it must be, to see whether it comes at all.
+START_S_MAX = 60.0
+LOOK_S = 0.2
+HOUSEKEEPING = "housekeeping"
+LOSES_LEASES = ("kill", "freeze", "freeze supervisor")  # What a leader does not survive as one.
+
+ALIVE = "select id, name, state from headway_nodes where beat_at > {now} - 4000000"
+LEASES = "select name, holder, holder_name, token, since, until from headway_leases where name not like 'occurrence/%'"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A lease as it was seen: who has had it since when."""
+
+    name: str
+    holder: str
+    token: int
+    since: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a torture."""
+
+    engine: str
+    seed: int
+    seconds: float
+    nodes: int
+    shards: int
+    mode: str
+    fallback: str
+    faults: dict[str, int]
+    figures: Figures
+    fail_overs_s: list[float]
+    recovery_s: float
+    violations: list[str]
+
+
+@dataclass(slots=True)
+class Observer:
+    """Looks at the leases all the time, past every proxy, and keeps who had what."""
+
+    store: str
+    terms: dict[tuple[str, int], Term] = field(default_factory=dict)
+    strikes: list[tuple[int, str]] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Look until told to stop; a database that is away is looked for again."""
+        while not self._over.is_set():
+            try:
+                with psycopg.connect(self.store, autocommit=True, connect_timeout=5) as connection:
+                    while not self._over.wait(LOOK_S):
+                        for name, _, holder, token, since, _ in connection.execute(LEASES).fetchall():
+                            self.terms.setdefault((name, token), Term(name, holder, token, since))
+            except psycopg.Error:
+                self._over.wait(LOOK_S)
+
+    def struck(self, node: str) -> None:
+        """Note that a node has just been hit in a way that no leader survives."""
+        self.strikes.append((time.time_ns() // 1_000, node))
+
+    def stop(self) -> None:
+        """End the looking."""
+        self._over.set()
+
+    def fail_overs_s(self) -> list[float]:
+        """Return how long it took from the end of a scheduler, however it came, to the term of the next one."""
+        found = []
+        for at, node in self.strikes:
+            for name in sorted({term.name for term in self.terms.values() if term.name.startswith("scheduler/")}):
+                terms = sorted((term for term in self.terms.values() if term.name == name), key=lambda term: term.token)
+                before = [term for term in terms if term.since <= at]
+                after = [term for term in terms if term.since > at]
+                if before and before[-1].holder == node and after:
+                    found.append((after[0].since - at) / SECOND)
+        return found
+
+
+class Torture:
+    """One run of one plan."""
+
+    def __init__(
+        self, plan: Plan, folder: Path, *, nodes: int = NODES, mode: str = "leader", fallback: str = "store"
+    ) -> None:
+        self.plan = plan
+        self.mode = mode
+        self.fallback = fallback
+        self.faults: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self._folder = folder
+        self._count = nodes
+        self._over = threading.Event()
+
+    def __enter__(self) -> "Torture":
+        """Run it; the database stays until the end of the block."""
+        with ExitStack() as stack:
+            # First of all, so that it is the last to go: nodes end with the thread that has started them.
+            pool = stack.enter_context(ThreadPoolExecutor(8))
+            preparing: Future[Rig] = pool.submit(RIGS[self.plan.engine], stack.enter_context(ExitStack()))
+            self.server = stack.enter_context(PostgresServer(options={"max_connections": "300"}))
+            proxies = stack.enter_context(Proxies())
+            arena = WorkerArena.on(self.server.create_database(), self._folder, APP)
+            put_schedules(arena.store, self._folder)
+            self._rig = preparing.result(timeout=120)
+            self._observer = Observer(arena.store)
+            coordination = {
+                "HEADWAY_SCHEDULER_SHARDS": str(self.plan.shards),
+                "HEADWAY_COORDINATION_MODE": self.mode,
+                "HEADWAY_COORDINATION_FALLBACK": self.fallback,
+            }
+            self._cluster = Cluster.build(arena, self._rig, proxies, count=self._count, settings=coordination)
+            stack.callback(self._cluster.end)
+            stack.callback(self._observer.stop)
+            stack.callback(self._over.set)
+            watching = pool.submit(self._observer.watch)
+            self.outcome = self._play(arena, proxies, pool, watching)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _play(
+        self, arena: WorkerArena, proxies: Proxies, pool: ThreadPoolExecutor, watching: "Future[None]"
+    ) -> Outcome:
+        cluster = self._cluster
+        cluster.start()
+        wait_for(lambda: not self._missing(0), "all nodes to get going", START_S_MAX, lambda: self._describe(arena))
+        began = time.monotonic()
+        lanes = [pool.submit(self._torment, faults, began) for faults in self.plan.lanes().values()]
+        for lane in lanes:
+            lane.result(timeout=self.plan.seconds * 2 + 120)
+        proxies.clear()
+        self._rig.heal()
+        cluster.heal()
+        healed, struck_s = time.time_ns() // 1_000, time.monotonic() - began
+        recovery_s = self._recover(cluster, healed)
+        quiet = self._look_around()
+        cluster.leave()
+        self._observer.stop()
+        watching.result(timeout=30)
+        self.violations += [*cluster.complaints, *cluster.orphans()]
+        shards = 0 if self.mode == "lock" else self.plan.shards
+        self.evidence = Evidence(arena, cluster.receipts(), quiet, shards=shards, seconds=struck_s)
+        self.violations += judge(self.evidence)
+        return Outcome(
+            engine=self.plan.engine,
+            seed=self.plan.seed,
+            seconds=round(struck_s, 1),
+            nodes=self._count,
+            shards=self.plan.shards,
+            mode=self.mode,
+            fallback=self.fallback,
+            faults=dict(sorted(self.faults.items())),
+            figures=measure(self.evidence),
+            fail_overs_s=self._observer.fail_overs_s(),
+            recovery_s=round(recovery_s, 1),
+            violations=self.violations,
+        )
+
+    # --- the faults
+
+    def _torment(self, faults: Sequence[Fault], began: float) -> None:
+        """Go through one lane of the plan; what would begin after the end is left out."""
+        for fault in faults:
+            late_s = time.monotonic() - began - fault.at_s
+            if late_s < 0 and self._over.wait(-late_s):
+                return
+            if time.monotonic() - began > self.plan.seconds:
+                return
+            self._strike(fault)
+            self.faults[f"{fault.lane}: {fault.kind}"] += 1
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.lane == "processes":
+            if fault.kind in LOSES_LEASES:
+                self._observer.struck(self._cluster.nodes[fault.place - 1].name)
+            self._cluster.strike_process(fault)
+        elif fault.lane == "servers":
+            if fault.kind == "postgresql crash":
+                self.server.kill()
+                time.sleep(fault.lasts_s)
+                self.server.start()
+            else:
+                self._rig.strike(fault.kind, fault.lasts_s)
+        else:
+            self._cluster.strike_links(fault)
+
+    # --- afterwards
+
+    def _recover(self, cluster: Cluster, healed: int) -> float:
+        """Wait until everything is well again; return how long it took."""
+        began = time.monotonic()
+        cluster.stop_client()
+        missing = self._missing(healed)
+        while missing and time.monotonic() - began < GIVE_UP_S:
+            time.sleep(LOOK_S)
+            still = self._missing(healed)
+            if still and time.monotonic() - began > RECOVERY_S_MAX and not self._over.is_set():
+                self._over.set()
+                self.violations.append(f"L5: {RECOVERY_S_MAX:g} s after the last fault: {'; '.join(still)}"[:2_000])
+            missing = still
+        if missing:
+            self.violations.append(f"L5: not even {GIVE_UP_S:g} s after the last fault: {'; '.join(missing)}"[:2_000])
+        return time.monotonic() - began
+
+    def _missing(self, since: int) -> list[str]:
+        """Say what is not well yet; with a time, also what was due or enqueued before it and is not done."""
+        arena, names = self._cluster.arena, {node.name for node in self._cluster.nodes}
+        now = time.time_ns() // 1_000
+        alive = {node_id: (name, json.loads(state)) for node_id, name, state in arena.sql(ALIVE.format(now=now))}
+        missing = [f"{name} does not beat" for name in sorted(names - {name for name, _ in alive.values()})]
+        for name, state in alive.values():
+            for part in ("coordination", "transport", "live"):
+                if trouble := state.get(part, {}).get("trouble"):
+                    missing.append(f"{name} misses its {part}: {trouble}")
+        held = {name for name, holder, _, _, _, until in arena.sql(LEASES) if until > now and holder in alive}
+        missing += [f"nobody holds {role}" for role in self._roles() if role not in held]
+        if since:
+            behind = sum(through < since for _, through, _ in arena.sql(CURSORS))
+            unfinished = _unfinished(arena, self._cluster.receipts().values())
+            missing += [f"{behind} schedules are behind"] if behind else []
+            missing += [f"{unfinished} acknowledged jobs have not ended"] if unfinished else []
+        return missing or self._cluster.unready()
+
+    def _roles(self) -> tuple[str, ...]:
+        shards = () if self.mode == "lock" else tuple(f"scheduler/{shard}" for shard in range(self.plan.shards))
+        return (*shards, HOUSEKEEPING)
+
+    def _look_around(self) -> Quiet:
+        arena, now = self._cluster.arena, time.time_ns() // 1_000
+        states = {node_id: json.loads(state) for node_id, _, state in arena.sql(ALIVE.format(now=now))}
+        return Quiet(at=now, holds={node: state["holds"] for node, state in states.items()}, roles=self._roles())
+
+    def _describe(self, arena: WorkerArena) -> str:
+        return f"{self._missing(0)}\n{arena.describe()}"
+
+
+def _unfinished(arena: WorkerArena, job_ids: Iterable[str]) -> int:
+    ids = ", ".join(f"'{job_id}'" for job_id in job_ids)
+    if not ids:
+        return 0
+    [(count,)] = arena.sql(f"select count(*) from headway_jobs where finished_at is null and id in ({ids})")
+    return int(count)
+
+
+def plan_for(engine: str, seed: int, seconds: float, nodes: int = NODES) -> Plan:
+    """Draw the plan of a seed for an engine."""
+    rig = RIGS[engine]
+    return draw(seed, engine, seconds, nodes=nodes, engine_faults=rig.faults, has_clocks=rig.has_clocks)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.torture", description=__doc__.partition("\n")[0])
+    parser.add_argument("--engine", choices=[*RIGS, "all"], default="all")
+    parser.add_argument("--seed", type=int, default=None, help="the plan to repeat (default: a new one)")
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--nodes", type=int, default=NODES)
+    parser.add_argument("--mode", choices=["leader", "lock"], default="leader")
+    parser.add_argument("--fallback", choices=["store", "stop"], default="store")
+    parser.add_argument("--plan", action="store_true", help="print the plan and do nothing")
+    parser.add_argument("--no-report", action="store_true", help="leave docs/torture-report.md as it is")
+    options = parser.parse_args(arguments)
+    seed = random.SystemRandom().getrandbits(31) if options.seed is None else options.seed
+    broken = False
+    for engine in RIGS if options.engine == "all" else [options.engine]:
+        plan = plan_for(engine, seed, options.minutes * 60, options.nodes)
+        if options.plan:
+            print(f"{engine}, seed {seed}, {plan.shards} shards", *plan.faults, sep="\n")
+            continue
+        folder = Path(tempfile.mkdtemp(prefix="headway-torture-"))
+        print(f"{engine}: seed {seed}, {options.minutes:g} minutes, logs in {folder}", flush=True)
+        with Torture(plan, folder, nodes=options.nodes, mode=options.mode, fallback=options.fallback) as run:
+            outcome = dataclasses.asdict(run.outcome)
+        if not options.no_report:
+            torture_report.update(outcome)
+        print(*torture_report.lines_of(outcome), sep="\n", flush=True)
+        broken |= bool(outcome["violations"])
+    return int(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""The verdict on a torture: what the database says, what the tasks say, what the client was told; do they agree?
+
+Nothing here asks the product, `headway audit` apart. The ledger is read with plain SQL and compared with arithmetic;
+then the checkers of the simulation go through the same rows; then every attempt is held against the lines that the
+tasks wrote themselves. What does not fit is a sentence that begins with the promise it breaks.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, cast
+from zlib import crc32
+
+from headway.instants import DAY, SECOND
+from headway.model import ScheduleSpec
+from tests.chaos.ledger import check_audit, check_ledger
+from tests.chaos.worker_arena import FINAL, WorkerArena
+from tests.simulation.checkers import Checker, Liveness, Violation
+from tests.simulation.recorder import AttemptRow, JobRow, OccurrenceRow, RevisionRow, Row, ScheduleRow
+
+LATE: Final = 10 * SECOND
+SHOWN_MAX: Final = 5
+FAILURES_OF_TASKS: Final = frozenset({"completed", "failed"})  # Ends that only the task's own code can bring about.
+
+R = TypeVar("R", bound=Row)
+
+
+@dataclass(slots=True)
+class Quiet:
+    """What was seen when the last fault was long over and everybody still lived."""
+
+    at: int
+    holds: Mapping[str, Mapping[str, int]]
+    roles: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that a verdict is based on."""
+
+    arena: WorkerArena
+    receipts: Mapping[str, str]
+    quiet: Quiet
+    shards: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Figures:
+    """What happened, in numbers."""
+
+    decisions: int = 0
+    records: int = 0
+    jobs: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    enqueued: int = 0
+    refused: int = 0
+    ran_on: int = 0
+    tokens: int = 0
+    late_s: float = 0.0
+
+
+def judge(evidence: Evidence) -> list[str]:
+    """Return every broken promise."""
+    arena = evidence.arena
+    checks: list[Callable[[], object]] = [
+        lambda: check_ledger(arena.store, evidence.seconds),
+        lambda: check_audit(arena.store),
+        lambda: check_as_simulated(arena, evidence.quiet),
+        lambda: arena.check_ended_once(_final(arena)),
+    ]
+    found = [sentence for check in checks if (sentence := _complaint(check))]
+    for sentences in (
+        _receipts(arena, evidence.receipts),
+        _tokens(arena, evidence.shards),
+        _overlaps(arena),
+        _words(arena),
+        Witness.read(arena).contradictions(arena),
+    ):
+        found += _some(sentences)
+    return found
+
+
+def measure(evidence: Evidence) -> Figures:
+    """Count what happened."""
+    arena = evidence.arena
+    [(decisions, records, tokens)] = arena.sql(
+        "select coalesce(sum(count), 0), count(*), count(distinct token) from headway_occurrences"
+    )
+    [(late,)] = arena.sql(
+        "select coalesce(max(decided_at - instant), 0) from headway_occurrences where outcome = 'fired'"
+    )
+    statuses = dict(arena.sql("select status, count(*) from headway_jobs group by status order by status"))
+    attempts = dict(arena.sql("select outcome, count(*) from headway_all_attempts group by outcome order by outcome"))
+    [(refused,)] = arena.sql("select count(*) from headway_events where event = 'settle_refused'")
+    return Figures(
+        decisions=int(decisions),
+        records=records,
+        jobs=sum(statuses.values()),
+        statuses=statuses,
+        attempts=attempts,
+        enqueued=len(evidence.receipts),
+        refused=refused,
+        ran_on=Witness.read(arena).ran_on(),
+        tokens=tokens,
+        late_s=late / SECOND,
+    )
+
+
+def check_as_simulated(arena: WorkerArena, quiet: Quiet) -> None:
+    """Have the checkers of the simulation go through the rows as if they saw them being written."""
+    checker = Checker(shards=0, retention=30 * DAY, holds=dict)
+    for schedule in _rows(arena, "schedules", ScheduleRow):
+        checker.changed(None, schedule)
+    for revision in _rows(arena, "revisions", RevisionRow):
+        checker.written(revision)
+        spec = None if revision.definition is None else ScheduleSpec.from_json(revision.definition)
+        checker.revisions[revision.schedule, revision.revision] = (revision.effective_at, spec)
+    for decision in _rows(arena, "occurrences", OccurrenceRow, order="schedule, instant"):
+        checker.written(decision)
+        checker.decide(decision.decided_at, decision, None)
+    for attempt in _rows(arena, "attempts", AttemptRow):
+        checker.written(attempt)
+    for job in _rows(arena, "jobs", JobRow):
+        checker._keep(job)
+    for name in checker.schedules:
+        checker.cursor(quiet.at, name)
+        checker.exclusive(name, set())
+    liveness = Liveness(checker, roles=quiet.roles, poll_s=1.0)
+    liveness.leaders(quiet.holds)
+    liveness.decided(quiet.at, LATE)
+    liveness.moving(quiet.at, LATE)
+
+
+@dataclass(slots=True)
+class Witness:
+    """What the tasks wrote, in the order in which they did."""
+
+    lines: list[list[str]]
+
+    @classmethod
+    def read(cls, arena: WorkerArena) -> "Witness":
+        """Read the file of a run."""
+        text = arena.trace_file.read_text() if arena.trace_file.exists() else ""
+        return cls([line.split() for line in text.splitlines()])
+
+    def of(self, word: str) -> Iterator[tuple[str, int, str, str]]:
+        """Yield job, attempt, process and what else was said, of lines of one kind."""
+        for kind, job_id, attempt, pid, more in self.lines:
+            if kind == word:
+                yield job_id, int(attempt), pid, more
+
+    def contradictions(self, arena: WorkerArena) -> Iterator[str]:
+        """Yield where the store and the tasks do not tell the same story."""
+        jobs = {
+            job_id: (status, attempt, result)
+            for job_id, status, attempt, result in arena.sql("select id, status, attempt, result from headway_jobs")
+        }
+        begun = Counter((job_id, attempt) for job_id, attempt, _, _ in self.of("begin"))
+        ended = {(job_id, f"{attempt}/{pid}") for job_id, attempt, pid, _ in self.of("end")}
+        for (job_id, attempt), times in begun.items():
+            if times > 1:
+                yield f"S3: attempt {attempt} of {job_id} was begun {times} times"
+            if job_id not in jobs or attempt > jobs[job_id][1]:
+                yield f"S3: attempt {attempt} of {job_id} ran, and the store knows nothing of it: {jobs.get(job_id)}"
+        for job_id, attempt, _, token in self.of("begin"):
+            if int(token) != attempt:
+                yield f"S3: {job_id} had the token {token} in attempt {attempt}"
+        for job_id, (status, attempt, result) in jobs.items():
+            if status == "COMPLETED":
+                if (job_id, json.loads(result)) not in ended:
+                    yield f"S3: the result {result} of {job_id} is of no attempt that came to its end"
+                if not str(json.loads(result)).startswith(f"{attempt}/"):
+                    yield f"S3: the result {result} of {job_id} is not of its last attempt {attempt}"
+        for job_id, attempt, outcome in arena.sql("select job_id, attempt, outcome from headway_all_attempts"):
+            if outcome in FAILURES_OF_TASKS and not begun[job_id, attempt]:
+                yield f"S3: attempt {attempt} of {job_id} is {outcome} and never ran"
+        yield from self._for_ever(arena, jobs)
+
+    def _for_ever(self, arena: WorkerArena, jobs: Mapping[str, tuple[str, int, str]]) -> Iterator[str]:
+        """What was acknowledged to a task holds for all later attempts, and is in the store."""
+        steps = dict(arena.sql("select job_id, result from headway_steps where name = 'draw'"))
+        for job_id, attempt, _, value in self.of("kept"):
+            if job_id not in steps or json.loads(steps[job_id]) != value:
+                yield f"S3: attempt {attempt} of {job_id} had the step {value}, the store has {steps.get(job_id)}"
+        children: dict[str, str] = {}
+        for job_id, attempt, _, child in self.of("child"):
+            if children.setdefault(job_id, child) != child:
+                yield f"S2: attempt {attempt} of {job_id} got another child, {child} beside {children[job_id]}"
+            if child not in jobs:
+                yield f"S5: {child}, acknowledged to {job_id}, is not there"
+
+    def ran_on(self) -> int:
+        """Count attempts that still wrote something after a later attempt of their job had begun."""
+        latest: dict[str, int] = {}
+        stale: set[tuple[str, int]] = set()
+        for _, job_id, number, *_ in self.lines:
+            attempt = int(number)
+            if attempt < latest.get(job_id, 0):
+                stale.add((job_id, attempt))
+            latest[job_id] = max(attempt, latest.get(job_id, 0))
+        return len(stale)
+
+
+def _receipts(arena: WorkerArena, receipts: Mapping[str, str]) -> Iterator[str]:
+    """Every acknowledged job is there, once, and completed: none of them can fail by itself."""
+    about = "select id, status, attempt, reason, error from headway_jobs"
+    jobs = {job_id: more for job_id, *more in arena.sql(about)}
+    for key, job_id in receipts.items():
+        if jobs.get(job_id, [""])[0] != "COMPLETED":
+            yield f"S5: {job_id}, acknowledged as {key}, is {jobs.get(job_id, 'not there')}"
+    if len(set(receipts.values())) != len(receipts):
+        yield "S2: two keys, one job"
+    for again, times in arena.sql("select key, count(*) from headway_jobs where key is not null group by key"):
+        if times > 1:
+            yield f"S2: {times} jobs with the key {again!r}"
+
+
+def _tokens(arena: WorkerArena, shards: int) -> Iterator[str]:
+    """Under what was accepted, tokens of a shard never fall, and a token has one holder. Locks know no shards: 0."""
+    highest: defaultdict[int, int] = defaultdict(int)
+    holders: dict[int, str] = {}
+    accepted = "select decided_at, schedule, token, node from headway_occurrences where token > 0"
+    for _, schedule, token, node in arena.sql(f"{accepted} order by decided_at, token"):
+        shard = crc32(schedule.encode()) % shards if shards else -1
+        if shards and token < highest[shard]:
+            yield f"fencing: {schedule} was decided under {token} after {highest[shard]} of the same shard"
+        highest[shard] = max(token, highest[shard])
+        if holders.setdefault(token, node) != node:
+            yield f"fencing: two nodes, {holders[token]} and {node}, decided under the token {token}"
+    [(given,)] = arena.sql("select value from headway_counters where name = 'token'")
+    if any(token > given for token in holders):
+        yield f"fencing: decided under a token above {given}, the highest that was given"
+
+
+def _overlaps(arena: WorkerArena) -> Iterator[str]:
+    overlapping = """select a.job_id, a.attempt, b.attempt from headway_all_attempts a join headway_all_attempts b
+      on b.job_id = a.job_id and b.attempt > a.attempt where b.started_at < a.ended_at"""
+    for job_id, one, other in arena.sql(overlapping):
+        yield f"S3: attempts {one} and {other} of {job_id} overlap in the store"
+
+
+def _words(arena: WorkerArena) -> Iterator[str]:
+    """A line that a task logs says which attempt it is of."""
+    strange = "select job_id, attempt, line from headway_log where stream = 'log' and line <> cast(attempt as text)"
+    for job_id, attempt, line in arena.sql(strange):
+        yield f"S3: a line {line!r} of attempt {attempt} of {job_id}"
+
+
+def _final(arena: WorkerArena) -> list[str]:
+    among = ", ".join(f"'{status}'" for status in FINAL)
+    return [job_id for (job_id,) in arena.sql(f"select id from headway_jobs where status in ({among})")]
+
+
+def _rows(arena: WorkerArena, table: str, kind: type[R], order: str = "") -> Iterator[R]:
+    ordered = f" order by {order}" if order else ""
+    found: list[tuple[Any, ...]] = arena.sql(f"select {', '.join(kind._fields)} from headway_{table}{ordered}")
+    return (cast("R", kind._make(row)) for row in found)
+
+
+def _complaint(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except (AssertionError, Violation) as error:
+        return f"{error}"[:2_000]
+    return None
+
+
+def _some(sentences: Iterator[str]) -> list[str]:
+    """Return the first few, and how many there are beyond."""
+    found = list(sentences)
+    more = len(found) - SHOWN_MAX
+    return found[:SHOWN_MAX] + ([f"… and {more} more of this kind"] if more > 0 else [])

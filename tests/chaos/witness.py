@@ -1,0 +1,73 @@
+"""An app whose tasks leave word of what they did, so that the store's story can be compared with what really ran.
+
+Each attempt appends lines to the file TRACE: `begin` and `end` with job, attempt, process and token; `kept` when the
+store has said that it keeps a step, `child` when it has acknowledged a job. What an attempt returns names the attempt
+and the process, and so does its `end`: the result that the store keeps must be of an attempt that got that far.
+"""
+
+import asyncio
+import os
+import time
+
+from headway import Context, Headway, Retry
+from tests.chaos.worker_tasks import trace_run
+
+ATTEMPTS_MAX = 50  # Nobody may be given up for the faults of the others.
+
+app = Headway(name="torture")
+patient = Retry(max_attempts=ATTEMPTS_MAX, backoff="100ms..1s")
+
+
+def _begin(ctx: Context) -> None:
+    trace_run(ctx, "begin", ctx.token)
+
+
+def _end(ctx: Context) -> str:
+    trace_run(ctx, "end", ctx.token)
+    return f"{ctx.attempt}/{os.getpid()}"
+
+
+@app.task(retry=patient)
+async def beat(ctx: Context) -> str:
+    """What the schedules want."""
+    _begin(ctx)
+    await asyncio.sleep(0.02)
+    return _end(ctx)
+
+
+@app.task(retry=patient)
+async def breathe(ctx: Context, seconds: float = 0.05) -> str:
+    """Wait on the loop."""
+    _begin(ctx)
+    await asyncio.sleep(seconds)
+    return _end(ctx)
+
+
+@app.task(retry=patient)
+def labour(ctx: Context, seconds: float) -> str:
+    """Take a while, and say how far it is."""
+    _begin(ctx)
+    for _ in ctx.track(range(10), "Working"):
+        time.sleep(seconds / 10)
+    ctx.log(str(ctx.attempt))
+    return _end(ctx)
+
+
+@app.task(retry=patient)
+def errand(ctx: Context) -> str:
+    """Keep a step and enqueue a job, both of which are for ever once they are acknowledged."""
+    _begin(ctx)
+    step = ctx.once("draw", lambda: f"{ctx.attempt}/{os.getpid()}")
+    trace_run(ctx, "kept", step)
+    child = ctx.enqueue_sync(breathe, key=f"child of {ctx.job_id}")
+    trace_run(ctx, "child", child)
+    return _end(ctx)
+
+
+@app.task(retry=patient)
+def stumble(ctx: Context) -> str:
+    """Fail at first."""
+    _begin(ctx)
+    if ctx.attempt == 1:
+        raise RuntimeError("the first attempt fails")
+    return _end(ctx)

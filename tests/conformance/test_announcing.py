@@ -1,0 +1,103 @@
+"""After each commit it is told which jobs are ready now, whoever made them so; nothing is told that did not happen."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from headway.clock import Clock
+from headway.errors import DuplicateKey
+from headway.instants import HOUR, SECOND
+from headway.lifecycle import Raised, Released
+from headway.store import Store
+from tests.conformance.arrange import claim_one, decide, end, enqueue, new_job, run_one, spec
+from tests.conformance.backend import Backend
+
+
+class Told:
+    """Hears what is announced."""
+
+    def __init__(self) -> None:
+        self.ready: list[tuple[str, str]] = []
+
+    def __call__(self, ready: Sequence[tuple[str, str]]) -> None:
+        self.ready += ready
+
+    def all(self) -> list[tuple[str, str]]:
+        """Return what was told since the last question."""
+        found, self.ready = self.ready, []
+        return sorted(found)
+
+
+@pytest.fixture
+def told() -> Told:
+    """What is told."""
+    return Told()
+
+
+@pytest.fixture
+def store(backend: Backend, told: Told) -> Store:
+    """A store that tells it."""
+    return backend.store.announcing(told, Clock(node="n"))
+
+
+async def test_jobs_that_are_handed_in(store: Store, told: Told) -> None:
+    alone = await enqueue(store, queue="media")
+    assert told.all() == [("media", alone)]
+    rows = await store.queue.enqueue([new_job(), new_job(queue="media"), new_job(delay=HOUR)])
+    assert told.all() == sorted([("default", rows[0].id), ("media", rows[1].id)])
+    await store.queue.enqueue([new_job(key="k")])
+    told.all()
+    await store.queue.enqueue([new_job(key="k")])
+    assert told.all() == []
+
+
+async def test_what_is_not_committed_is_not_told(store: Store, told: Told) -> None:
+    await store.queue.enqueue([new_job(key="k")])
+    told.all()
+    with pytest.raises(DuplicateKey):
+        await store.queue.enqueue([new_job(), new_job(key="k", args='{"other":1}')])
+    assert told.all() == []
+
+
+async def test_jobs_whose_time_comes(backend: Backend, store: Store, told: Told) -> None:
+    waiting = await enqueue(store, delay=10 * SECOND)
+    await enqueue(store, delay=HOUR)
+    failing = await enqueue(store, max_attempts=2, queue="media")
+    assert told.all() == [("media", failing)]
+    await end(store, await claim_one(store, "media"), Raised("{}", retry_in=5 * SECOND))
+    assert told.all() == []
+    await backend.advance(10 * SECOND)
+    assert await store.queue.promote(10) == 2
+    assert told.all() == sorted([("default", waiting), ("media", failing)])
+
+
+async def test_jobs_that_are_handed_back_or_made_again(store: Store, told: Told) -> None:
+    job_id = await enqueue(store)
+    told.all()
+    await end(store, await claim_one(store), Released())
+    assert told.all() == [("default", job_id)]
+    await run_one(store)
+    assert told.all() == []
+    again = await store.queue.retry(job_id, author="ada")
+    assert told.all() == [("default", again.id)]
+
+
+async def test_jobs_of_schedules_and_their_successors(backend: Backend, store: Store, told: Told) -> None:
+    await store.schedules.put("s", spec("1s", overlap="queue"))
+    await backend.advance(SECOND)
+    await decide(store)
+    [(queue, first)] = told.all()
+    await backend.advance(SECOND)
+    await decide(store)
+    assert told.all() == []  # It waits for the first one.
+    await end(store, await claim_one(store, queue), Raised("{}", retryable=False))
+    [(queue, second)] = told.all()
+    assert second != first
+
+
+async def test_jobs_that_an_attempt_makes(store: Store, told: Told) -> None:
+    await enqueue(store)
+    parent = await claim_one(store)
+    told.all()
+    [child] = await store.queue.enqueue_from(parent.job_id, parent.attempt, [new_job(queue="media")])
+    assert told.all() == [("media", child.id)]

@@ -1,0 +1,178 @@
+"""What is Redis' own: its faults, its ways to be secured, its endpoints, and what it leaves in its keys."""
+
+import asyncio
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headway.errors import EngineUnavailable, InvalidConfig
+from headway.instants import SECOND
+from headway.ports import Engine
+from tests.engines.conftest import OpenEngine
+from tests.support.redis import RedisServer
+
+LONG = 60 * SECOND
+COORDINATION = Path(__file__).parents[2] / "docs" / "coordination.md"
+PASSWORD = "s3cr3t/@:%? word"
+
+
+async def _take(engine: Engine, name: str = "role", holder: str = "ada") -> int | None:
+    return await engine.acquire(name, holder=holder, duration=LONG)
+
+
+async def test_a_flushed_redis_has_forgotten_everything(redis: RedisServer, open_at: OpenEngine) -> None:
+    """Also its tokens; that they grow for ever is the business of the store."""
+    engine = open_at(redis.url())
+    assert await _take(engine) == 1
+    assert await _take(engine, "other") == 2
+    redis.flush()
+    assert await engine.renew(["role"], holder="ada", duration=LONG) == frozenset()
+    await engine.release(["role"], holder="ada")
+    assert await _take(engine, holder="bob") == 1
+
+
+async def test_keys_run_out_and_are_in_one_slot(redis: RedisServer, open_at: OpenEngine) -> None:
+    await _take(open_at(redis.url()))
+    await _take(open_at(redis.url(prefix="team:")), "x")
+    await _take(open_at(redis.url(prefix="{mine}.")), "y")
+    with redis.client() as client:
+        keys = set(client.keys("*"))
+        assert keys == {
+            *("{headway:}lock:role", "{headway:}token", "{team:}lock:x", "{team:}token"),
+            *("{mine}.lock:y", "{mine}.token"),
+        }
+        assert 0 < client.pttl("{headway:}lock:role") <= LONG // 1_000
+
+
+async def test_a_lock_made_by_hand_without_an_end_is_not_besieged(redis: RedisServer, open_at: OpenEngine) -> None:
+    engine = open_at(redis.url())
+    heard: list[float] = []
+    await engine.watch(lambda: heard.append(time.monotonic()))
+    with redis.client() as client:
+        client.set("{headway:}lock:role", "somebody")
+        assert await _take(engine) is None
+        await asyncio.sleep(0.3)
+        assert len(heard) <= 1  # Of the subscription.
+        client.delete("{headway:}lock:role")
+    assert await _take(engine) is not None
+
+
+async def test_who_is_refused_is_woken_when_the_lock_has_run_out(redis: RedisServer, open_at: OpenEngine) -> None:
+    """Redis itself does not tell."""
+    waiting = open_at(redis.url())
+    woken = asyncio.Event()
+    await waiting.watch(woken.set)
+    await asyncio.sleep(0.3)
+    woken.clear()
+    assert await open_at(redis.url()).acquire("role", holder="ada", duration=SECOND)
+    assert await _take(waiting, "role", "bob") is None
+    await asyncio.wait_for(woken.wait(), 10)
+    assert await _take(waiting, "role", "bob") is not None
+
+
+async def test_a_full_redis_keeps_what_it_has_and_grants_nothing_new(redis: RedisServer, open_at: OpenEngine) -> None:
+    engine = open_at(redis.url())
+    await _take(engine)
+    redis.fill()
+    assert await engine.renew(["role"], holder="ada", duration=LONG) == {"role"}
+    assert await _take(engine, holder="bob") is None
+    with pytest.raises(EngineUnavailable, match="maxmemory"):
+        await _take(engine, "other")
+    await engine.release(["role"], holder="ada")
+    redis.empty()
+    assert await _take(engine, "other") is not None
+
+
+async def test_a_paused_redis_is_not_waited_for(redis: RedisServer, open_at: OpenEngine) -> None:
+    engine = open_at(redis.url())
+    await _take(engine)
+    redis.pause(30)
+    began = time.monotonic()
+    with pytest.raises(EngineUnavailable, match="no answer within"):
+        await engine.renew(["role"], holder="ada", duration=LONG)
+    assert time.monotonic() - began < 8
+    redis.resume()
+    assert await engine.renew(["role"], holder="ada", duration=LONG) == {"role"}
+
+
+async def test_credentials_and_tls(open_at: OpenEngine) -> None:
+    with RedisServer(password=PASSWORD, tls=True) as server:
+        assert await _take(open_at(server.url())) is not None
+        for wrong in ("wrong-secret", ""):
+            with pytest.raises(EngineUnavailable, match="the user or the password is refused") as caught:
+                await _take(open_at(server.url(password=wrong)))
+            assert "wrong-secret" not in str(caught.value)
+        with pytest.raises(EngineUnavailable, match=r"(?i)certificate"):  # Not one that the system's authorities know.
+            await _take(open_at(server.url().partition("?")[0]))
+        with pytest.raises(EngineUnavailable) as caught:  # Nobody listens in the clear.
+            await _take(open_at(server.url().replace("rediss", "redis").partition("?")[0]))
+        assert PASSWORD not in str(caught.value)
+
+
+async def test_a_user_needs_no_more_rights_than_the_documented_ones(redis: RedisServer, open_at: OpenEngine) -> None:
+    documented = COORDINATION.read_text().partition("with the rights to ")[2].partition(" |")[0]
+    rights = [f"+{right.lower().replace(' ', '|')}" for right in re.findall("`([A-Z ]+)`", documented)]
+    with redis.client() as client:
+        keys = "~{headway:}* &{headway:}*".split()
+        client.execute_command("ACL", "SETUSER", "modest", "on", ">secret", *keys, *rights)
+        client.execute_command("ACL", "SETUSER", "nobody", "on", ">secret", "+client|setname")
+    engine = open_at(redis.url().replace("://", "://modest:secret@"))
+    woken = asyncio.Event()
+    await engine.watch(woken.set)
+    assert await _take(engine) is not None
+    assert await _take(engine, holder="bob") is None
+    assert await engine.renew(["role"], holder="ada", duration=LONG) == {"role"}
+    await asyncio.wait_for(woken.wait(), 10)
+    await engine.release(["role"], holder="ada")
+    for address, words in (
+        (redis.url(prefix="other:").replace("://", "://modest:secret@"), "keys of this prefix"),
+        (redis.url().replace("://", "://nobody:secret@"), "may not run scripts"),
+    ):
+        with pytest.raises(EngineUnavailable, match=words):
+            await _take(open_at(address))
+
+
+async def test_the_endpoint_that_may_write_is_found(redis: RedisServer, open_at: OpenEngine) -> None:
+    """A primary and its replica, in any order, also after they have changed places."""
+    with RedisServer(options={"replicaof": f"127.0.0.1 {redis.port}"}) as replica:
+        url = f"redis://127.0.0.1:1,127.0.0.1:{replica.port},127.0.0.1:{redis.port}"
+        engine = open_at(url)
+        assert await _take(engine) == 1
+        redis.kill()
+        with pytest.raises(EngineUnavailable, match="read only"):
+            await _take(engine, holder="bob")
+        with replica.client() as client:
+            client.replicaof("NO", "ONE")
+        assert await _take(engine, "other", holder="bob") is not None
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://:secret@127.0.0.1:x", "'127.0.0.1:x' is no host with a port"),
+        ("redis://:secret@127.0.0.1:0", "no host with a port"),
+        ("redis://:secret@", "no host with a port"),
+        ("redis://:secret@127.0.0.1,/0", "no host with a port"),
+        ("redis://:secret@127.0.0.1/zero", "the number of a database"),
+        ("redis://:secret@127.0.0.1?prefixx=a", "unknown option 'prefixx'"),
+        ("rediss://:secret@127.0.0.1?ca=/nowhere.pem", "cannot use its files for TLS"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_at_once(url: str, words: str, open_at: OpenEngine) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        open_at(url)
+    assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch, open_at: OpenEngine, tmp_path: Path) -> None:
+    (tmp_path / "redis.py").write_text("raise ImportError('not installed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [name for name in sys.modules if name.split(".")[0] == "redis"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "headway.coordination.engines.redis", raising=False)
+    with pytest.raises(InvalidConfig, match=r"pip install 'headway\[redis\]'"):
+        open_at("redis://127.0.0.1")

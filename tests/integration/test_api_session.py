@@ -1,0 +1,407 @@
+"""Signing in with a browser: the cookie, what it may, where it may come from, and how it ends, in every process."""
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from headway import Headway
+from headway.settings import Settings
+from headway.store.access import hash_of
+from tests.support.api import ApiProcess, api_process
+
+SECRET = "environment-0123456789abcdef"
+WITHIN_S = 5.0 + 10.0  # What is promised are 5 s; the rest is for a machine that is busy with other tests.
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("session")
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> str:
+    return f"sqlite:///{folder}/headway.db"
+
+
+@pytest.fixture(scope="module")
+def api(store: str) -> Iterator[ApiProcess]:
+    with api_process(store, env={"HEADWAY_TOKEN": SECRET}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def root(api: ApiProcess) -> Iterator[httpx.Client]:
+    with api.client(SECRET) as client:
+        client.headers["Authorization"] = f"Bearer {create(client, role='admin')['token']}"
+        yield client
+
+
+@pytest.fixture
+def browser(api: ApiProcess) -> Iterator[httpx.Client]:
+    """Like a browser: keeps cookies, and tells that its pages are ours."""
+    with api.client() as client:
+        client.headers.update(OURS)
+        yield client
+
+
+def create(client: httpx.Client, name: str = "t", **options: str) -> dict[str, Any]:
+    answer = client.post("/api/tokens", json={"name": name, "role": "viewer", **options})
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def sign_in(client: httpx.Client, token: str) -> httpx.Response:
+    answer = client.post("/api/session", json={"token": token})
+    assert answer.status_code == 201, answer.text
+    return answer
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WITHIN_S
+    while not is_so():
+        assert time.monotonic() < end, f"waited {WITHIN_S:g} s in vain: {what}"
+        time.sleep(0.1)
+
+
+# The cookie
+
+
+def test_a_cookie_stands_for_the_token_and_is_not_it(
+    api: ApiProcess, root: httpx.Client, browser: httpx.Client, folder: Path
+) -> None:
+    made = create(root, "ada", role="operator", tenant="acme")
+    answer = sign_in(browser, made["token"])
+    me = {"name": "ada", "tenant": "acme", "role": "operator", "token_id": made["id"]}
+    expires_at = answer.json().pop("expires_at")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", expires_at)
+    assert {name: answer.json()[name] for name in me} == me
+    name, value, rest = re.fullmatch(r"([^=]+)=([^;]+)(; .*)", answer.headers["set-cookie"]).groups()  # type: ignore[union-attr]
+    port = api.url.rpartition(":")[2]
+    assert name == f"headway_session_{port}"  # Two servers of one machine do not sign each other's people out.
+    assert rest == "; Path=/; Max-Age=604800; HttpOnly; SameSite=Strict"
+    assert re.fullmatch(r"[A-Za-z0-9_-]{43}", value)
+    assert made["token"] not in answer.text + answer.headers["set-cookie"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert browser.get("/api/me").json() == me
+    kept = b"".join(file.read_bytes() for file in folder.iterdir() if file.is_file())
+    assert value.encode() not in kept
+    assert hash_of(value).encode() in kept
+    assert value not in "".join(api.log)
+    with api.client(value) as thief:  # Only as a cookie.
+        assert thief.get("/api/me").status_code == 401
+    with api.client() as other:
+        for cookie in (f"{name}={value[:-1]}", f"{name}={hash_of(value)}", f"{name}=", "headway_session=x", f"{name}"):
+            assert other.get("/api/me", headers={"Cookie": cookie}).status_code == 401, cookie
+        assert other.get("/api/me", headers={"Cookie": f"a=b; {name}={value}; c=d"}).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://ops.example", "Host": "ops.example"}])
+def test_where_tls_ends_in_front_of_us_the_cookie_is_secure(
+    api: ApiProcess, root: httpx.Client, headers: dict[str, str]
+) -> None:
+    token = create(root, "tls")["token"]
+    with api.client() as client:
+        answer = client.post("/api/session", json={"token": token}, headers=headers)
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith("__Host-headway_session=")
+        assert cookie.endswith("; Path=/; Max-Age=604800; HttpOnly; SameSite=Strict; Secure")
+        sent = {"Cookie": cookie.partition(";")[0], "Host": "ops.example"}
+        assert client.get("/api/me", headers=sent).json()["name"] == "tls"
+
+
+async def test_below_a_path_the_cookie_is_for_that_path(tmp_path: Path) -> None:
+    app = Headway(f"sqlite:///{tmp_path}/headway.db", settings=Settings(token=SECRET))
+    api = app.api()
+    transport = httpx.ASGITransport(app=Starlette(routes=[Mount("/ops/headway", api)]))
+    for base, name, tail in (
+        ("http://web.example", "headway_session", ""),
+        ("https://web.example", "__Secure-headway_session", "; Secure"),
+    ):
+        async with httpx.AsyncClient(transport=transport, base_url=base, headers=OURS) as client:
+            answer = await client.post("/ops/headway/api/session", json={"token": SECRET})
+            assert answer.status_code == 201, answer.text
+            cookie = answer.headers["set-cookie"]
+            assert cookie.startswith(f"{name}=")
+            assert cookie.endswith(f"; Path=/ops/headway; Max-Age=604800; HttpOnly; SameSite=Strict{tail}")
+            assert (await client.get("/ops/headway/api/me")).json()["name"] == "HEADWAY_TOKEN"
+            assert (await client.delete("/ops/headway/api/session")).status_code == 204
+            assert (await client.get("/ops/headway/api/me")).status_code == 401
+    await api.close()
+
+
+def test_it_works_in_every_process_and_after_a_restart(store: str, api: ApiProcess, root: httpx.Client) -> None:
+    token = create(root, "wanderer")["token"]
+    with api.client() as client:
+        cookie = sign_in(client, token).headers["set-cookie"]
+    value = re.search(r"=([^;]+)", cookie)
+    assert value
+    with api_process(store, env={"HEADWAY_TOKEN": SECRET}) as other, other.client() as client:
+        name = f"headway_session_{other.url.rpartition(':')[2]}"
+        assert client.get("/api/me", headers={"Cookie": f"{name}={value[1]}"}).json()["name"] == "wanderer"
+
+
+# What it may
+
+
+@pytest.mark.parametrize(
+    ("role", "codes"), [("viewer", (200, 403, 403)), ("operator", (200, 201, 403)), ("admin", (200, 201, 200))]
+)
+def test_a_session_may_what_its_token_may(
+    root: httpx.Client, browser: httpx.Client, role: str, codes: tuple[int, ...]
+) -> None:
+    sign_in(browser, create(root, role, role=role)["token"])
+    answers = (
+        browser.get("/api/jobs"),
+        browser.post("/api/jobs", json={"type": "x", "queue": "nobody"}),
+        browser.get("/api/tokens"),
+    )
+    assert tuple(answer.status_code for answer in answers) == codes
+
+
+def test_a_session_sees_its_tenant_only(root: httpx.Client, browser: httpx.Client) -> None:
+    jobs = {
+        tenant: root.post("/api/jobs", json={"type": "x", "queue": "nobody", "tenant": tenant}).json()["id"]
+        for tenant in ("acme", "globex")
+    }
+    sign_in(browser, create(root, "acme", role="admin", tenant="acme")["token"])
+    assert {job["tenant"] for job in browser.get("/api/jobs").json()["items"]} == {"acme"}
+    assert browser.get(f"/api/jobs/{jobs['acme']}").status_code == 200
+    assert browser.get(f"/api/jobs/{jobs['globex']}").status_code == 404
+    assert browser.post(f"/api/jobs/{jobs['globex']}/cancel", json={}).status_code == 404
+    trail = browser.get("/api/trail", params={"action": "sessions.create"}).json()["items"]
+    assert {(line["actor"], line["tenant"], line["origin"]) for line in trail} >= {("acme", "acme", "127.0.0.1")}
+    assert {line["tenant"] for line in trail} == {"acme"}
+
+
+def test_a_token_that_is_sent_counts_more_than_the_cookie(root: httpx.Client, browser: httpx.Client) -> None:
+    sign_in(browser, create(root, "cookie")["token"])
+    other = create(root, "header", role="operator")["token"]
+    assert browser.get("/api/me").json()["name"] == "cookie"
+    bearer = {"Authorization": f"Bearer {other}"}
+    assert browser.get("/api/me", headers=bearer).json()["name"] == "header"
+    elsewhere = {**bearer, "Sec-Fetch-Site": "none"}
+    assert browser.post("/api/jobs", json={"type": "x", "queue": "nobody"}, headers=elsewhere).status_code == 201
+    assert browser.get("/api/me", headers={"Authorization": "Bearer hw_wrong"}).status_code == 401
+    # The password that /docs has asked for comes along, and does not matter.
+    assert browser.get("/api/me", headers={"Authorization": "Basic eDp5"}).json()["name"] == "cookie"
+    assert browser.get("/docs").status_code == 200
+
+
+def test_the_token_of_the_environment_signs_in_too(store: str) -> None:
+    with api_process(store, env={"HEADWAY_TOKEN": SECRET}) as one, one.client() as client:
+        client.headers.update(OURS)
+        assert sign_in(client, f" {SECRET}\n").json()["token_id"] == "environment"  # As people paste it.
+        assert client.get("/api/me").json()["role"] == "admin"
+        port, kept = (
+            int(one.url.rpartition(":")[2]),
+            {"Cookie": str(client.build_request("GET", "/").headers["cookie"])},
+        )
+    with api_process(store, port=port, env={"HEADWAY_TOKEN": SECRET}) as two, two.client() as client:
+        assert client.get("/api/me", headers=kept).status_code == 200
+    with api_process(store, port=port, env={"HEADWAY_TOKEN": "another-" + SECRET}) as three, three.client() as client:
+        refused = client.get("/api/me", headers=kept)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (
+            401,
+            "the session has ended: sign in again",
+        )
+
+
+def test_a_cookie_from_elsewhere_does_not_close_an_open_door(tmp_path: Path) -> None:
+    with api_process(f"sqlite:///{tmp_path}/headway.db") as api, api.client() as client:
+        name = f"headway_session_{api.url.rpartition(':')[2]}"
+        me = client.get("/api/me", headers={"Cookie": f"{name}=of-a-server-that-was-here-before"})
+        assert me.json()["name"] == "anonymous"
+
+
+# Where it may come from
+
+FOREIGN = [
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "none"},
+    {"Sec-Fetch-Site": "cross-site", "Origin": "{own}"},
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://127.0.0.1"},
+    {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "{own}.evil.example"},
+    {},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_pages_of_others_change_nothing(api: ApiProcess, root: httpx.Client, headers: dict[str, str]) -> None:
+    headers = {name: value.replace("{own}", api.url) for name, value in headers.items()}
+    with api.client() as client:
+        sign_in(client, create(root, "prey", role="admin")["token"])
+        for method, path, body in (
+            ("POST", "/api/jobs", {"type": "forged", "queue": "nobody"}),
+            ("POST", "/api/tokens", {"name": "forged", "role": "admin"}),
+            ("PUT", "/api/schedules/forged", {"task": "x", "every": "1h"}),
+            ("DELETE", "/api/schedules/forged", None),
+            ("DELETE", "/api/session", None),
+        ):
+            answer = client.request(method, path, json=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), (method, path)
+        assert client.get("/api/me").status_code == 200  # Nor was anybody signed out.
+    assert root.get("/api/jobs", params={"type": "forged"}).json()["items"] == []
+
+
+@pytest.mark.parametrize("headers", [OURS, {"Origin": "{own}"}, {**OURS, "Origin": "https://proxy.example"}], ids=str)
+def test_pages_of_ours_may(api: ApiProcess, root: httpx.Client, headers: dict[str, str]) -> None:
+    headers = {name: value.replace("{own}", api.url) for name, value in headers.items()}
+    with api.client() as client:
+        sign_in(client, create(root, "ours", role="operator")["token"])
+        body = {"type": "x", "queue": "nobody"}
+        assert client.post("/api/jobs", json=body, headers=headers).status_code == 201
+        assert client.delete("/api/session", headers=headers).status_code == 204
+
+
+def test_pages_of_others_sign_nobody_in(browser: httpx.Client, root: httpx.Client) -> None:
+    token = create(root, "mallory")["token"]
+    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "none", "Origin": "http://evil.example"}):
+        refused = browser.post("/api/session", json={"token": token}, headers=headers)
+        assert refused.status_code == 403
+        assert "set-cookie" not in refused.headers
+    plain = browser.post("/api/session", content=f'{{"token": "{token}"}}', headers={"Content-Type": "text/plain"})
+    assert (plain.status_code, "set-cookie" in plain.headers) == (415, False)
+
+
+def test_a_conversation_with_a_cookie_needs_a_page_of_ours(api: ApiProcess, root: httpx.Client) -> None:
+    with api.client() as client:
+        sign_in(client, create(root, "talker")["token"])
+        cookie = {"Cookie": str(client.build_request("GET", "/").headers["cookie"])}
+    url = api.url.replace("http", "ws") + "/api/ws"
+    for headers in ({}, {"Origin": "http://evil.example"}):
+        with (
+            pytest.raises((InvalidStatus, ConnectionClosed)),
+            connect(url, additional_headers={**cookie, **headers}) as socket,
+        ):
+            socket.recv(timeout=10)
+    with connect(url, additional_headers={**cookie, "Origin": api.url}) as socket:
+        assert socket.ping().wait(10)
+
+
+# How it ends
+
+
+class Follower:
+    """Reads the stream of a session in a thread until it ends."""
+
+    def __init__(self, api: ApiProcess, cookies: httpx.Cookies) -> None:
+        self._began, self.ended = threading.Event(), threading.Event()
+        threading.Thread(target=self._read, args=(api, cookies), daemon=True).start()
+        assert self._began.wait(20), "the stream did not begin"
+
+    def _read(self, api: ApiProcess, cookies: httpx.Cookies) -> None:
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            api.client(cookies=cookies) as client,
+            client.stream("GET", "/api/stream", timeout=60.0) as answer,
+        ):
+            for _ in answer.iter_bytes():
+                self._began.set()
+        self.ended.set()
+
+
+def test_who_signs_out_is_out_everywhere(api: ApiProcess, root: httpx.Client, browser: httpx.Client) -> None:
+    token = create(root, "leaver")["token"]
+    sign_in(browser, token)
+    kept = httpx.Cookies(browser.cookies)
+    follower = Follower(api, kept)
+    answer = browser.delete("/api/session")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert "Max-Age=0" in answer.headers["set-cookie"]
+    assert not browser.cookies
+    with api.client(cookies=kept) as thief:  # Who has kept the cookie has nothing.
+        assert thief.get("/api/me").status_code == 401
+    assert follower.ended.wait(WITHIN_S), "the stream is still open"
+    assert browser.delete("/api/session").status_code == 204
+    assert browser.get("/api/me", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+
+def test_a_revoked_token_takes_its_sessions_along(api: ApiProcess, root: httpx.Client, browser: httpx.Client) -> None:
+    gone, stays = create(root, "gone"), create(root, "stays")
+    sign_in(browser, gone["token"])
+    follower = Follower(api, httpx.Cookies(browser.cookies))
+    with api.client() as other:
+        sign_in(other, stays["token"])
+        assert root.delete(f"/api/tokens/{gone['id']}").status_code == 200
+        until(lambda: browser.get("/api/me").status_code == 401, "the session ends")
+        assert follower.ended.wait(WITHIN_S), "the stream is still open"
+        assert browser.post("/api/session", json={"token": gone["token"]}).status_code == 401
+        assert other.get("/api/me").json()["name"] == "stays"
+
+
+def test_an_expired_token_too(root: httpx.Client, browser: httpx.Client) -> None:
+    sign_in(browser, create(root, "brief", expires_in="2s")["token"])
+    assert browser.get("/api/me").status_code == 200
+    until(lambda: browser.get("/api/me").status_code == 401, "the session ends")
+
+
+def test_who_signs_in_again_leaves_no_session_behind(
+    root: httpx.Client, browser: httpx.Client, api: ApiProcess
+) -> None:
+    sign_in(browser, create(root, "first")["token"])
+    former = httpx.Cookies(browser.cookies)
+    sign_in(browser, create(root, "second")["token"])
+    assert browser.get("/api/me").json()["name"] == "second"
+    with api.client(cookies=former) as client:
+        assert client.get("/api/me").status_code == 401
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"token": "hw_wrong"}, 401),
+        ({"token": "two words"}, 401),
+        ({"token": "ümlaut"}, 401),
+        ({"token": " "}, 401),
+        ({"token": ""}, 422),
+        ({"token": "x" * 600}, 422),
+        ({"token": 7}, 422),
+        ({}, 422),
+        ({"token": "x", "role": "admin"}, 422),
+        ([], 422),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_no_token_signs_nobody_in(tmp_path: Path, body: object, code: int, api: ApiProcess) -> None:
+    with api.client() as client:
+        answer = client.post("/api/session", json=body)
+    assert answer.status_code in ((code, 429) if code == 401 else (code,))
+    assert "set-cookie" not in answer.headers
+
+
+def test_guessing_is_refused_and_told_without_the_value(tmp_path: Path) -> None:
+    with api_process(f"sqlite:///{tmp_path}/headway.db", env={"HEADWAY_TOKEN": SECRET}) as api, api.client() as client:
+        codes = [client.post("/api/session", json={"token": f"do-not-tell-{n}"}).status_code for n in range(12)]
+        assert codes == [401] * 10 + [429] * 2
+        assert client.post("/api/session", json={"token": SECRET}).status_code == 429
+        until(lambda: "limited=true" in "".join(api.log).lower(), "the log tells")
+        assert "do-not-tell" not in "".join(api.log)
+
+
+def test_an_old_cookie_is_no_guess(tmp_path: Path) -> None:
+    """A page that is left open asks on with a session that is over; nobody must have to wait for that to sign in."""
+    with api_process(f"sqlite:///{tmp_path}/headway.db", env={"HEADWAY_TOKEN": SECRET}) as api, api.client() as client:
+        name = f"headway_session_{api.url.rpartition(':')[2]}"
+        for number in range(30):
+            assert client.get("/api/me", headers={"Cookie": f"{name}=old-{number}"}).status_code in (401, 429)
+        assert client.post("/api/session", json={"token": SECRET}).status_code == 201

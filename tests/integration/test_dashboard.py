@@ -1,0 +1,190 @@
+"""The files of the dashboard as a server gives them: types, keeping, the policy, below a path, and without a build."""
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from headway import Headway
+from headway.clock import Clock
+from headway.errors import StoreUnavailable
+from headway.settings import Settings
+from headway.status import dashboard
+from headway.status.api import Api
+
+SOURCES = Path(__file__).parents[2] / "dashboard"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+BUILD = {
+    "index.html": '<!doctype html><link rel="icon" href="icon.svg"><link rel="stylesheet" href="./app.css">'
+    '<script type="module" src="app.js"></script>',
+    "app.js": "export const seven = 7;\n" * 100,
+    "app.css": "body { margin: 0 }\n",
+    "icon.svg": '<svg xmlns="http://www.w3.org/2000/svg"/>',
+}
+TYPES = {
+    "/": "text/html; charset=utf-8",
+    "/app.js": "text/javascript; charset=utf-8",
+    "/app.css": "text/css; charset=utf-8",
+    "/icon.svg": "image/svg+xml",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A build that is small."""
+    made = tmp_path / "dashboard"
+    made.mkdir()
+    for name, text in BUILD.items():
+        (made / name).write_text(text)
+    monkeypatch.setattr(dashboard, "FOLDER", made)
+    return made
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    app = Headway(f"sqlite:///{tmp_path}/headway.db", settings=Settings())
+    made = app.api()
+    yield made
+    await made.close()
+
+
+def ask(application: Callable[..., object], base: str = "http://127.0.0.1") -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url=base)  # type: ignore[arg-type]
+
+
+async def test_everybody_gets_the_page_and_what_it_is_made_of(api: Api, folder: Path) -> None:
+    async with ask(api) as client:
+        for path, media_type in TYPES.items():
+            answer = await client.get(path)
+            assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
+            assert answer.headers["content-security-policy"] == POLICY
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            empty = await client.head(path)
+            assert (empty.status_code, empty.content) == (200, b"")
+            assert (await client.post(path)).status_code == 405
+        assert (await client.get("/app.js")).text == BUILD["app.js"]
+        assert (await client.get("/api/jobs")).status_code == 401  # The rest of it is closed.
+
+
+async def test_nothing_else_of_the_folder_is_served(api: Api, folder: Path) -> None:
+    (folder / "app.js.map").write_text("{}")
+    async with ask(api) as client:
+        for path in ("/app.js.map", "/dashboard/app.js", "/..%2fapi.py", "/%2e%2e/api.py", "/index.html", "/APP.JS"):
+            assert (await client.get(path)).status_code == 404, path
+
+
+async def test_what_has_a_version_is_kept_for_good_and_the_page_is_not(api: Api, folder: Path) -> None:
+    async with ask(api) as client:
+        page = await client.get("/")
+        assert page.headers["cache-control"] == "no-cache"
+        named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert [name.partition("?v=")[0] for name in named] == ["icon.svg", "app.css", "app.js"]
+        for name in named:
+            answer = await client.get(f"/{name}")
+            assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+            assert (await client.get(f"/{name}0")).headers["cache-control"] == "no-cache"  # Not this version.
+        known = page.headers["etag"]
+        again = await client.get("/", headers={"If-None-Match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", known)
+        assert again.headers["content-security-policy"] == POLICY
+        (folder / "app.js").write_text("export const eight = 8;\n")
+        changed = await client.get("/", headers={"If-None-Match": known})
+        assert changed.status_code == 200
+        assert named[2] not in changed.text
+        assert (await client.get("/app.js")).text == "export const eight = 8;\n"
+
+
+async def test_who_can_unpack_gets_it_packed(api: Api, folder: Path) -> None:
+    async with ask(api) as client:
+        packed = await client.get("/app.js", headers={"Accept-Encoding": "br, gzip"})
+        plain = await client.get("/app.js", headers={"Accept-Encoding": "identity"})
+        assert packed.headers["content-encoding"] == "gzip"
+        assert int(packed.headers["content-length"]) < len(plain.content) / 5
+        assert "content-encoding" not in plain.headers
+        assert packed.text == plain.text == BUILD["app.js"]
+        assert {packed.headers["vary"], plain.headers["vary"]} == {"Accept-Encoding"}
+        assert gzip.decompress(gzip.compress(plain.content)) == packed.content
+
+
+async def test_it_works_below_a_path(api: Api, folder: Path) -> None:
+    inside = Starlette(routes=[Mount("/ops/headway", api)])
+    async with ask(inside) as client:
+        page = await client.get("/ops/headway/")
+        assert page.status_code == 200
+        named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert not [name for name in named if name.startswith("/")]
+        for name in named:
+            assert (await client.get(f"/ops/headway/{name}")).status_code == 200
+        bare = await client.get("/ops/headway")
+        assert bare.status_code in (307, 308)
+        assert bare.headers["location"].removeprefix("http://127.0.0.1") == "/ops/headway/"
+    behind = httpx.ASGITransport(app=api, root_path="/ops")  # A proxy that tells where we are.
+    async with httpx.AsyncClient(transport=behind, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/ops/")).status_code == 200
+        bare = await client.get("/ops")
+        assert (bare.status_code, bare.headers["location"]) == (307, "/ops/")
+
+
+async def test_without_a_build_the_page_says_how_to_make_one(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard, "FOLDER", tmp_path / "nothing")
+    async with ask(api) as client:
+        page = await client.get("/")
+        assert (page.status_code, page.headers["content-type"]) == (200, TYPES["/"])
+        assert "make dashboard" in page.text
+        assert page.headers["content-security-policy"] == POLICY
+        assert page.headers["cache-control"] == "no-cache"
+        for path in ("/app.js", "/app.css", "/icon.svg"):
+            missing = await client.get(path)
+            assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+
+
+async def test_half_a_build_is_none(api: Api, folder: Path) -> None:
+    (folder / "app.js").unlink()
+    async with ask(api) as client:
+        assert "make dashboard" in (await client.get("/")).text
+
+
+async def test_it_is_there_while_the_store_is_not(folder: Path) -> None:
+    async def no_store() -> object:
+        raise StoreUnavailable("the store is down")
+
+    api = Api(no_store, Settings(), Clock())  # type: ignore[arg-type]
+    async with ask(api) as client:
+        assert (await client.get("/")).status_code == 200
+        assert (await client.get("/api/jobs")).status_code == 503
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["check", "test"])
+def test_its_types_and_its_own_tests_are_right(command: str) -> None:
+    npm = shutil.which("npm", path=os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)]))
+    if npm is None or not (SOURCES / "node_modules" / ".bin" / "tsc").exists():
+        if os.environ.get("CI"):
+            pytest.fail("missing: what the dashboard is built with (make dashboard)")
+        pytest.skip("missing: what the dashboard is built with (make dashboard)")
+    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(npm).parent), os.environ.get("PATH", "")])}
+    ended = subprocess.run(
+        [npm, "run", "--silent", command],
+        cwd=SOURCES,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr

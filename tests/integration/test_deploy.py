@@ -1,0 +1,223 @@
+"""What is in deploy/ fits the product: commands, options, settings, ports, probes, metrics, and time to end in."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from configparser import ConfigParser
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from headway.cli import root
+from headway.instants import SECOND
+from headway.settings import PORT_DEFAULT, Settings
+from headway.status.api import ROUTES
+from tests.support.api import api_process
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+CONTAINERFILE = DEPLOY / "Containerfile"
+ENV_EXAMPLE = DEPLOY / "headway.env.example"
+PAGES = [*sorted((ROOT / "docs" / "deploy").glob("*.md")), ROOT / "docs" / "sizing.md"]
+PROGRAM = "/srv/app/.venv/bin/headway"
+RUNS_JOBS = {"worker", "serve"}
+HAND_BACK_S = 10  # What a worker may need after its grace, and a slow machine more.
+ENGINE_METRICS = {"headway_engine_up", "headway_engine_cut_off_nodes"}  # Absent where the store grants leases alone.
+
+
+def unit(path: Path) -> ConfigParser:
+    """Read a unit; of keys that come several times the last one."""
+    parser = ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[method-assign,assignment]
+    parser.read(path)
+    return parser
+
+
+def documents() -> Iterator[dict[str, Any]]:
+    """Yield every object of every manifest."""
+    for path in MANIFESTS:
+        yield from yaml.safe_load_all(path.read_text())
+
+
+def objects(kind: str) -> dict[str, dict[str, Any]]:
+    """Return the manifests of a kind by their names."""
+    return {found["metadata"]["name"]: found for found in documents() if found.get("kind") == kind}
+
+
+def pod(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the pod of a deployment or a job."""
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    return spec
+
+
+def container(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the one container of a deployment or a job."""
+    [only] = pod(found)["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def example_variables() -> dict[str, str]:
+    """Return the variables of the environment file, also those that wait behind a #."""
+    return dict(re.findall(r"^#?(HEADWAY_\w+)=(.+)$", ENV_EXAMPLE.read_text(), re.MULTILINE))
+
+
+def cluster_variables() -> dict[str, str]:
+    """Return the variables that every pod gets."""
+    data = objects("ConfigMap")["headway"]["data"]
+    return {**data, **objects("Secret")["headway"]["stringData"]}
+
+
+def instructions(name: str) -> list[str]:
+    """Return what stands behind an instruction of the Containerfile."""
+    return re.findall(rf"^{name} (.+)$", CONTAINERFILE.read_text(), re.MULTILINE)
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Yield every command line of Headway that is deployed, and where."""
+    for path in UNITS:
+        program, *arguments = shlex.split(unit(path)["Service"]["ExecStart"])
+        assert program == PROGRAM
+        yield path.name, arguments
+    for kind in ("Deployment", "Job"):
+        for name, found in objects(kind).items():
+            assert "command" not in container(found), "the entry point of the image is what passes signals on"
+            yield name, container(found)["args"]
+    [entry], [command] = instructions("ENTRYPOINT"), instructions("CMD")
+    assert json.loads(entry)[-1] == "headway"
+    yield CONTAINERFILE.name, json.loads(command)
+
+
+def test_every_command_and_option_exists() -> None:
+    group = root._root()
+    lines = list(command_lines())
+    assert {arguments[0] for _, arguments in lines} == {"serve", "scheduler", "worker", "api", "migrate"}
+    for where, (name, *arguments) in lines:
+        command = group.get_command(None, name)
+        assert command is not None, f"{where}: headway {name}"
+        known = {option for parameter in command.params for option in parameter.opts}
+        used = {argument for argument in arguments if argument.startswith("--")}
+        assert used <= known, f"{where}: headway {name} {used - known}"
+
+
+def test_every_setting_exists_and_is_good() -> None:
+    known = {f"HEADWAY_{setting.name.upper()}" for setting in fields(Settings)}
+    for path in (*UNITS, *MANIFESTS, CONTAINERFILE, ENV_EXAMPLE, *PAGES):
+        named = set(re.findall(r"HEADWAY_[A-Z_]*[A-Z]", path.read_text()))
+        assert named <= known | {"HEADWAY_SERVER", "HEADWAY_CHAOS_FULL"}, path
+    for variables in (example_variables(), cluster_variables()):
+        assert Settings.load(environ=variables, file=Path("none")).store.startswith("postgresql://")
+
+
+def test_units_let_jobs_end() -> None:
+    grace_s = Settings.load(environ=example_variables(), file=Path("none")).grace / SECOND
+    for path in UNITS:
+        service = unit(path)["Service"]
+        role = shlex.split(service["ExecStart"])[1]
+        if role in RUNS_JOBS:
+            assert service["KillMode"] == "mixed", "children must not get the signal that is for their supervisor"
+            assert int(service["TimeoutStopSec"]) >= grace_s + HAND_BACK_S, path.name
+        assert service["EnvironmentFile"] == "/etc/headway/headway.env"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_units_are_understood_by_systemd(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("headway")
+    for path in UNITS:
+        copy = tmp_path / path.name.replace("@", "@1")
+        copy.write_text(path.read_text().replace(PROGRAM, str(program)))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *sorted(map(str, tmp_path.iterdir()))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_pods_let_jobs_end() -> None:
+    grace_s = Settings.load(environ=cluster_variables(), file=Path("none")).grace / SECOND
+    for name, found in objects("Deployment").items():
+        period_s = pod(found)["terminationGracePeriodSeconds"]
+        if container(found)["args"][0] in RUNS_JOBS:
+            assert period_s >= grace_s + HAND_BACK_S, name
+        stop = container(found).get("lifecycle", {}).get("preStop")
+        if stop is not None:
+            [word, seconds] = stop["exec"]["command"]
+            assert (word, period_s >= int(seconds) + HAND_BACK_S) == ("sleep", True), name
+
+
+def test_ports_and_probes_are_those_of_the_product() -> None:
+    assert instructions("EXPOSE") == [str(PORT_DEFAULT)]
+    assert example_variables()["HEADWAY_PORT"] == str(PORT_DEFAULT)
+    open_paths = {route.path for route in ROUTES if route.role is None and route.method == "GET"}
+    api = container(objects("Deployment")["headway-api"])
+    [port] = api["ports"]
+    assert port["containerPort"] == PORT_DEFAULT
+    assert api["args"][api["args"].index("--port") + 1] == str(PORT_DEFAULT)
+    probes = {name: api[name]["httpGet"] for name in ("livenessProbe", "readinessProbe", "startupProbe")}
+    assert {probe["port"] for probe in probes.values()} == {port["name"]}
+    assert {probe["path"] for probe in probes.values()} <= open_paths
+    assert (probes["livenessProbe"]["path"], probes["readinessProbe"]["path"]) == ("/livez", "/readyz")
+    [served] = objects("Service")["headway-api"]["spec"]["ports"]
+    assert served["targetPort"] == port["name"]
+
+
+def test_what_names_something_in_the_cluster_finds_it() -> None:
+    deployments = objects("Deployment")
+    labels = {name: found["spec"]["template"]["metadata"]["labels"] for name, found in deployments.items()}
+    for name, found in deployments.items():
+        assert found["spec"]["selector"]["matchLabels"] == labels[name]
+    budgets = objects("PodDisruptionBudget")
+    assert budgets.keys() == deployments.keys()
+    for name, found in budgets.items():
+        assert found["spec"]["selector"]["matchLabels"] == labels[name]
+    [scaler] = objects("HorizontalPodAutoscaler").values()
+    assert scaler["spec"]["scaleTargetRef"]["name"] in deployments
+    assert "replicas" not in deployments[scaler["spec"]["scaleTargetRef"]["name"]]["spec"], "two would set it in turns"
+    for found in (*deployments.values(), *objects("Job").values()):
+        sources = [(kind, *ref.values()) for source in container(found)["envFrom"] for kind, ref in source.items()]
+        assert sources == [("configMapRef", "headway"), ("secretRef", "headway")]
+
+
+def test_what_the_autoscaler_asks_for_is_what_the_adapter_offers() -> None:
+    [scaler] = objects("HorizontalPodAutoscaler").values()
+    [metric] = [found["external"]["metric"] for found in scaler["spec"]["metrics"]]
+    [adapter] = [found for found in documents() if "rules" in found]
+    [rule] = adapter["rules"]["external"]
+    assert rule["seriesQuery"] == rule["name"]["as"] == metric["name"]
+    assert metric["selector"]["matchLabels"].keys() == {"queue"}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_the_manifests_can_be_put_together() -> None:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(DEPLOY / "kubernetes")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    built = [found for found in yaml.safe_load_all(done.stdout) if found["kind"] == "Deployment"]
+    assert {container(found)["image"] for found in built} == {"registry.example/headway-app:1"}
+    assert {found["metadata"]["namespace"] for found in built} == {"headway"}
+
+
+def test_every_metric_exists(tmp_path: Path) -> None:
+    named = {
+        name
+        for path in (*MANIFESTS, *PAGES)
+        for name in re.findall(r"\bheadway_[a-z_]+(?:total|seconds|depth|up|slots|nodes|leases)\b", path.read_text())
+    }
+    assert "headway_queue_depth" in named
+    with api_process(f"sqlite:///{tmp_path}/headway.db") as api, api.client() as client:
+        told = set(re.findall(r"^# TYPE (\w+) ", client.get("/metrics").text, re.MULTILINE))
+    assert named - ENGINE_METRICS <= told
+    assert named & ENGINE_METRICS <= set(re.findall(r"`(headway_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))

@@ -1,0 +1,460 @@
+"""Live values over a real Redis: they come before the store has them, and nothing depends on them."""
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+
+from headway.clock import Clock
+from headway.events import EngineLost, EngineReturned, Event, subscribed
+from headway.instants import SECOND
+from headway.lifecycle import Cancelled, Released, settle
+from headway.live import RedisLive, RedisView
+from headway.model import Claimed, NewJob, Report
+from headway.ports import Latest
+from headway.status import follow
+from headway.status.hub import Hub
+from headway.status.reader import JobReader
+from headway.store import Store
+from tests.integration.test_api_follow import enqueue, events
+from tests.support.api import ApiProcess, api_process
+from tests.support.postgres import PostgresServer
+from tests.support.redis import RedisServer
+from tests.support.server import ServerMissing
+
+APP = """
+import pathlib, time
+from headway import Context, Headway
+
+app = Headway(name="spoken")
+
+@app.task
+def speak(ctx: Context, until: str) -> str:
+    ctx.progress(1, "Begin")
+    time.sleep(0.7)  # By now that is stored. The next words are not, for some seconds.
+    ctx.log("half of it")
+    ctx.metadata["rows"] = 21
+    ctx.metadata["password"] = "hunter2"
+    ctx.progress(42, "Middle")
+    while not pathlib.Path(until).exists():
+        time.sleep(0.02)
+    ctx.progress(90, "End")
+    return "spoken"
+
+@app.task
+def count(ctx: Context, until: str) -> int:
+    number = 0
+    while not pathlib.Path(until).exists():
+        number += 1
+        ctx.log(f"line {number}")
+        ctx.metadata["number"] = number
+        time.sleep(0.02)
+    return number
+"""
+SOON_S = 3.0  # Later than anything told live comes on a busy machine, and before the store is told a second time.
+PATIENCE_S = 40.0
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    try:
+        server = RedisServer()
+    except ServerMissing as missing:
+        if os.environ.get("CI"):
+            pytest.fail(f"missing: {missing}")
+        pytest.skip(f"missing: {missing}")
+    with server:
+        yield server
+
+
+@dataclass
+class Parts:
+    """A worker and an API on one store, both with a Redis."""
+
+    store: str
+    folder: Path
+    redis: RedisServer
+    api: ApiProcess
+    worker_log: list[str] = field(default_factory=list)
+
+    def said(self, words: str) -> int:
+        """Count how often the worker has said something."""
+        return sum(words in line for line in self.worker_log)
+
+
+@contextmanager
+def running(store: str, folder: Path, redis: RedisServer) -> Iterator[Parts]:
+    (folder / "spoken.py").write_text(APP)
+    env = {**os.environ, "PYTHONPATH": str(folder), "HEADWAY_REDIS": redis.url()}
+    command = [sys.executable, "-m", "headway", "worker", "--app", "spoken:app", "--store", store, "--processes", "3"]
+    with api_process(store, env=env) as api:
+        worker = subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True)
+        parts = Parts(store, folder, redis, api)
+        assert worker.stderr is not None
+        threading.Thread(target=parts.worker_log.extend, args=(worker.stderr,), daemon=True).start()
+        try:
+            with api.client() as client:
+                until = time.monotonic() + PATIENCE_S
+                while not client.get("/api/workers").json()["items"]:
+                    assert time.monotonic() < until, "".join(parts.worker_log)
+                    time.sleep(0.1)
+            yield parts
+        finally:
+            for _ in range(2):  # Also what a failed test left running.
+                worker.terminate()
+                time.sleep(0.1)
+            worker.wait(20)
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def parts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis: RedisServer
+) -> Iterator[Parts]:
+    folder = tmp_path_factory.mktemp("spoken")
+    if request.param == "sqlite":
+        with running(f"sqlite:///{folder}/headway.db", folder, redis) as made:
+            yield made
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    url = server.create_database()
+    subprocess.run([sys.executable, "-m", "headway", "migrate", "--store", url], check=True, stdout=subprocess.DEVNULL)
+    with running(url, folder, redis) as made:
+        yield made
+    server.drop(url)
+
+
+# --- those who follow, each until it knows enough
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Store]:
+    store = await Store.open(url, Clock(node="test"))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def is_half(data: dict[str, Any]) -> bool:
+    return data.get("progress") == 42
+
+
+async def by_events(client: httpx.AsyncClient, path: str, job_id: str, heard: list[Any]) -> None:
+    async with client.stream("GET", path) as response:
+        async for kind, place, data in events(response):
+            heard.append((kind, place, data))
+            if kind == "done" and data["id"] == job_id:
+                return
+
+
+async def by_socket(parts: Parts, job_id: str, heard: list[Any]) -> None:
+    async with websockets.connect(parts.api.url.replace("http", "ws") + "/api/ws") as socket:
+        await socket.send(json.dumps({"subscribe": {"job": job_id}}))
+        async for message in socket:
+            told = json.loads(message)
+            heard.append((told["event"], told["id"], told["data"]))
+            if told["event"] == "done":
+                return
+
+
+async def by_long_poll(client: httpx.AsyncClient, job_id: str, heard: list[Any]) -> None:
+    params: dict[str, str] = {}
+    while not heard or heard[-1][2]["finished_at"] is None:
+        job = (await client.get(f"/api/jobs/{job_id}", params=params)).json()
+        heard.append(("poll", None, job))
+        params = {"wait": "20s", "since": str(job["version"]), "live": str(job.get("live", 0))}
+
+
+async def by_watching(parts: Parts, job_id: str, heard: list[Any]) -> None:
+    command = ["-m", "headway", "jobs", "watch", job_id, "--json", "--store", parts.store]
+    env = {**os.environ, "HEADWAY_REDIS": parts.redis.url()}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    async for line in process.stdout:
+        heard.append(("watch", None, json.loads(line)))
+    await process.wait()
+
+
+async def until(happened: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
+    end = time.monotonic() + within_s
+    while not happened():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.02)
+
+
+async def test_who_follows_hears_it_before_the_store_has_it(parts: Parts, tmp_path: Path) -> None:
+    async with parts.api.async_client() as client, opened(parts.store) as store:
+        job_id = await enqueue(client, "speak", until=str(tmp_path / "go"))
+        heard: dict[str, list[Any]] = {name: [] for name in ("events", "socket", "poll", "everything", "watch")}
+        following = [
+            asyncio.ensure_future(follower)
+            for follower in (
+                by_events(client, f"/api/jobs/{job_id}/events", job_id, heard["events"]),
+                by_events(client, "/api/stream?type=speak", job_id, heard["everything"]),
+                by_socket(parts, job_id, heard["socket"]),
+                by_long_poll(client, job_id, heard["poll"]),
+                by_watching(parts, job_id, heard["watch"]),
+            )
+        ]
+        for name, told in heard.items():
+            await until(lambda told=told: any(is_half(data) for _, _, data in told), name)  # type: ignore[misc]
+        got = (await client.get(f"/api/jobs/{job_id}")).json()
+        listed = (await client.get("/api/jobs", params={"type": "speak"})).json()["items"][0]
+        stored = await store.queue.get(job_id)
+        late = stored.progress == 42  # All of this together took longer than the store waits: it says nothing then.
+        assert late or (got["progress"], got["metadata"]["rows"]) == (42, 21)
+        assert late or listed["progress"] == 42
+        assert late or stored.progress == 1, "it is not stored yet"
+        (tmp_path / "go").touch()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*following)
+        final = (await client.get(f"/api/jobs/{job_id}")).json()
+        stored = await store.queue.get(job_id)
+    for name, told in heard.items():
+        states = [data for _, _, data in told if "progress" in data and data["id"] == job_id]
+        assert states[-1]["status"] == "COMPLETED", name
+        assert all(state["progress"] < 100 for state in states[:-1]), name
+        assert [state["progress"] for state in states] == sorted(state["progress"] for state in states), name
+        assert "hunter2" not in json.dumps(states), name
+    assert (final["progress"], final["result"], final.get("live")) == (100, "spoken", None)
+    assert (stored.progress, json.loads(stored.metadata or "{}")["rows"]) == (100, 21)
+    for name in ("events", "socket"):
+        lines = [line["line"] for kind, _, data in heard[name] if kind == "log" for line in data["lines"]]
+        assert lines == ["half of it"], name
+
+
+async def test_lines_are_told_once_whatever_is_cut(parts: Parts, tmp_path: Path) -> None:
+    async with parts.api.async_client() as client:
+        job_id = await enqueue(client, "count", until=str(tmp_path / "go"))
+        last: dict[int, str] = {}
+        lines: dict[int, list[tuple[int, str]]] = {0: [], 1: [], 2: []}
+        done: dict[int, dict[str, Any]] = {}
+
+        async def persist(number: int, cut_after: int) -> None:
+            while number not in done:
+                headers = {"Last-Event-ID": last[number]} if number in last else {}
+                heard = 0
+                async with client.stream("GET", f"/api/jobs/{job_id}/events", headers=headers) as response:
+                    async for kind, place, data in events(response):
+                        if kind == "log":
+                            lines[number] += [(line["attempt"], line["line"]) for line in data["lines"]]
+                        if kind == "done":
+                            done[number] = data
+                        last[number] = place or last.get(number, "")
+                        heard += 1
+                        if heard >= cut_after and place is not None:  # As a browser does that lost it just then.
+                            break
+                await asyncio.sleep(0.4)  # Something is stored meanwhile, now and then.
+
+        following = [asyncio.ensure_future(persist(number, cut)) for number, cut in ((0, 10**6), (1, 5), (2, 12))]
+        await until(lambda: all(len(told) > 200 for told in lines.values()), "lines come")
+        (tmp_path / "go").touch()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*following)
+        logged: list[tuple[int, str]] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            params = {"limit": "200", **({"cursor": cursor} if cursor else {})}
+            page = (await client.get(f"/api/jobs/{job_id}/log", params=params)).json()
+            logged += [(line["attempt"], line["line"]) for line in page["items"]]
+            cursor = page["next_cursor"]
+    assert logged == [(1, f"line {number}") for number in range(1, len(logged) + 1)]
+    assert lines == {0: logged, 1: logged, 2: logged}
+
+
+async def test_without_redis_it_goes_on_as_without_and_back_again(tmp_path: Path, redis: RedisServer) -> None:
+    with RedisServer() as own, running(f"sqlite:///{tmp_path}/headway.db", tmp_path, own) as parts:
+        async with parts.api.async_client() as client, opened(parts.store) as store:
+            job_id = await enqueue(client, "count", until=str(tmp_path / "go"))
+            heard: list[Any] = []
+            following = asyncio.ensure_future(by_events(client, f"/api/jobs/{job_id}/events", job_id, heard))
+
+            def number() -> int:
+                return max((data["metadata"].get("number", 0) for _, _, data in heard if "metadata" in data), default=0)
+
+            def told_live() -> int:
+                return sum(place is None and "live" in data for _, place, data in heard)
+
+            async def grows(figure: Callable[[], int], by: int, what: str) -> None:
+                before = figure()
+                await until(lambda: figure() > before + by, what)
+
+            await grows(told_live, 5, "it is not told live")
+            own.flush()
+            await grows(told_live, 5, "it is not told live after all was forgotten")
+            faults: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+                "killed": (own.kill, own.start),
+                "paused": (lambda: own.pause(60), own.resume),
+                "full": (own.fill, own.empty),
+            }
+            for times, (fault, (break_it, mend_it)) in enumerate(faults.items(), 1):
+                await asyncio.to_thread(break_it)
+                await until(lambda times=times: parts.said("engine_unavailable") == times, fault)  # type: ignore[misc]
+                first = (await store.queue.get(job_id)).version
+                await grows(number, 20, f"{fault}: nothing comes any more")
+                await asyncio.sleep(0.6)
+                assert (await store.queue.get(job_id)).version > first, f"{fault}: the store must be told often again"
+                await asyncio.to_thread(mend_it)
+                await until(lambda times=times: parts.said("engine_returned") == times, fault)  # type: ignore[misc]
+                await grows(told_live, 5, f"{fault}: it is not told live again")
+            (tmp_path / "go").touch()
+            async with asyncio.timeout(PATIENCE_S):
+                await following
+            stored = await store.queue.get(job_id)
+        numbers = [data["metadata"].get("number", 0) for _, _, data in heard if "metadata" in data]
+        assert numbers == sorted(numbers)
+        assert json.loads(stored.metadata or "{}")["number"] == int(stored.result or 0) == heard[-1][2]["result"]
+        lines = [line["line"] for kind, _, data in heard if kind == "log" for line in data["lines"]]
+        assert lines == [f"line {one}" for one in range(1, heard[-1][2]["result"] + 1)]
+        assert parts.said("engine_unavailable") == parts.said("engine_returned") == len(faults)
+
+
+# --- what is believed, and what is not
+
+
+@dataclass
+class Desk:
+    """A store with a running job, and somebody who follows it."""
+
+    store: Store
+    clock: Clock
+    hub: Hub
+    view: RedisView
+    job_id: str
+    claimed: Claimed
+
+    async def seen(self) -> dict[str, Any]:
+        """Return the job as a GET would show it."""
+        job = await JobReader(self.store, self.view).get(self.job_id)
+        return {"progress": job.progress, "metadata": job.metadata, "attempt": job.attempt}
+
+
+@asynccontextmanager
+async def desk(redis: RedisServer, folder: Path, prefix: str) -> AsyncIterator[Desk]:
+    clock = Clock(node="test")
+    store = await Store.open(f"sqlite:///{folder}/headway.db", clock)
+    view = RedisView(redis.url(prefix=prefix), clock=clock, node="test")
+    hub = Hub(store, clock, view)
+    try:
+        [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work", max_attempts=3)])
+        [claimed] = await store.queue.claim("default", node="node_1", lease=60 * SECOND, limit=1)
+        yield Desk(store, clock, hub, view, row.id, claimed)
+    finally:
+        await view.close()
+        await store.close()
+
+
+def said(job_id: str, attempt: int, serial: int, progress: int, **more: Any) -> Latest:
+    detail = json.dumps({"serial": serial})
+    return Latest(job_id=job_id, attempt=attempt, serial=serial, at=1, progress=progress, detail=detail, **more)
+
+
+async def test_only_the_attempt_that_counts_is_shown(redis: RedisServer, tmp_path: Path) -> None:
+    async with desk(redis, tmp_path, "believed:") as it:
+        live = RedisLive(redis.url(prefix="believed:"), clock=it.clock, node="node_1")
+        live.begin(lambda _job_id, _attempt: True, lambda: None)
+        services = SimpleNamespace(hub=it.hub, gate=None, is_closing=False)
+        call: Any = SimpleNamespace(services=services, clock=it.clock, store=it.store, query={})
+        follower, first = await follow.follow_job(it.hub, call, it.job_id, None)
+        heard = list(first)
+
+        async def tell(latest: Latest, shows: int, got: int | None = None) -> None:
+            live.tell(latest)
+            end = it.clock.monotonic() + PATIENCE_S
+            while (await it.view.latest([latest.job_id])).get(latest.job_id) != latest:
+                assert it.clock.monotonic() < end
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
+            while it.clock.monotonic() < end and json.loads(heard[-1].data)["progress"] != shows:
+                await it.hub.tick()
+                heard.extend(follower.take())
+                await asyncio.sleep(0.02)
+            assert json.loads(heard[-1].data)["progress"] == shows
+            assert (await it.seen())["progress"] == (shows if got is None else got)
+
+        try:
+            await tell(said(it.job_id, 1, 5, 30), shows=30)
+            await tell(said(it.job_id, 1, 6, 100), shows=99)
+            assert heard[-1].id is None
+            await it.store.queue.report([Report(job_id=it.job_id, attempt=1, progress=50, detail='{"serial": 9}')])
+            await tell(said(it.job_id, 1, 8, 20), shows=50)  # What is stored is newer.
+            job = await it.store.queue.get(it.job_id)
+            assert (job.attempt, job.progress) == (1, 50), "nothing of this is written"
+            await it.store.queue.settle([settle(it.claimed, Released("again"), 0.5)])
+            [again] = await it.store.queue.claim("default", node="node_2", lease=60 * SECOND, limit=1)
+            await tell(said(it.job_id, 1, 99, 77), shows=0)  # A worker that stood still, and does not know yet.
+            await tell(said(it.job_id, 2, 1, 5), shows=5)
+            await tell(said(it.job_id, 3, 99, 88), shows=5, got=0)  # An attempt that the store does not know of.
+            await tell(said(it.job_id, 2, 2, 6), shows=6)
+            await it.store.queue.settle([settle(again, Cancelled("enough"), 0.5)])
+            await tell(said(it.job_id, 2, 3, 66), shows=0)
+            assert heard[-1].kind == "done"
+        finally:
+            it.hub.leave(follower)
+            await live.close()
+
+
+async def test_a_redis_that_refuses_us_is_said_once_and_costs_no_time(redis: RedisServer) -> None:
+    clock = Clock(node="node_1")
+    said_of_it: list[Event] = []
+    with RedisServer(password="right") as locked, subscribed(said_of_it.append):
+        changes: list[str | None] = []
+        live = RedisLive(locked.url(password="wrong"), clock=clock, node="node_1")
+        live.begin(lambda _job_id, _attempt: True, lambda: changes.append(live.trouble))
+        began = clock.monotonic()
+        for serial in range(1, 20_001):
+            live.tell(said("job_1", 1, serial, 10, lines=((serial, "log", "x" * 1_000),)))
+        assert clock.monotonic() - began < SOON_S, "whoever tells must not wait"
+        await until(lambda: len(changes) == 1, "that it refuses us is found out")
+        await asyncio.sleep(2.5)
+        await live.close()
+    [lost] = [event for event in said_of_it if isinstance(event, EngineLost | EngineReturned)]
+    assert isinstance(lost, EngineLost)
+    assert (lost.falls_back, "wrong" in lost.error, "refuses" in lost.error) == (True, False, True)
+
+
+async def test_values_come_in_order_and_lost_ones_leave_no_gap_unseen(redis: RedisServer) -> None:
+    clock = Clock(node="node_1")
+    live = RedisLive(redis.url(prefix="order:"), clock=clock, node="node_1")
+    view = RedisView(redis.url(prefix="order:"), clock=clock, node="api")
+    heard: list[Latest] = []
+    ours = {"job_1"}
+    view.listen(lambda latest, _is_of_everything: heard.append(latest))
+    live.begin(lambda job_id, _attempt: job_id in ours, lambda: None)
+    try:
+        await view.follow("job_1")
+        await until(lambda: view.trouble is None, "it answers")
+        for serial in range(1, 401):
+            line = (serial, "log", f"line {serial}")
+            live.tell(said("job_1", 1, serial, serial // 10, after=serial - 1, lines=(line,)))
+            live.tell(said("job_2", 1, serial, serial // 10))  # Not ours any more.
+            await asyncio.sleep(0.002)
+        await until(lambda: bool(heard) and heard[-1].serial == 400, "the last value comes")
+        assert [latest.serial for latest in heard] == sorted(latest.serial for latest in heard)
+        assert 5 < len(heard) < 100, "a flood is told in bounds"
+        told = [latest for latest in heard if latest.lines]
+        assert all(now.after <= before.lines[-1][0] for before, now in itertools.pairwise(told)), "no line is missing"
+        assert await view.latest(["job_2"]) == {}
+        kept = (await view.latest(["job_1"]))["job_1"]
+        assert (kept.serial, kept.lines[-1][2], kept.after) == (400, "line 400", kept.lines[0][0] - 1)
+        with redis.client() as client:
+            assert 0 < client.ttl("{order:}live:job_1") <= 30
+    finally:
+        await live.close()
+        await view.close()

@@ -1,0 +1,478 @@
+"""Locks and leaders for users: never two at a time, over processes that are killed, frozen and cut off."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from headway import DefinitionError, Headway, Leader, LeaseLost, Lock, LockHeld, StoreUnavailable
+from headway.instants import SECOND
+from headway.store import open_driver
+from headway.store.migrations import migrate
+from tests.support.postgres import PostgresServer
+
+HEADWAY = str(Path(sys.executable).with_name("headway"))
+WAIT_S_MAX = 30.0
+STORES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+
+FIGHTER = """
+import asyncio, os, sys
+from headway import Headway
+
+async def main(store, witness, times):
+    app = Headway(store, name="fighter")
+    for _ in range(times):
+        async with app.lock("arena", ttl="10s") as lock:
+            os.close(os.open(witness + ".inside", os.O_CREAT | os.O_EXCL))  # Fails where somebody is inside.
+            with open(witness, "a") as file:
+                file.write(f"{lock.token}\\n")
+            await asyncio.sleep(0)
+            os.unlink(witness + ".inside")
+    await app.close()
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Each store in turn, ready for use."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/headway.db"
+    url: str = request.getfixturevalue("postgres_url")
+    asyncio.run(prepare(url))
+    return url
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Headway:
+    return Headway(f"sqlite:///{tmp_path}/headway.db", name="billing")
+
+
+async def prepare(url: str) -> None:
+    driver = open_driver(url)
+    await migrate(driver)
+    await driver.close()
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
+
+
+def wait_until(is_so: Callable[[], object], what: str) -> float:
+    began = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - began < WAIT_S_MAX, f"waited in vain: {what}"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+async def steal(app: Headway, name: str) -> None:
+    """Take a lock away as somebody would who had it after it ran out."""
+    thief = {"holder": "thief", "holder_name": "a thief", "duration": SECOND}
+    await (await app.store()).leases.adopt({f"lock/{name}": 1}, **thief)  # type: ignore[arg-type]
+
+
+async def stolen(app: Headway, lock: Lock | Leader) -> None:
+    """Be in a body whose lock is taken away."""
+    async with lock as held:
+        await steal(app, held.name)
+        await asyncio.sleep(WAIT_S_MAX)
+
+
+async def nothing_is_left_of_the_cancellation() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
+class TestLock:
+    async def test_one_at_a_time_with_tokens_that_grow(self, store: str) -> None:
+        one, two = Headway(store, name="one"), Headway(store, name="two")
+        inside = 0
+        tokens: list[int] = []
+
+        async def enter(app: Headway) -> None:
+            nonlocal inside
+            async with app.lock("till") as lock:
+                inside += 1
+                assert inside == 1
+                tokens.append(lock.token)
+                await asyncio.sleep(0.01)
+                inside -= 1
+
+        await asyncio.gather(*(enter(app) for app in (one, two, one, two, one)))
+        assert len(tokens) == 5
+        assert all(before < after for before, after in pairwise(tokens))
+        await one.close()
+        await two.close()
+
+    async def test_who_cannot_have_it_is_told_by_whom_it_is_held(self, app: Headway) -> None:
+        async with app.lock("till"):
+            with pytest.raises(LockHeld, match=f"'till' is held by {re.escape(app.settings.node)}$"):
+                await app.lock("till", blocking=False).acquire()
+            began = time.monotonic()
+            with pytest.raises(LockHeld, match=r"waited for 0\.3s"):
+                await app.lock("till", timeout="300ms").acquire()
+            assert time.monotonic() - began >= 0.3
+            async with app.lock("another", blocking=False):  # Other names are other locks.
+                pass
+        async with app.lock("till", blocking=False):
+            pass
+
+    async def test_it_renews_itself_and_is_given_back_whatever_happens(self, app: Headway) -> None:
+        lock = app.lock("till", ttl="1s")
+
+        async def body() -> None:
+            async with lock:
+                await asyncio.sleep(1.7)
+                lock.check()
+                with pytest.raises(LockHeld):
+                    await app.lock("till", blocking=False).acquire()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await body()
+        assert not lock.lost.is_set()
+        with pytest.raises(LeaseLost, match="not held"):
+            lock.check()
+        async with app.lock("till", blocking=False):
+            pass
+
+    async def test_the_body_is_cancelled_when_the_lock_is_lost(self, app: Headway) -> None:
+        lock = app.lock("till", ttl="1s")
+        with pytest.raises(LeaseLost, match="'till' is lost: it ran out, or somebody else has it"):
+            await stolen(app, lock)
+        assert lock.lost.is_set()
+        await nothing_is_left_of_the_cancellation()
+
+    async def test_a_store_that_is_away_is_not_waited_for_past_the_trust(self, app: Headway) -> None:
+        """Nobody says that it is lost: it cannot be known any more, and counts as lost a fifth of the ttl early."""
+
+        async def body() -> None:
+            async with app.lock("till", ttl="2s"):
+                await (await app.store()).close()
+                await asyncio.sleep(WAIT_S_MAX)
+
+        began = time.monotonic()
+        with pytest.raises(LeaseLost, match="not renewed in time"):
+            await body()
+        assert 1.0 < time.monotonic() - began < 2.0 + 5
+
+    async def test_code_that_does_not_await_asks_itself(self, app: Headway) -> None:
+        async def body(checks: bool) -> None:
+            async with app.lock("till", ttl="1s") as lock:
+                lock.check()
+                time.sleep(0.9)  # noqa: ASYNC251
+                if checks:
+                    lock.check()
+                    raise AssertionError("past four fifths of its ttl a lock is not trusted")
+
+        for checks in (True, False):  # Who does not ask learns it at the end.
+            with pytest.raises(LeaseLost, match="not renewed in time"):
+                await body(checks)
+            await nothing_is_left_of_the_cancellation()
+
+    async def test_a_body_that_others_cancel_is_cancelled(self, app: Headway) -> None:
+        entered = asyncio.Event()
+
+        async def body() -> None:
+            async with app.lock("till"):
+                entered.set()
+                await asyncio.sleep(WAIT_S_MAX)
+
+        task = asyncio.create_task(body())
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with app.lock("till", blocking=False):
+            pass
+
+    async def test_who_stops_waiting_has_nothing(self, app: Headway) -> None:
+        for turn in range(10):
+            trying = asyncio.create_task(app.lock("till").acquire())
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            trying.cancel()
+            await asyncio.wait([trying])
+            if trying.cancelled():
+                async with app.lock("till", blocking=False):
+                    pass
+            else:
+                await trying.result().release()
+
+    async def test_names_and_times_are_checked(self, app: Headway) -> None:
+        for name, words in (("", "not empty"), ("x" * 201, "at most 200"), ("a\nb", "control characters")):
+            with pytest.raises(DefinitionError, match=f"lock must .*{words}"):
+                app.lock(name)
+        for ttl in ("0s", "500ms", "2h"):
+            with pytest.raises(DefinitionError, match="ttl must be from 1s to 1h"):
+                app.lock("till", ttl=ttl)
+        with pytest.raises(DefinitionError, match="timeout"):
+            app.lock("till", timeout="soon")
+        lock = app.lock("till")
+        async with lock:
+            with pytest.raises(DefinitionError, match="held by this very object"):
+                await lock.acquire()
+
+    async def test_no_name_is_a_lease_of_the_engine(self, app: Headway) -> None:
+        async with app.lock("scheduler/0"):
+            held = await (await app.store()).leases.held("")
+            assert [lease.name for lease, _ in held] == ["lock/scheduler/0"]
+
+    async def test_a_store_that_was_never_there_is_told_at_once(self) -> None:
+        with pytest.raises(StoreUnavailable):
+            async with Headway("postgresql://127.0.0.1:1/none", name="x").lock("till"):
+                pass
+
+
+class TestLeader:
+    async def test_terms_follow_one_another_and_a_loss_ends_the_body(self, app: Headway) -> None:
+        tokens = []
+        async for term in app.leader("indexer", ttl="1s"):
+            async with term:
+                tokens.append(term.token)
+                if len(tokens) == 2:
+                    break
+                await steal(app, "indexer")
+                await asyncio.sleep(WAIT_S_MAX)
+                raise AssertionError("the body went on without the lease")
+        assert tokens[0] < tokens[1]
+        async with app.lock("indexer", blocking=False):  # It is the lock of this name, and was given back.
+            pass
+
+    async def test_one_term_is_a_lock_that_is_waited_for(self, app: Headway) -> None:
+        led = []
+
+        async def lead(number: int) -> None:
+            async with app.leader("indexer") as term:
+                led.append((term.token, number))
+                term.check()
+
+        await asyncio.gather(*(lead(number) for number in range(3)))
+        assert sorted(number for _, number in led) == [0, 1, 2]
+        assert led == sorted(led)
+        with pytest.raises(LeaseLost):
+            await stolen(app, app.leader("indexer", ttl="1s"))
+
+
+class TestSync:
+    def test_with(self, store: str) -> None:
+        app = Headway(store, name="billing")
+        with app.lock_sync("till", ttl="1s") as lock:
+            time.sleep(1.5)
+            lock.check()
+            with pytest.raises(LockHeld, match="held by"), app.lock_sync("till", timeout=0.1):
+                pass
+            token = lock.token
+        with app.leader_sync("till") as term:
+            assert term.token > token
+
+    def test_the_end_of_the_body_tells_of_the_loss(self, app: Headway) -> None:
+        lock = app.lock_sync("till", ttl="1s")
+
+        def body() -> None:
+            with lock:
+                app.blocking(steal(app, "till"))
+                assert lock.lost.wait(WAIT_S_MAX)
+                with pytest.raises(LeaseLost):
+                    lock.check()
+
+        with pytest.raises(LeaseLost, match="'till' is lost"):
+            body()
+
+
+def test_processes_fight_for_a_lock(store: str, tmp_path: Path) -> None:
+    witness, times = tmp_path / "witness", 25
+    fighters = [
+        subprocess.Popen([sys.executable, "-c", FIGHTER, store, str(witness), str(times)], env=environment())
+        for _ in range(2)
+    ]
+    assert [fighter.wait(WAIT_S_MAX * 2) for fighter in fighters] == [0, 0]
+    tokens = [int(line) for line in witness.read_text().split()]
+    assert len(tokens) == 2 * times
+    assert all(before < after for before, after in pairwise(tokens))
+
+
+# --- the command line
+
+
+@contextlib.contextmanager
+def locking(folder: Path, store: str, *args: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run `headway lock` in a folder, and end it with the block."""
+    process = subprocess.Popen(
+        [HEADWAY, "lock", "--store", store, *args],
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.communicate()
+
+
+def lock(folder: Path, store: str, *args: str) -> "subprocess.CompletedProcess[str]":
+    with locking(folder, store, *args) as process:
+        out, err = process.communicate(timeout=WAIT_S_MAX)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def writing(name: str, then: str) -> Sequence[str]:
+    """Return a command that writes its process id and its token into a file, then does something."""
+    return ["--", "sh", "-c", f"echo $$ $HEADWAY_LOCK_TOKEN > {name}.new; mv {name}.new {name}; {then}"]
+
+
+def written(folder: Path, name: str) -> tuple[int, int]:
+    """Return what such a command has written, once it has."""
+    wait_until((folder / name).exists, f"{name} was never written")
+    pid, token = (folder / name).read_text().split()
+    return int(pid), int(token)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_command_runs_under_its_lock(store: str, tmp_path: Path) -> None:
+    done = lock(tmp_path, store, "till", "--", "sh", "-c", "echo $HEADWAY_LOCK_NAME $HEADWAY_LOCK_TOKEN; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "till 1\n", "")
+    with locking(tmp_path, store, "till", *writing("inside", "exec sleep 30")) as holder:
+        pid, token = written(tmp_path, "inside")
+        assert token == 2
+        refused = lock(tmp_path, store, "till", "--no-wait", "--json", "--", "echo", "never", "--json")
+        assert (refused.returncode, refused.stdout) == (75, "")
+        assert json.loads(refused.stderr)["error"]["code"] == "lock_held"
+        holder.send_signal(signal.SIGTERM)
+        assert holder.wait(WAIT_S_MAX) == 128 + signal.SIGTERM
+        assert not is_alive(pid)
+
+
+def test_what_the_command_leaves_behind_ends_before_the_lock(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/headway.db"
+    done = lock(tmp_path, store, "till", "--", "sh", "-c", "setsid sleep 60 > /dev/null 2>&1 & echo $!")
+    assert done.returncode == 0
+    assert not is_alive(int(done.stdout))
+
+
+def test_a_signal_is_for_the_command_to_answer(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/headway.db"
+    answering = "trap 'echo bye; exit 3' TERM; trap 'echo one' USR1; while :; do sleep 0.05; done"
+    with locking(tmp_path, store, "till", *writing("inside", answering)) as holder:
+        written(tmp_path, "inside")
+        time.sleep(0.3)
+        holder.send_signal(signal.SIGUSR1)
+        time.sleep(0.3)
+        holder.send_signal(signal.SIGTERM)
+        out, _ = holder.communicate(timeout=WAIT_S_MAX)
+        assert (holder.returncode, out) == (3, "one\nbye\n")
+    with locking(tmp_path, store, "till", *writing("again", "exec sleep 30")), ExitStack() as stack:
+        written(tmp_path, "again")
+        assert "waited for 0.2s" in lock(tmp_path, store, "till", "--wait", "0.2", "--", "true").stderr
+        waiting = stack.enter_context(locking(tmp_path, store, "till", *writing("never", "true")))
+        time.sleep(2)
+        waiting.send_signal(signal.SIGINT)  # Nothing runs yet, so it is for the one who waits.
+        assert waiting.wait(WAIT_S_MAX) == 128 + signal.SIGINT
+    assert not (tmp_path / "never").exists()
+
+
+def test_on_a_terminal_the_command_has_the_keyboard(tmp_path: Path) -> None:
+    """It can read, and Ctrl-C reaches it once, as without us."""
+    script = "read line; echo got $line; trap 'echo once; exit 5' INT; touch trapped; while :; do sleep 0.05; done"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execve(HEADWAY, [HEADWAY, "lock", "till", "--", "sh", "-c", script], environment())
+    try:
+        os.write(terminal, b"hello\n")
+        wait_until((tmp_path / "trapped").exists, "the command could not read")
+        os.write(terminal, b"\x03")
+        shown = b""
+        with contextlib.suppress(OSError):  # The other side is closed.
+            while part := os.read(terminal, 4096):
+                shown += part
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+        assert shown.decode().split("\r\n")[-3:] == ["got hello", "^Conce", ""]
+    finally:
+        os.close(terminal)
+
+
+@pytest.mark.parametrize("command", [["nothing-like-this"], ["/etc/passwd"]])
+def test_a_command_that_cannot_run_is_told(command: list[str], tmp_path: Path) -> None:
+    done = lock(tmp_path, f"sqlite:///{tmp_path}/headway.db", "till", "--", *command)
+    assert done.returncode == 127
+    assert done.stderr == f"headway: {command[0]}: command not found\n"
+
+
+@pytest.mark.parametrize("store", STORES[1:], indirect=True)
+def test_a_holder_that_is_killed_takes_its_command_along_and_the_next_one_follows(store: str, tmp_path: Path) -> None:
+    ttl_s = 2
+    options = ["till", "--ttl", f"{ttl_s}s"]
+    with locking(tmp_path, store, *options, *writing("first", "exec sleep 60")) as holder, ExitStack() as stack:
+        pid, token = written(tmp_path, "first")
+        waiting = stack.enter_context(locking(tmp_path, store, *options, *writing("second", "true")))
+        time.sleep(1.5)
+        killed = time.monotonic()
+        holder.kill()
+        wait_until(lambda: not is_alive(pid), "the command outlived its lock")
+        assert time.monotonic() - killed < ttl_s
+        assert waiting.wait(WAIT_S_MAX) == 0
+        assert time.monotonic() - killed < ttl_s + 2
+        assert written(tmp_path, "second")[1] > token
+
+
+@pytest.mark.parametrize("store", STORES[:1], indirect=True)
+def test_a_holder_that_was_frozen_stops_its_command(store: str, tmp_path: Path) -> None:
+    stubborn = "trap '' TERM; while :; do sleep 0.05; done"
+    options = ["--ttl", "1s", "--grace", "300ms"]
+    with locking(tmp_path, store, "till", *options, *writing("first", stubborn)) as holder:
+        pid, token = written(tmp_path, "first")
+        time.sleep(0.3)
+        os.kill(holder.pid, signal.SIGSTOP)
+        next_one = lock(tmp_path, store, "till", *writing("second", "true"))
+        assert next_one.returncode == 0, next_one.stderr
+        assert written(tmp_path, "second")[1] > token
+        assert is_alive(pid)
+        os.kill(holder.pid, signal.SIGCONT)
+        _, err = holder.communicate(timeout=WAIT_S_MAX)
+        assert holder.returncode == 76
+        assert "the lock 'till' is lost" in err
+        assert "the command was stopped" in err
+        assert not is_alive(pid)
+
+
+@pytest.mark.postgres
+def test_a_store_that_restarts_within_the_ttl_costs_no_lock(tmp_path: Path) -> None:
+    with PostgresServer() as server:
+        store = server.create_database()
+        asyncio.run(prepare(store))
+        with locking(tmp_path, store, "till", "--ttl", "6s", *writing("first", "sleep 4")) as holder:
+            written(tmp_path, "first")
+            time.sleep(1)
+            server.restart()
+            refused = lock(tmp_path, store, "till", "--no-wait", "--", "true")
+            assert refused.returncode == 75, refused.stderr
+            assert holder.wait(WAIT_S_MAX) == 0

@@ -1,0 +1,96 @@
+"""A real browser on the real pages, which tells of every script that was refused and every error that a page made."""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect
+
+from tests.support.server import ServerMissing
+
+ROOT = Path(__file__).parents[2]
+BUILT = ROOT / "src" / "headway" / "status" / "static" / "dashboard" / "index.html"
+AXE = ROOT / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# For a machine that is busy with other tests; what is promised in less is measured where it is promised.
+PATIENCE_MS = 15_000
+# Before anything of the page: what the policy refuses, and what a hostile text would do if it were let.
+LISTENER = """
+window.__refused = [];
+window.__ran = [];
+document.addEventListener("securitypolicyviolation", (event) =>
+  window.__refused.push(`${event.violatedDirective}: ${event.blockedURI} ${event.sample}`));
+"""
+
+
+def find_browser() -> str:
+    """Return the program of a browser."""
+    for name in PROGRAMS:
+        if found := shutil.which(name):
+            return found
+    raise ServerMissing("chromium (scripts/install-servers installs it)")
+
+
+def require_build() -> None:
+    """Tell where the pages were not built."""
+    if not BUILT.exists():
+        raise ServerMissing("the dashboard (make dashboard builds it)")
+
+
+def launch(playwright: Playwright) -> Browser:
+    """Start a browser without a window."""
+    expect.set_options(timeout=PATIENCE_MS)
+    return playwright.chromium.launch(executable_path=find_browser(), args=["--disable-dev-shm-usage"])
+
+
+@dataclass
+class Visit:
+    """One person in front of one page."""
+
+    context: BrowserContext
+    page: Page
+    url: str
+    problems: list[str] = field(default_factory=list)
+    expects: list[str] = field(default_factory=list)
+
+    def open(self, path: str = "") -> Page:
+        """Go to a page by its address below `#/`; the same address again is read anew."""
+        self.page.goto(f"{self.url}/#/{path}")
+        return self.page
+
+    def hear(self, said: ConsoleMessage) -> None:
+        """Keep what the console calls an error."""
+        if said.type == "error":
+            self.problems.append(f"console: {said.text}")
+
+    def refused(self) -> list[str]:
+        """Return what the policy of the page had to refuse, and what ran although it must not."""
+        return list(self.page.evaluate("[...window.__refused, ...window.__ran]"))
+
+    def check(self) -> None:
+        """Fail where anything went wrong that nobody sees."""
+        assert self.refused() == []
+        found = [text for text in self.problems if not any(re.search(known, text) for known in self.expects)]
+        assert found == []
+
+
+@contextlib.contextmanager
+def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
+    """Open a browser of its own for somebody: no cookies, nothing kept. At the end nothing must have gone wrong."""
+    given = {"viewport": {"width": 1280, "height": 720}, "locale": "en-GB", "timezone_id": "Europe/Berlin", **options}
+    context = browser.new_context(**given)
+    context.add_init_script(LISTENER)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    visit = Visit(context, page, url)
+    page.on("pageerror", lambda error: visit.problems.append(f"error: {error}"))
+    page.on("console", visit.hear)
+    try:
+        yield visit
+        visit.check()
+    finally:
+        context.close()

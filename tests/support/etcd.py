@@ -1,0 +1,176 @@
+"""A private etcd for the tests: one server, or an ensemble of three on the loopback interface."""
+
+import json
+import shutil
+import ssl
+import time
+import urllib.request
+from base64 import b64encode
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Self
+from urllib.parse import quote
+
+from tests.support.certificates import make_certificate
+from tests.support.server import READY_SECONDS, Server, ServerFailed, find_program, free_port
+
+# Elections in half a second; a lease of 1 s is granted then.
+PACE = ("--heartbeat-interval=50", "--election-timeout=500")
+ROOT_PASSWORD = "for the tests"
+
+
+class EtcdServer(Server):
+    """One etcd with its own data. With `tls` it talks only with those who show a certificate that it trusts."""
+
+    def __init__(self, *, name: str = "alone", tls: bool = False) -> None:
+        program = find_program("etcd")
+        super().__init__("etcd")
+        self.name = name
+        self.peer = f"http://127.0.0.1:{free_port()}"
+        self.cluster = f"{name}={self.peer}"
+        self._program = program
+        self._data = self.folder / "data"
+        self._files = make_certificate(self) if tls else None
+
+    def start(self) -> None:
+        """Start it, with the data that it has, and wait until there is a leader."""
+        self._start(self._command(), self.is_serving)
+
+    def launch(self) -> None:
+        """Start it and do not wait for a leader, which needs other members."""
+        self._start(self._command(), lambda: True)
+
+    def lose_data(self) -> None:
+        """Forget everything, while it is not running."""
+        shutil.rmtree(self._data)
+
+    def url(self, *, prefix: str = "", user: str = "") -> str:
+        """Return its address; `user` is a name with a password, as it is written in a URL."""
+        return _address([self.port], prefix=prefix, user=user, files=self._files)
+
+    def is_serving(self) -> bool:
+        """Tell whether it can write: alone, or as a part of a majority."""
+        try:
+            return bool(self._open("/health")["health"] == "true")
+        except (OSError, ValueError):
+            return False
+
+    def wait_until_served(self) -> None:
+        """Wait until it can write."""
+        deadline = time.monotonic() + READY_SECONDS
+        while not self.is_serving():
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"no majority:\n{self.tail()}")
+            time.sleep(0.05)
+
+    def is_leader(self) -> bool:
+        """Tell whether it leads the ensemble."""
+        status = self.call("/v3/maintenance/status", {})
+        return bool(status["leader"] == status["header"]["member_id"])
+
+    def call(self, path: str, question: object, *, token: str = "") -> Any:
+        """Have it do something, as an operator would."""
+        return self._open(path, json.dumps(question).encode(), {"Authorization": token} if token else {})
+
+    def delete(self, key: str) -> None:
+        """Delete a key by hand."""
+        self.call("/v3/kv/deleterange", {"key": _encoded(key)})
+
+    def keys(self, key: str) -> list[dict[str, str]]:
+        """Return a key as it is, or nothing."""
+        found: list[dict[str, str]] = self.call("/v3/kv/range", {"key": _encoded(key)}).get("kvs", [])
+        return found
+
+    def leases(self) -> set[str]:
+        """Return the leases that there are."""
+        return {lease["ID"] for lease in self.call("/v3/lease/leases", {}).get("leases", [])}
+
+    def demand_login(self, user: str, password: str, prefix: str) -> None:
+        """Let nobody in without a password, and this user only to keys of a prefix."""
+        for name, secret in (("root", ROOT_PASSWORD), (user, password)):
+            self.call("/v3/auth/user/add", {"name": name, "password": secret})
+            self.call("/v3/auth/role/add", {"name": name})
+            self.call("/v3/auth/user/grant", {"user": name, "role": name})
+        span = {"key": _encoded(prefix), "range_end": _encoded(prefix[:-1] + chr(ord(prefix[-1]) + 1))}
+        self.call("/v3/auth/role/grant", {"name": user, "perm": {"permType": "READWRITE", **span}})
+        self.call("/v3/auth/enable", {})
+
+    def forget_logins(self, user: str, password: str) -> None:
+        """Let nobody be logged in as this user any more, as a change of the password does."""
+        token = self.call("/v3/auth/authenticate", {"name": "root", "password": ROOT_PASSWORD})["token"]
+        self.call("/v3/auth/user/changepw", {"name": user, "password": password}, token=token)
+
+    def _open(self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Any:
+        context = None
+        if self._files is not None:
+            context = ssl.create_default_context(cafile=str(self._files[0]))
+            context.load_cert_chain(*self._files)
+        request = urllib.request.Request(f"{self._scheme}://127.0.0.1:{self.port}{path}", body, headers or {})
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            return json.load(answer)
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self._files is not None else "http"
+
+    def _command(self) -> list[str]:
+        here = f"{self._scheme}://127.0.0.1:{self.port}"
+        return [
+            *(str(self._program), "--name", self.name, "--data-dir", str(self._data), *PACE),
+            *("--listen-client-urls", here, "--advertise-client-urls", here),
+            *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
+            *("--initial-cluster", self.cluster, "--logger", "zap", "--log-outputs", "stderr"),
+            *self._tls_options(),
+        ]
+
+    def _tls_options(self) -> Sequence[str]:
+        if self._files is None:
+            return ()
+        certificate, key = map(str, self._files)
+        own = ("--cert-file", certificate, "--key-file", key)
+        return (*own, "--client-cert-auth", "--trusted-ca-file", certificate)
+
+
+class EtcdEnsemble:
+    """Three servers that go on while two of them live."""
+
+    def __init__(self) -> None:
+        self.members = [EtcdServer(name=f"m{number}") for number in (1, 2, 3)]
+        cluster = ",".join(member.cluster for member in self.members)
+        for member in self.members:
+            member.cluster = cluster
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for member in self.members:
+                stack.callback(member.close)
+            for member in self.members:
+                member.launch()
+            for member in self.members:
+                member.wait_until_served()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def url(self, *, prefix: str = "") -> str:
+        """Return the address of all of them."""
+        return _address([member.port for member in self.members], prefix=prefix)
+
+    def leader(self) -> EtcdServer:
+        """Return the member that leads."""
+        return next(member for member in self.members if member.is_running() and member.is_leader())
+
+
+def _address(ports: Sequence[int], *, prefix: str = "", user: str = "", files: Sequence[object] | None = None) -> str:
+    options = [f"prefix={quote(prefix, safe='')}"] if prefix else []
+    if files is not None:
+        options += [f"ca={files[0]}", f"cert={files[0]}", f"key={files[1]}"]
+    scheme = "etcds" if files is not None else "etcd"
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    return f"{scheme}://{user}{'@' if user else ''}{hosts}" + (f"?{'&'.join(options)}" if options else "")
+
+
+def _encoded(text: str) -> str:
+    return b64encode(text.encode()).decode()

@@ -1,0 +1,105 @@
+"""A private RabbitMQ for the tests. It takes about ten seconds to start: once for a whole run."""
+
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+
+from tests.support.certificates import make_certificate
+from tests.support.server import READY_SECONDS, Server, ServerMissing, free_port
+
+PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # The one in PATH insists on a user of its own.
+USER = "guest"
+PASSWORD = "guest"  # What a new broker has; it lets this user in from the same host only.
+
+CONFIG = """\
+listeners.ssl.default = 127.0.0.1:{port}
+ssl_options.cacertfile = {certificate}
+ssl_options.certfile = {certificate}
+ssl_options.keyfile = {key}
+"""
+
+
+class RabbitServer(Server):
+    """One broker with its own data, its own port mapper, and no plugins. It listens with TLS, too."""
+
+    def __init__(self) -> None:
+        if not PROGRAM.exists():
+            raise ServerMissing("rabbitmq-server (scripts/install-servers installs it)")
+        super().__init__("rabbit")
+        self.tls_port = free_port()
+        self._mapper_port = free_port()
+        self._distribution_port = free_port()
+
+    def start(self) -> None:
+        """Start the broker. A later call finds its data and ports again."""
+        if not self.authority.exists():
+            certificate, key = make_certificate(self)
+            self._config.write_text(CONFIG.format(port=self.tls_port, certificate=certificate, key=key))
+            self._config.chmod(0o644)
+        # The port mapper is its child and dies with it; one that it starts by itself would outlive the tests.
+        mapper = f"setpriv --pdeathsig KILL epmd -port {self._mapper_port} &"
+        script = f"{mapper} exec env {shlex.join(self._environment())} {PROGRAM}"
+        self._start(["sh", "-c", script], self._is_ready)
+
+    @property
+    def authority(self) -> Path:
+        """The certificate against which the broker's is checked."""
+        return self.folder / "cert.pem"
+
+    @property
+    def _config(self) -> Path:
+        return self.folder / "rabbitmq.conf"
+
+    def restart(self) -> None:
+        """Kill the broker, as a crash would, and start it with its data on the same port."""
+        self.kill()
+        self.start()
+
+    def url(self, *, prefix: str = "", queues: str = "") -> str:
+        """Return its address."""
+        options = "&".join(f"{name}={value}" for name, value in (("prefix", prefix), ("queues", queues)) if value)
+        return f"amqp://{USER}:{PASSWORD}@127.0.0.1:{self.port}/" + (f"?{options}" if options else "")
+
+    def control(self, *arguments: str) -> str:
+        """Ask the broker something, as an operator does; this takes more than a second."""
+        user = self.owner.pw_name if self.owner else None
+        command = ["env", *self._environment(), str(PROGRAM.with_name("rabbitmqctl")), "--quiet", *arguments]
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            user=user,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=READY_SECONDS * 2,
+            check=True,
+        )
+        return done.stdout
+
+    def _environment(self) -> list[str]:
+        settings = {
+            "HOME": self.folder,
+            "RABBITMQ_CONFIG_FILE": self._config,
+            "RABBITMQ_NODENAME": f"t{self.port}@localhost",
+            "RABBITMQ_NODE_PORT": self.port,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_DIST_PORT": self._distribution_port,
+            "ERL_EPMD_PORT": self._mapper_port,
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_MNESIA_BASE": self.folder / "data",
+            "RABBITMQ_LOG_BASE": self.folder / "logs",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": self.folder / "plugins",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none -noinput",
+            "RABBITMQ_ALLOW_INPUT": "true",  # Then it is the process that was started, and not a child of it.
+        }
+        return [f"{name}={value}" for name, value in settings.items()]
+
+    def _is_ready(self) -> bool:
+        """Tell whether the broker answers: to anything that is not AMQP it says what it speaks."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as client:
+                client.settimeout(5)
+                client.sendall(b"GET / HT")
+                return client.recv(8).startswith(b"AMQP")
+        except OSError:
+            return False

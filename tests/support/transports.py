@@ -1,0 +1,121 @@
+"""Servers of transports, with ways to look at and to torment what is in them."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import aio_pika
+from aio_pika.exceptions import ChannelNotFoundEntity
+
+from headway.ports import Transport
+from headway.queue.transports.rabbitmq import RabbitTransport
+from headway.queue.transports.redis import GROUP, RedisTransport
+from tests.support.rabbitmq import RabbitServer
+from tests.support.redis import RedisServer
+
+KINDS = ("redis", "classic", "quorum")
+
+
+TransportServer: TypeAlias = RedisServer | RabbitServer
+
+
+def start_server(kind: str, started: dict[str, TransportServer]) -> TransportServer:
+    """Return the server of a kind, started with the first who asks for it; both kinds of queues share a broker."""
+    name = "redis" if kind == "redis" else "rabbitmq"
+    if name not in started:
+        server = RedisServer() if kind == "redis" else RabbitServer()
+        server.start()
+        started[name] = server
+    return started[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is under one prefix of one server."""
+
+    kind: str
+    server: TransportServer
+    prefix: str
+
+    @property
+    def url(self) -> str:
+        """The address of the transport."""
+        return self.at(self.prefix)
+
+    def at(self, prefix: str) -> str:
+        """Return the address of a transport with another prefix."""
+        if isinstance(self.server, RedisServer):
+            return self.server.url(prefix=prefix)
+        return self.server.url(prefix=prefix, queues=self.kind)
+
+    async def count(self, queue: str) -> int:
+        """Count the hints that wait or are not acknowledged."""
+        if isinstance(self.server, RedisServer):
+            with self.server.client() as client:
+                length: int = client.xlen(self._key(queue))
+                return length
+        async with await aio_pika.connect(self.server.url()) as connection, connection.channel() as channel:
+            found = await channel.declare_queue(self._key(queue), passive=True)
+            return found.declaration_result.message_count or 0
+
+    async def listeners(self, queue: str) -> int:
+        """Count who waits for hints of a queue, or on Redis of any."""
+        if isinstance(self.server, RedisServer):
+            with self.server.client() as client:
+                return sum("b" in found["flags"] for found in client.client_list() if found["cmd"] == "xreadgroup")
+        async with await aio_pika.connect(self.server.url()) as connection, connection.channel() as channel:
+            try:
+                answer = await channel.declare_queue(self._key(queue), passive=True)
+            except ChannelNotFoundEntity:
+                return 0
+            return answer.declaration_result.consumer_count or 0
+
+    async def put(self, queue: str, body: bytes) -> None:
+        """Put something into the channel of a queue, as anybody could who has the password."""
+        if isinstance(self.server, RedisServer):
+            with self.server.client() as client:
+                client.xadd(self._key(queue), {b"id": body})
+            return
+        async with await aio_pika.connect(self.server.url()) as connection, connection.channel() as channel:
+            await channel.default_exchange.publish(aio_pika.Message(body), routing_key=self._key(queue))
+
+    async def put_foreign(self, queue: str) -> None:
+        """Put something of another form into it."""
+        if isinstance(self.server, RedisServer):
+            with self.server.client() as client:
+                client.xadd(self._key(queue), {b"name": b"value", b"more": b"x" * 1_000})
+            return
+        async with await aio_pika.connect(self.server.url()) as connection, connection.channel() as channel:
+            message = aio_pika.Message(b"{}" * 50, headers={"id": "job_1"}, content_type="application/json")
+            await channel.default_exchange.publish(message, routing_key=self._key(queue))
+
+    async def lose(self, queue: str) -> None:
+        """Have the server forget everything, or at least this queue."""
+        if isinstance(self.server, RedisServer):
+            self.server.flush()
+            return
+        async with await aio_pika.connect(self.server.url()) as connection, connection.channel() as channel:
+            await channel.queue_delete(self._key(queue))
+
+    def unacknowledged(self, queue: str) -> int:
+        """Count the hints that somebody has taken and not dealt with."""
+        if isinstance(self.server, RedisServer):
+            with self.server.client() as client:
+                pending: dict[str, int] = client.xpending(self._key(queue), GROUP)
+                return pending["pending"]
+        table = self.server.control("list_queues", "name", "messages_unacknowledged")
+        rows = dict(line.split("\t") for line in table.splitlines() if "\t" in line)
+        return int(rows[self._key(queue)])
+
+    async def cut(self, transport: Transport) -> None:
+        """Let a transport die without a word."""
+        if isinstance(transport, RedisTransport):
+            await transport._disconnect()
+            transport._attended = {}
+        elif isinstance(transport, RabbitTransport):
+            assert transport._link is not None
+            await transport._link.connection.close()
+
+    def _key(self, queue: str) -> str:
+        if isinstance(self.server, RedisServer):
+            return f"{{{self.prefix}}}hints:{queue}"
+        return f"{self.prefix}{self.kind}.{queue}"
