@@ -28,7 +28,7 @@ def ready(api: ApiProcess) -> tuple[str, str]:
     with api.client() as client:
         answer = client.get("/readyz")
     assert answer.status_code == 200, answer.text
-    return answer.json()["status"], answer.json()["checks"]["coordination"]
+    return answer.json()["status"], answer.json()["checks"]["engines"]
 
 
 def engine_up(api: ApiProcess) -> list[str]:
@@ -52,13 +52,16 @@ def test_status_health_metrics_and_doctor(
     ):
         nodes.start("one")
         until(lambda: ready(api) == ("ready", "ok"), "ready")
-        until(lambda: 'headway_engine_up{engine="redis"} 1.0' in engine_up(api), "up")
+        until(lambda: 'headway_engine_up{engine="redis",part="coordination"} 1.0' in engine_up(api), "up")
         assert "redis  ok  (2 nodes)" in headway("status").out
         assert "grants and takes back a lock in" in headway("doctor").out
 
         redis.kill()
         until(lambda: ready(api) == ("degraded", "redis does not answer any node"), "degraded")
-        away = ['headway_engine_up{engine="redis"} 0.0', 'headway_engine_cut_off_nodes{engine="redis"} 2.0']
+        away = [
+            'headway_engine_up{engine="redis",part="coordination"} 0.0',
+            'headway_engine_cut_off_nodes{engine="redis",part="coordination"} 2.0',
+        ]
         until(lambda: engine_up(api) == away, "metrics")
         shown = " ".join(headway("status").out.split())
         assert "redis does not answer any node (2 nodes)" in shown

@@ -17,6 +17,7 @@ from headway.why import Worker
 LATE_SHOWN: Final = 3
 FAILING_SHOWN: Final = 3
 HOLDERS_SHOWN: Final = 5
+ENGINE_PARTS: Final = {"coordination": "leases by", "live": "live by", "transport": "hints by"}
 OUTCOMES: Final = ("fired", "skipped", "missed", "coalesced", "paused")
 
 
@@ -107,12 +108,13 @@ def _shards_text(leases: list[Lease]) -> str:
 
 
 def _engine_facts(situation: Situation) -> dict[str, str]:
-    """Name the servers that grant leases, where the store does not do it alone."""
-    texts = [
-        f"{clean(engine.name)}  {'ok' if not engine.troubles else clean(engine.words)}  ({count(engine.nodes, 'node')})"
-        for engine in engines_of(situation.nodes)
-    ]
-    return {"leases by": "; ".join(texts)} if texts else {}
+    """Name the servers beside the store, and what they do."""
+    texts: dict[str, list[str]] = {}
+    for engine in engines_of(situation.nodes):
+        state = "ok" if not engine.troubles else clean(engine.words)
+        text = f"{clean(engine.name)}  {state}  ({count(engine.nodes, 'node')})"
+        texts.setdefault(ENGINE_PARTS[engine.part], []).append(text)
+    return {part: "; ".join(found) for part, found in texts.items()}
 
 
 def workers_text(workers: list[Worker]) -> str:

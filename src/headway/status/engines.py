@@ -1,10 +1,17 @@
-"""What nodes say of the servers beside the store that grant their leases."""
+"""What nodes say of the servers beside the store: those that grant leases, carry live values, or announce jobs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from headway.model import JsonObject
+
+# What a node says of each is in its state under this name; and what is said of an absent one.
+PARTS: Final = {
+    "coordination": ("", "the store grants leases instead"),
+    "live": ("for live values ", "followers see what the store has, twice a second"),
+    "transport": ("for announcements ", "notifications wake the workers instead"),
+}
 
 
 class Stated(Protocol):
@@ -20,6 +27,7 @@ class Stated(Protocol):
 class EngineSeen:
     """One engine as all nodes see it that use it: how many they are, and what those say whom it does not answer."""
 
+    part: str
     name: str
     nodes: int
     troubles: tuple[tuple[str, str], ...]  # The name of each node, where it is known, and what it says.
@@ -32,22 +40,30 @@ class EngineSeen:
             return "ok"
         absent = len(self.troubles)
         some = "any node" if absent == self.nodes else f"{absent} of {self.nodes} nodes"
-        return f"{self.name} does not answer {some}"
+        return f"{self.name} {PARTS[self.part][0]}does not answer {some}"
+
+    @property
+    def meanwhile(self) -> str:
+        """Say who does its part while it does not answer."""
+        return PARTS[self.part][1] if self.falls_back else "leases wait until it is back"
 
 
 def engines_of(nodes: Iterable[Stated]) -> list[EngineSeen]:
     """Sum up what living nodes say; one of another version may say nothing, or something else."""
-    found: dict[str, list[tuple[str, JsonObject]]] = {}
+    found: dict[tuple[str, str], list[tuple[str, JsonObject]]] = {}
     for node in nodes:
-        said = node.state.get("coordination")
-        if isinstance(said, dict):
-            found.setdefault(str(said.get("engine")), []).append((str(getattr(node, "name", "")), said))
+        for part in PARTS:
+            said = node.state.get(part)
+            if isinstance(said, dict):
+                name = str(said.get("name", said.get("engine")))
+                found.setdefault((part, name), []).append((str(getattr(node, "name", "")), said))
     return [
         EngineSeen(
+            part=part,
             name=name,
             nodes=len(sayings),
             troubles=tuple((node, str(said["trouble"])) for node, said in sayings if said.get("trouble")),
             falls_back=all(said.get("fallback") != "stop" for _, said in sayings),
         )
-        for name, sayings in sorted(found.items())
+        for (part, name), sayings in sorted(found.items())
     ]

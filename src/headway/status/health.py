@@ -7,7 +7,7 @@
     store         answers a statement within two seconds, or it does not: then nothing can be served: 503
     loops         the loops of this process turn; one that stands still is a fault of this process: 503
     leader        somebody decides the schedules; if nobody does, jobs can still be asked for and run: `degraded`, 200
-    coordination  the server that grants leases answers all nodes; if not, the store does its part: `degraded`, 200
+    engines       servers beside the store answer all nodes; if not, the store does their part: `degraded`, 200
 
 What was seen counts for a second, and many who ask at once cost one look, so nobody can use it to keep the store busy.
 """
@@ -45,14 +45,14 @@ class Condition:
     store: str
     loops: str
     leader: str
-    coordination: str = OK
+    engines: str = OK
 
     @property
     def status(self) -> str:
         """One word about all: `ready`, `degraded` (it serves, somebody should look) or `unready`."""
         if self.store != OK or self.loops != OK:
             return "unready"
-        return "ready" if self.leader == self.coordination == OK else "degraded"
+        return "ready" if self.leader == self.engines == OK else "degraded"
 
 
 class Health:
@@ -65,8 +65,8 @@ class Health:
 
     async def look(self) -> Condition:
         """Say how it is now, or was a second ago."""
-        store, leader, coordination = await self._outside.get()
-        return Condition(store=store, loops=self._look_at_loops(), leader=leader, coordination=coordination)
+        store, leader, engines = await self._outside.get()
+        return Condition(store=store, loops=self._look_at_loops(), leader=leader, engines=engines)
 
     async def _look_outside(self) -> tuple[str, str, str]:
         try:
@@ -108,7 +108,7 @@ async def readyz(call: Call) -> Answer:
         "store": found.store,
         "loops": found.loops,
         "leader": found.leader,
-        "coordination": found.coordination,
+        "engines": found.engines,
     }
     is_unready = found.status == "unready"
     return Answer(
@@ -118,10 +118,10 @@ async def readyz(call: Call) -> Answer:
     )
 
 
-_READY: Final = {"status": "ready", "checks": {"store": OK, "loops": OK, "leader": OK, "coordination": OK}}
+_READY: Final = {"status": "ready", "checks": {"store": OK, "loops": OK, "leader": OK, "engines": OK}}
 _UNREADY: Final = {
     "status": "unready",
-    "checks": {"store": AWAY, "loops": OK, "leader": UNKNOWN, "coordination": UNKNOWN},
+    "checks": {"store": AWAY, "loops": OK, "leader": UNKNOWN, "engines": UNKNOWN},
 }
 
 ROUTES: Final[tuple[Route, ...]] = (

@@ -52,7 +52,7 @@ LOOPS: Final = (
     *("claimer", "keeper", "settler", "reporter", "watchman"),
 )
 ROLES: Final = ("scheduler", "worker", "api")
-ENGINES: Final = ("redis", "etcd", "zookeeper", "consul")
+ENGINES: Final = ("redis", "etcd", "zookeeper", "consul", "rabbitmq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,14 +191,15 @@ def _of_living(alive: Collection[NodeSeen]) -> Iterator[Metric]:
 
 
 def _of_engines(alive: Iterable[NodeSeen]) -> Iterator[Metric]:
-    up = GaugeMetricFamily("headway_engine_up", "1 if the server that grants leases answers all", labels=["engine"])
-    cut_off = GaugeMetricFamily("headway_engine_cut_off_nodes", "Nodes that it does not answer", labels=["engine"])
-    absent: Counter[str] = Counter()
+    labels = ["engine", "part"]
+    up = GaugeMetricFamily("headway_engine_up", "1 if a server beside the store answers all who use it", labels=labels)
+    cut_off = GaugeMetricFamily("headway_engine_cut_off_nodes", "Nodes that it does not answer", labels=labels)
+    absent: Counter[tuple[str, str]] = Counter()
     for engine in engines_of(alive):
-        absent[engine.name if engine.name in ENGINES else OTHER] += len(engine.troubles)
-    for name, nodes in absent.items():
-        up.add_metric([name], 0 if nodes else 1)
-        cut_off.add_metric([name], nodes)
+        absent[engine.name if engine.name in ENGINES else OTHER, engine.part] += len(engine.troubles)
+    for seen, nodes in absent.items():
+        up.add_metric(seen, 0 if nodes else 1)
+        cut_off.add_metric(seen, nodes)
     yield up
     yield cut_off
 

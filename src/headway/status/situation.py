@@ -14,7 +14,7 @@ from headway.model import FAILING_FLAGGED, Lease, Node
 from headway.settings import mask_url
 from headway.shapes import Shape, stamp
 from headway.status.around import alive, pauses
-from headway.status.engines import engines_of
+from headway.status.engines import PARTS, engines_of
 from headway.store import Store
 from headway.store.facts import Facts
 from headway.why import WORKER, Worker, error_line, workers_of
@@ -346,8 +346,8 @@ def _engine_faults(nodes: list[Node]) -> Iterator[Alert]:
             names = ", ".join(name for name, _ in engine.troubles[:NAMES_SHOWN])
             more = len(engine.troubles) - NAMES_SHOWN
             some = names if more <= 0 else f"{names} and {more} more"
-            meanwhile = "the store grants leases instead" if engine.falls_back else "leases wait until it is back"
-            words = f"{engine.name} does not answer {some} ({engine.troubles[0][1]}); {meanwhile}"
+            what = f"{engine.name} {PARTS[engine.part][0]}does not answer"
+            words = f"{what} {some} ({engine.troubles[0][1]}); {engine.meanwhile}"
             yield Alert(code="engine_away", words=words, cure="headway doctor", target=engine.name)
 
 

@@ -17,16 +17,16 @@ async def lead(seat: Seat, seconds: int = 10) -> None:
     assert won
 
 
-def condition(store: str = OK, loops: str = OK, leader: str = OK, coordination: str = OK) -> Condition:
-    return Condition(store=store, loops=loops, leader=leader, coordination=coordination)
+def condition(store: str = OK, loops: str = OK, leader: str = OK, engines: str = OK) -> Condition:
+    return Condition(store=store, loops=loops, leader=leader, engines=engines)
 
 
 def test_one_word_about_all() -> None:
     assert condition().status == "ready"
     assert condition(leader=NOBODY_DECIDES).status == "degraded", "jobs can still be asked for and run"
-    assert condition(coordination="redis does not answer any node").status == "degraded", "the store does its part"
+    assert condition(engines="redis does not answer any node").status == "degraded", "the store does its part"
     assert condition(loops="hub stands still").status == "unready"
-    assert condition(store=AWAY, leader=UNKNOWN, coordination=UNKNOWN).status == "unready"
+    assert condition(store=AWAY, leader=UNKNOWN, engines=UNKNOWN).status == "unready"
 
 
 @virtual
@@ -80,11 +80,11 @@ async def test_an_engine_that_is_away_is_named_and_nobody_who_misses_it() -> Non
         await seat.store.nodes.beat(stated("host-2", "10.0.0.7:6379: connection refused"))
         await asyncio.sleep(1.5)
         found = await health.look()
-        assert (found.status, found.coordination) == ("degraded", "redis does not answer 1 of 2 nodes")
+        assert (found.status, found.engines) == ("degraded", "redis does not answer 1 of 2 nodes")
         await seat.store.nodes.beat(stated("host-1", "10.0.0.7:6379: connection refused"))
         await seat.store.nodes.beat(stated("host-3", "no quorum", engine="etcd"))
         await asyncio.sleep(1.5)
-        assert (await health.look()).coordination == "etcd does not answer any node; redis does not answer any node"
+        assert (await health.look()).engines == "etcd does not answer any node; redis does not answer any node"
 
 
 @virtual
@@ -96,7 +96,7 @@ async def test_a_store_that_is_away_shows_within_seconds_and_so_does_its_return(
         assert (await health.look()).status == "ready"
         seat.driver.is_down = True
         await asyncio.sleep(1.5)
-        assert await health.look() == condition(store=AWAY, leader=UNKNOWN, coordination=UNKNOWN)
+        assert await health.look() == condition(store=AWAY, leader=UNKNOWN, engines=UNKNOWN)
         seat.driver.is_down = False
         await asyncio.sleep(1.5)
         assert (await health.look()).status == "ready"

@@ -8,8 +8,9 @@ from pathlib import Path
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.instants import MINUTE
+from headway.instants import MINUTE, SECOND
 from headway.model import NewJob, Node
+from headway.status.engines import engines_of
 from headway.status.metrics import LOOPS, QUEUES_MAX, Metrics
 from headway.status.tally import Tally
 from tests.simulation.stage import Seat, Stage
@@ -68,6 +69,24 @@ async def test_an_engine_is_up_when_it_answers_everybody() -> None:
         found = await scrape(metrics)
         assert values(found["headway_engine_up"], "engine") == {"redis": 0, "etcd": 1, "other": 0}
         assert values(found["headway_engine_cut_off_nodes"], "engine") == {"redis": 1, "etcd": 0, "other": 1}
+
+
+@virtual
+async def test_what_an_engine_is_for_is_told_apart() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+        metrics = metrics_of(seat)
+        live, transport = {"name": "redis", "trouble": "away"}, {"name": "rabbitmq", "trouble": None}
+        leases = {"engine": "redis", "trouble": None, "fallback": "store"}
+        await beat(seat, "a", live=live, transport=transport, coordination=leases)
+        up = (await scrape(metrics))["headway_engine_up"].samples
+        assert {(sample.labels["engine"], sample.labels["part"]): sample.value for sample in up} == {
+            ("redis", "coordination"): 1,
+            ("redis", "live"): 0,
+            ("rabbitmq", "transport"): 1,
+        }
+        [words] = [engine.words for engine in engines_of(await seat.store.nodes.alive(60 * SECOND)) if engine.troubles]
+        assert words == "redis for live values does not answer any node"
 
 
 @virtual
