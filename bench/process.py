@@ -41,6 +41,11 @@ async def scheduler_process(url: str, variables: Mapping[str, str] | None = None
         await _ended(process)
 
 
+def node_name(pid: int) -> str:
+    """Return the name of the node that is a process."""
+    return f"bench-{pid}"
+
+
 async def _ended(process: Process) -> None:
     try:
         async with asyncio.timeout(STOP_S_MAX):
@@ -56,7 +61,7 @@ async def _run(url: str) -> None:
             print("leading", flush=True)
 
     async with opened(url) as (store, clock):
-        node = scheduler_node(store, Settings.load({"store": url, "node": f"bench-{os.getpid()}"}), clock)
+        node = scheduler_node(store, Settings.load({"store": url, "node": node_name(os.getpid())}), clock)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, node.stop)
         with subscribed(hear):
             await node.run()

@@ -9,6 +9,7 @@ cells    cells of a million schedules each, every one a store of its own, on vir
 
 import asyncio
 import sys
+import time
 from asyncio.subprocess import PIPE
 from contextlib import AsyncExitStack
 from typing import Final
@@ -31,6 +32,7 @@ PROCESSES: Final = 2
 WINDOW_S: Final = 330
 PATIENCE_S: Final = 120.0
 LOOK_S: Final = 0.02
+LEAD_PER_S: Final = 500  # So many schedules a second are put into the store before they are due, on a busy machine.
 
 
 async def measure(run: Run) -> list[Figure]:
@@ -42,22 +44,33 @@ async def measure(run: Run) -> list[Figure]:
 async def _shards(place: Place, run: Run) -> list[Figure]:
     count = run.size(10_000, 300)
     rates: dict[str, list[float]] = {}
+    costs_us: dict[str, list[float]] = {}
     for _ in range(run.repetitions):
         for shards in SHARDS:
-            rates.setdefault(f"one scheduler, {shards} shards", []).append(await _one(place, count, shards))
+            what = f"one scheduler, {_shards_text(shards)}"
+            rate, cost_us = await _one(place, count, shards)
+            rates.setdefault(what, []).append(rate)
+            costs_us.setdefault(what, []).append(cost_us)
         for shards in SHARDS[1:]:
-            what = f"{PROCESSES} schedulers, {shards} shards"
+            what = f"{PROCESSES} schedulers, {_shards_text(shards)}"
             rates.setdefault(what, []).append(await _several(place, count, shards))
-    return [plain("sizing", place.name, f"schedules decided by {what}", found, "/s") for what, found in rates.items()]
+    return [
+        *(plain("sizing", place.name, f"decisions by {what}", found, "/s") for what, found in rates.items()),
+        *(plain("sizing", place.name, f"its processor time each: {what}", us, "us") for what, us in costs_us.items()),
+    ]
 
 
-async def _one(place: Place, count: int, shards: int) -> float:
-    """Let one node in this process decide a crowd; return how many a second."""
+def _shards_text(shards: int) -> str:
+    return f"{shards} shard{'' if shards == 1 else 's'}"
+
+
+async def _one(place: Place, count: int, shards: int) -> tuple[float, float]:
+    """Let one node in this process decide a crowd; return how many a second, and its own microseconds for each."""
     async with database(place) as url, opened(url) as (store, clock):
-        at = await crowd.gather(store, count, lead_s=2.0 + count / 1_000)
-        settings = Settings(node="bench", scheduler_shards=shards)
+        at = await crowd.gather(store, count, lead_s=2.0 + count / LEAD_PER_S)
+        settings, began = Settings(node="bench", scheduler_shards=shards), time.process_time()
         seconds, _ = await decided_by_node(store, clock, count, at, settings)
-    return count / seconds
+    return count / seconds, (time.process_time() - began) / count * 1e6
 
 
 async def _several(place: Place, count: int, shards: int) -> float:
@@ -69,7 +82,7 @@ async def _several(place: Place, count: int, shards: int) -> float:
         async with asyncio.timeout(PATIENCE_S):
             while len({lease.holder for lease, runs in await store.leases.held("scheduler/") if runs}) < PROCESSES:
                 await asyncio.sleep(0.1)
-        at = await crowd.gather(store, count, lead_s=2.0 + count / 1_000)
+        at = await crowd.gather(store, count, lead_s=2.0 + count / LEAD_PER_S)
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.sleep((at - wall_now()) / SECOND)
             while (await store.ledger.next_due(EVERYTHING) or at) <= at:

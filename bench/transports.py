@@ -21,7 +21,7 @@ from typing import Final
 
 from bench.figures import Figure, percentile, plain
 from bench.places import Run, opened
-from bench.watch import Watched, family
+from bench.watch import Bystanders, Watched, family
 from headway.app import Headway, worker_node
 from headway.events import Event, Timed, subscribed
 from headway.lifecycle import Outcome, Succeeded
@@ -78,6 +78,7 @@ async def _measure_with(postgres: PostgresServer, transport: str, count: int, ru
     await driver.close()
     singles, many = run.size(200, 20), run.size(5_000, 200)
     settings = Settings(store=url, transport=transport, node="bench")
+    bystanders = Bystanders()
     try:
         async with _workers(url, transport, count) as workers, Headway(settings=settings, name="bench") as app:
             await _all_started(workers, [(await app.enqueue("nothing")).id for _ in range(10)])
@@ -85,6 +86,7 @@ async def _measure_with(postgres: PostgresServer, transport: str, count: int, ru
             await _Sum().ask(workers)
             database_s, trickle, late_ms = await _one_by_one(app, workers, postgres, singles)
             burst, took_s = await _all_at_once(app, workers, many)
+            print(f"others used {bystanders.share():.0%} of the machine", file=sys.stderr)
     finally:
         postgres.drop(url)
     return [
@@ -95,6 +97,7 @@ async def _measure_with(postgres: PostgresServer, transport: str, count: int, ru
         ("processor of the database per job that comes alone", database_s / singles * 1e3, "ms"),
         ("a burst of jobs, started", many / took_s, "/s"),
         ("claims per 1000 jobs of a burst", burst.claims / many * 1e3, ""),
+        ("workers that took part in the burst", burst.workers, ""),
     ]
 
 
@@ -128,6 +131,12 @@ class _Sum:
     claims: int = 0
     hits: int = 0
     started: dict[str, int] = field(default_factory=dict)
+    busy: set[int] = field(default_factory=set)
+
+    @property
+    def workers(self) -> int:
+        """How many of them started anything."""
+        return len(self.busy)
 
     async def ask(self, workers: Sequence[Process]) -> None:
         """Ask all of them."""
@@ -139,6 +148,8 @@ class _Sum:
             self.claims += told["claims"]
             self.hits += told["hits"]
             self.started |= told["started"]
+            if told["started"]:
+                self.busy.add(worker.pid)
 
 
 async def _all_started(

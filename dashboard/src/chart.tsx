@@ -57,11 +57,14 @@ export function Chart({ title, summary, at, lines, unit, band, height = 150 }: P
       <figcaption>
         {title}
         <span class="legend">
-          {lines.map((line) => (
-            <span key={line.label} class={`key key-${line.colour}`}>
-              {line.label}
-            </span>
-          ))}
+          {lines.map(
+            (line) =>
+              line.label && (
+                <span key={line.label} class={`key key-${line.colour}`}>
+                  {line.label}
+                </span>
+              ),
+          )}
         </span>
       </figcaption>
       <div ref={frame} class="plot" role="img" aria-label={`${title}. ${summary}`} />

@@ -108,7 +108,7 @@ export function changesOf(draft: Draft, before: Schedule): [string, string, stri
 }
 
 /** Write the command that puts a draft. */
-export function putWords(draft: Draft): [string[], Record<string, string | undefined>] {
+export function putWords(draft: Draft, owner = ""): [string[], Record<string, string | undefined>] {
   const isCron = draft.kind === "cron";
   return [
     ["schedules", "put", draft.name || "NAME"],
@@ -124,6 +124,7 @@ export function putWords(draft: Draft): [string[], Record<string, string | undef
       deadline: draft.deadline,
       expect: draft.expect,
       jitter: draft.jitter === "0s" ? undefined : draft.jitter,
+      force: owner ? "yes" : undefined,
     },
   ];
 }

@@ -50,7 +50,7 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
     setBusy(true);
     try {
       const made = await ask<Schedule>(apiUrl(["schedules", draft.name], query), { method: "PUT", text: bodyOf(draft, schedule), headers: guard });
-      say({ words: schedule === null ? `${draft.name} is made.` : `${draft.name} is changed.`, command: command(...putWords(draft)) });
+      say({ words: schedule === null ? `${draft.name} is made.` : `${draft.name} is changed.`, command: command(...putWords(draft, schedule?.owner)) });
       onDone(made);
     } catch (error) {
       setProblem(wordsOf(error));
@@ -153,7 +153,7 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
           )}
         </div>
         <Problem words={problem} />
-        <Command line={command(...putWords(draft))} label="The same in a terminal" />
+        <Command line={command(...putWords(draft, schedule?.owner))} label="The same in a terminal" />
         <footer>
           <button type="button" onClick={onClose}>
             Leave it

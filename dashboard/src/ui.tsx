@@ -1,7 +1,7 @@
 /** The small parts that all pages are made of. */
 import { signal, useComputed } from "@preact/signals";
 import type { ComponentChildren, JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { copyText } from "./copy.ts";
 import { clip, countdown, count, duration, inZone, instant, relative, SECOND, shortId, visible } from "./format.ts";
 import { lookOf, type Shape } from "./statuses.ts";
@@ -53,11 +53,16 @@ interface Tip {
 
 const tip = signal<Tip | null>(null);
 
-/** Shows the exact time beside the relative one that has the pointer or the focus. */
+/** Shows the exact time beside the relative one that has the pointer or the focus; also above dialogs. */
 export function TimeTip() {
   const shown = tip.value;
+  const element = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    if (shown === null) element.current?.hidePopover?.();
+    else element.current?.showPopover?.();
+  }, [shown]);
   return (
-    <div id="time-tip" role="tooltip" class="tip" hidden={shown === null} style={{ "--x": `${shown?.x ?? 0}px`, "--y": `${shown?.y ?? 0}px` }}>
+    <div ref={element} id="time-tip" role="tooltip" class="tip" popover="manual" style={{ "--x": `${shown?.x ?? 0}px`, "--y": `${shown?.y ?? 0}px` }}>
       {shown?.lines.map(([name, text]) => (
         <div key={name}>
           <span class="tip-name">{name}</span> {text}
@@ -175,9 +180,15 @@ export function ScheduleLink({ name }: { name: string }) {
 }
 
 export function Copy({ text, what = "Copied" }: { text: string; what?: string }) {
+  const [isDone, setDone] = useState(false);
+  const copy = async (): Promise<void> => {
+    await copyText(text, what);
+    setDone(true);
+    setTimeout(() => setDone(false), 1_500);
+  };
   return (
-    <button type="button" class="small ghost" onClick={() => void copyText(text, what)}>
-      Copy
+    <button type="button" class="small ghost" onClick={() => void copy()}>
+      {isDone ? "Copied" : "Copy"}
     </button>
   );
 }

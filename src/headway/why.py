@@ -268,7 +268,7 @@ def glance(job: Job, now: Instant, node_name: str | None = None) -> str:
         case Status.BLOCKED:
             return f"parked: {job.reason}" if job.parked is not None else f"waits for {job.blocked_by} to end"
         case Status.RUNNING:
-            return _running_words(job, now, node_name or job.node or "nobody")
+            return _running_words(job, now, node_name or job.node)
         case Status.COMPLETED | Status.FAILED | Status.TIMED_OUT | Status.CANCELLED:
             return _end_words(job, now)
     assert_never(job.status)
@@ -440,8 +440,9 @@ def _running(job: Job, around: Around) -> tuple[str, Evidence]:
     return _running_words(job, now, node), evidence
 
 
-def _running_words(job: Job, now: Instant, node: str) -> str:
-    running = f"running on {node} for {span(max(0, now - (job.started_at or now)))}"
+def _running_words(job: Job, now: Instant, node: str | None) -> str:
+    where = "" if node is None else f" on {node}"  # What followers are told does not say where.
+    running = f"running{where} for {span(max(0, now - (job.started_at or now)))}"
     if job.cancel_requested_at is not None:
         asked = f"asked to stop {away(job.cancel_requested_at, now)}"
         return f"{asked} ({job.reason}), {running}" if job.reason else f"{asked}, {running}"

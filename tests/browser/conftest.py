@@ -25,9 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One browser for the whole run."""
+    """One browser for this folder. It must be gone when others come: it keeps a loop running in this very thread."""
     try:
         find_browser()
         require_build()
@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
         made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
     """A server without tokens, with everything in it."""
     store = f"sqlite:///{tmp_path_factory.mktemp('house')}/headway.db"
@@ -49,7 +49,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api(house: ApiProcess) -> Iterator[httpx.Client]:
     """Asks the server without a browser."""
     with house.client() as client:

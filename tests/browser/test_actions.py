@@ -190,6 +190,7 @@ def test_change_a_schedule_with_what_would_change_shown_first(visit: Visit, api:
 
 
 def test_make_a_schedule_and_remove_it(visit: Visit, api: httpx.Client) -> None:
+    visit.expects.append("status of 412")  # A preview that comes after it was made finds that it is there.
     page = visit.open("schedules")
     page.get_by_role("link", name="New schedule").click()
     dialog = page.get_by_role("dialog")

@@ -16,7 +16,7 @@ import httpx
 from tests.chaos.arena import environment
 from tests.chaos.plan import FLAP_S, LEASE_S, Fault
 from tests.chaos.rigs import Rig
-from tests.chaos.worker_arena import ROOT, STOP_S_MAX, Worker, WorkerArena, marked
+from tests.chaos.worker_arena import ROOT, STOP_S_MAX, Worker, WorkerArena, _die_with_parent, marked
 from tests.support.proxy import BLACK_HOLE, CLEAR, DEAF, LOST_ANSWERS, MUTE, REFUSED, Link, Proxies, slow
 from tests.support.server import ServerMissing, free_port
 
@@ -88,14 +88,15 @@ class Cluster:
         """Start all nodes and the client."""
         for node in self.nodes:
             self.start_node(node)
-        with self.receipts_file.open("wb") as out:
+        urls = [node.url for node in self.nodes]
+        with self.receipts_file.open("wb") as out, self._client_log.open("wb") as log:
             self._client = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.torture_client", str(CLIENT_REST_S)]
-                + [node.url for node in self.nodes],
+                [sys.executable, "-m", "tests.chaos.torture_client", str(CLIENT_REST_S), *urls],
                 cwd=ROOT,
                 env=environment(_through(self.arena.store, self.client_link)),
                 stdout=out,
-                stderr=(self.arena.folder / "client.log").open("wb"),
+                stderr=log,
+                preexec_fn=_die_with_parent,
             )
 
     def start_node(self, node: Node) -> None:
@@ -151,6 +152,7 @@ class Cluster:
                     os.kill(pid, signal.SIGCONT)
 
     def _terminate(self, node: Node, worker: Worker, fault: Fault) -> None:
+        self.arena.wait_ready(worker)  # While Python starts a signal ends it as it ends any program.
         self._leave(node)
         time.sleep(fault.lasts_s)
         self.start_node(node)
@@ -203,7 +205,7 @@ class Cluster:
         """Let nobody enqueue any more; the client must have lived until now."""
         assert self._client is not None
         if self._client.poll() is not None:
-            self.complaints.append("the client gave up: " + (self.arena.folder / "client.log").read_text()[-2_000:])
+            self.complaints.append(f"the client gave up: {self._client_log.read_text()[-2_000:]}")
         self._client.kill()
         self._client.wait(STOP_S_MAX)
 
@@ -232,6 +234,10 @@ class Cluster:
             if not left or time.monotonic() > deadline:
                 return [f"L7: processes {sorted(pids)} outlive their node" for pids in left.values()]
             time.sleep(0.2)
+
+    @property
+    def _client_log(self) -> Path:
+        return self.arena.folder / "client.log"
 
     @property
     def receipts_file(self) -> Path:

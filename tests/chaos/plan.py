@@ -42,10 +42,16 @@ class Fault:
     lasts_s: float
     detail: str = ""
 
+    @property
+    def words(self) -> str:
+        """What it is, in words."""
+        lane = f"{self.lane[:-1]}, " if self.lane.endswith(" links") else ""
+        where = "" if self.lane == "servers" else ", client" if self.place == 0 else f", node {self.place}"
+        return f"{lane}{self.kind}{where}"
+
     def __str__(self) -> str:
-        where = "" if self.lane == "servers" else " of the client" if self.place == 0 else f" of node {self.place}"
         detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.at_s:7.2f} s  {self.lane}: {self.kind}{where} for {self.lasts_s:.2f} s{detail}"
+        return f"{self.at_s:7.2f} s  {self.words} for {self.lasts_s:.2f} s{detail}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from tests.chaos.worker_arena import FULL, WorkerArena
 from tests.support.proxy import BLACK_HOLE, CLEAR, DEAF, LOST_ANSWERS, MUTE, REFUSED, Link, Proxies, slow
 from tests.support.server import ServerMissing
 
-SECONDS = 60 if FULL else 10
+SECONDS = 60 if FULL else 8
 NODES = 3 if FULL else 2
 PATIENCE_S = 10.0
 QUIET_S = 0.3
@@ -37,9 +37,8 @@ def play(engine: str, seed: int, folder: Path) -> None:
     """Torture an engine: every promise must hold; and the verdict must notice when one does not."""
     chance = random.Random(seed)
     mode, fallback = chance.choice(("leader", "leader", "lock")), chance.choice(("store", "store", "stop"))
-    print(
-        f"--engine {engine} --seed {seed} --minutes {SECONDS / 60} --nodes {NODES} --mode {mode} --fallback {fallback}"
-    )
+    print(f"--engine {engine} --seed {seed} --minutes {SECONDS / 60:g} --nodes {NODES}", end=" ")
+    print(f"--mode {mode} --fallback {fallback}")
     plan = plan_for(engine, seed, SECONDS, NODES)
     try:
         with Torture(plan, folder, nodes=NODES, mode=mode, fallback=fallback) as run:
@@ -92,11 +91,16 @@ LIES = (  # What is done to the database, and the beginning of what must be said
     ("delete from headway_jobs where key = '0:0'", "S5: "),
     (
         """update headway_steps set result = '"0/0"' where job_id = (select min(job_id) from headway_steps)""",
-        "S3: attempt",
+        "S3: the step",
     ),
     (
         """update headway_attempts set ended_at = ended_at + 60000000 where outcome = 'failed'""",
         "S3: attempts 1 and 2 of",
+    ),
+    (
+        """update headway_attempts set attempt = 7 where outcome = 'failed'
+             and job_id = (select min(job_id) from headway_attempts where outcome = 'failed')""",
+        "S4: ",
     ),
     ("update headway_log set line = 'x' where stream = 'log'", "S3: a line"),
 )
@@ -116,14 +120,10 @@ def check_verdict(run: Torture) -> None:
         trace.write(f"begin {' '.join(begun[0])}\n")
         trace.write(f"begin {begun[0][0]} 99 1 99\n")
     said = judge(replace(honest, arena=arena))
-    expected = [
-        *(sentence for _, sentence in LIES),
-        f"S3: attempt {begun[0][1]} of {begun[0][0]} was",
-        "S3: attempt 99",
-    ]
+    expected = [sentence for _, sentence in LIES] + ["S1, by arithmetic: ", "S1, by audit: "]
+    expected += [f"S3: attempt {begun[0][1]} of {begun[0][0]} was", f"S3: attempt 99 of {begun[0][0]} ran"]
     missed = [sentence for sentence in expected if not any(words.startswith(sentence) for words in said)]
     assert not missed, (missed, said)
-    assert any("'gaps': [" in words for words in said), said  # By `headway audit`.
 
 
 # --- the plan

@@ -60,7 +60,7 @@ def update(outcome: dict[str, Any]) -> None:
     results[outcome["engine"]] = outcome
     ordered = [results[engine] for engine in ORDER if engine in results]
     kept = json.dumps({result["engine"]: result for result in ordered}, separators=(",", ":"))
-    parts = [BEGINNING, _summary(ordered), "\n", MEANING, *(_faults(ordered)), *(_violations(ordered))]
+    parts = [BEGINNING, _summary(ordered), "\n", MEANING, _slowest(ordered), *_faults(ordered), *_violations(ordered)]
     REPORT.write_text("".join(parts) + f"\n<!-- results: {kept} -->\n")
 
 
@@ -73,6 +73,7 @@ def lines_of(outcome: dict[str, Any]) -> list[str]:
         f"  {figures['jobs']} jobs {figures['statuses']}, {figures['enqueued']} receipts",
         f"  attempts {figures['attempts']}, {figures['ran_on']} stale, {figures['refused']} outcomes refused",
         f"  fail-over {_worst(outcome['fail_overs_s'])}; well again after {outcome['recovery_s']:g} s",
+        f"  during the slowest fail-over: {'; '.join(outcome['slowest'])}",
         f"  {len(outcome['violations'])} violations",
         *(f"  VIOLATION {violation}" for violation in outcome["violations"]),
     ]
@@ -90,7 +91,7 @@ def _summary(results: list[dict[str, Any]]) -> str:
         "Minutes of faults": lambda r: f"{r['seconds'] / 60:.1f}",
         "Faults": lambda r: f"{sum(r['faults'].values()):,}",
         "Shards": lambda r: "locks" if r["mode"] == "lock" else str(r["shards"]),
-        "Without the engine": lambda r: "" if r["engine"] in ("store", "rabbitmq") else r["fallback"],
+        "`coordination_fallback`": lambda r: "" if r["engine"] in ("store", "rabbitmq") else r["fallback"],
         "Decisions": lambda r: f"{r['figures']['decisions']:,}",
         "Tokens they were made under": lambda r: f"{r['figures']['tokens']:,}",
         "Jobs": lambda r: f"{r['figures']['jobs']:,}",
@@ -119,6 +120,12 @@ def _worst(seconds: list[float]) -> str:
     return f"{max(seconds):.1f} s ({statistics.median(seconds):.1f} s, {len(seconds)})"
 
 
+def _slowest(results: list[dict[str, Any]]) -> str:
+    """Say what was wrong during the slowest fail-over of each: it is mostly the others who could not take over."""
+    told = [f"- {r['engine']}: {'; '.join(r['slowest'])}\n" for r in results if r.get("slowest")]
+    return "".join(["\nWhat was under way during the slowest fail-over:\n\n", *told]) if told else ""
+
+
 def _faults(results: list[dict[str, Any]]) -> list[str]:
     parts = ["\n## Faults by kind\n"]
     for lane, title in LANES.items():
@@ -132,7 +139,9 @@ def _faults(results: list[dict[str, Any]]) -> list[str]:
             parts.append(f"| {kind.partition(': ')[2]} | {counts} |\n")
     parts.append(
         "\n*mute*: what a node says is held back, and arrives late; *deaf*: what it is told is; *black hole*: both, and"
-        "\nno reset; *lose answers*: what it says arrives, and no answer comes; *flap*: refused and taken in turns.\n"
+        "\nno reset; *lose answers*: what it says arrives, and no answer comes; *flap*: refused and taken in turns."
+        "\n*clock*: it steps by hours, runs sixty times as fast or stands still, through libfaketime; under that the"
+        "\nclient of ZooKeeper is too slow to be of use, so with ZooKeeper the clocks are right.\n"
     )
     return parts
 

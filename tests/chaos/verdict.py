@@ -21,7 +21,7 @@ from tests.simulation.recorder import AttemptRow, JobRow, OccurrenceRow, Revisio
 
 LATE: Final = 10 * SECOND
 SHOWN_MAX: Final = 5
-FAILURES_OF_TASKS: Final = frozenset({"completed", "failed"})  # Ends that only the task's own code can bring about.
+ENDS_OF_TASKS: Final = frozenset({"completed", "failed"})  # Ends that only the task's own code can bring about.
 
 R = TypeVar("R", bound=Row)
 
@@ -65,19 +65,22 @@ class Figures:
 def judge(evidence: Evidence) -> list[str]:
     """Return every broken promise."""
     arena = evidence.arena
-    checks: list[Callable[[], object]] = [
-        lambda: check_ledger(arena.store, evidence.seconds),
-        lambda: check_audit(arena.store),
-        lambda: check_as_simulated(arena, evidence.quiet),
-        lambda: arena.check_ended_once(_final(arena)),
+    witness = Witness.read(arena)
+    checks: list[tuple[str, Callable[[], object]]] = [
+        ("S1, by arithmetic: ", lambda: check_ledger(arena.store, evidence.seconds)),
+        ("S1, by audit: ", lambda: check_audit(arena.store)),
+        ("S4: ", lambda: arena.check_ended_once(_final(arena))),
+        ("", lambda: check_as_simulated(arena, evidence.quiet)),
     ]
-    found = [sentence for check in checks if (sentence := _complaint(check))]
+    found = [f"{promise}{sentence}" for promise, check in checks if (sentence := _complaint(check))]
     for sentences in (
         _receipts(arena, evidence.receipts),
         _tokens(arena, evidence.shards),
         _overlaps(arena),
         _words(arena),
-        Witness.read(arena).contradictions(arena),
+        witness.attempts(arena),
+        witness.results(arena),
+        witness.acknowledged(arena),
     ):
         found += _some(sentences)
     return found
@@ -152,44 +155,44 @@ class Witness:
             if kind == word:
                 yield job_id, int(attempt), pid, more
 
-    def contradictions(self, arena: WorkerArena) -> Iterator[str]:
-        """Yield where the store and the tasks do not tell the same story."""
-        jobs = {
-            job_id: (status, attempt, result)
-            for job_id, status, attempt, result in arena.sql("select id, status, attempt, result from headway_jobs")
-        }
+    def attempts(self, arena: WorkerArena) -> Iterator[str]:
+        """Yield attempts that ran and should not have, or should have run and did not."""
+        jobs = dict(arena.sql("select id, attempt from headway_jobs"))
         begun = Counter((job_id, attempt) for job_id, attempt, _, _ in self.of("begin"))
-        ended = {(job_id, f"{attempt}/{pid}") for job_id, attempt, pid, _ in self.of("end")}
         for (job_id, attempt), times in begun.items():
             if times > 1:
                 yield f"S3: attempt {attempt} of {job_id} was begun {times} times"
-            if job_id not in jobs or attempt > jobs[job_id][1]:
-                yield f"S3: attempt {attempt} of {job_id} ran, and the store knows nothing of it: {jobs.get(job_id)}"
+            if attempt > jobs.get(job_id, 0):
+                yield f"S3: attempt {attempt} of {job_id} ran, and the store has {jobs.get(job_id, 'no such job')}"
         for job_id, attempt, _, token in self.of("begin"):
             if int(token) != attempt:
                 yield f"S3: {job_id} had the token {token} in attempt {attempt}"
-        for job_id, (status, attempt, result) in jobs.items():
-            if status == "COMPLETED":
-                if (job_id, json.loads(result)) not in ended:
-                    yield f"S3: the result {result} of {job_id} is of no attempt that came to its end"
-                if not str(json.loads(result)).startswith(f"{attempt}/"):
-                    yield f"S3: the result {result} of {job_id} is not of its last attempt {attempt}"
         for job_id, attempt, outcome in arena.sql("select job_id, attempt, outcome from headway_all_attempts"):
-            if outcome in FAILURES_OF_TASKS and not begun[job_id, attempt]:
+            if outcome in ENDS_OF_TASKS and not begun[job_id, attempt]:
                 yield f"S3: attempt {attempt} of {job_id} is {outcome} and never ran"
-        yield from self._for_ever(arena, jobs)
 
-    def _for_ever(self, arena: WorkerArena, jobs: Mapping[str, tuple[str, int, str]]) -> Iterator[str]:
-        """What was acknowledged to a task holds for all later attempts, and is in the store."""
+    def results(self, arena: WorkerArena) -> Iterator[str]:
+        """Yield results that are not of the last attempt of their job, or of none that came to its end."""
+        ended = {(job_id, f"{attempt}/{pid}") for job_id, attempt, pid, _ in self.of("end")}
+        completed = "select id, attempt, result from headway_jobs where status = 'COMPLETED'"
+        for job_id, attempt, result in arena.sql(completed):
+            if (job_id, json.loads(result)) not in ended:
+                yield f"S3: the result {result} of {job_id} is of no attempt that came to its end"
+            if not str(json.loads(result)).startswith(f"{attempt}/"):
+                yield f"S3: the result {result} of {job_id} is not of its last attempt {attempt}"
+
+    def acknowledged(self, arena: WorkerArena) -> Iterator[str]:
+        """Yield what was acknowledged to a task and is not in the store, or was something else later."""
         steps = dict(arena.sql("select job_id, result from headway_steps where name = 'draw'"))
         for job_id, attempt, _, value in self.of("kept"):
             if job_id not in steps or json.loads(steps[job_id]) != value:
-                yield f"S3: attempt {attempt} of {job_id} had the step {value}, the store has {steps.get(job_id)}"
+                yield f"S3: the step of {job_id} is {steps.get(job_id)}, and was {value} in attempt {attempt}"
+        statuses = dict(arena.sql("select id, status from headway_jobs"))
         children: dict[str, str] = {}
         for job_id, attempt, _, child in self.of("child"):
             if children.setdefault(job_id, child) != child:
                 yield f"S2: attempt {attempt} of {job_id} got another child, {child} beside {children[job_id]}"
-            if child not in jobs:
+            if child not in statuses:
                 yield f"S5: {child}, acknowledged to {job_id}, is not there"
 
     def ran_on(self) -> int:

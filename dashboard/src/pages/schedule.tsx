@@ -22,7 +22,7 @@ import { Badge, Card, Command, Empty, Facts, JobLink, Linked, Loading, Problem, 
 import { stateOf } from "./schedules.tsx";
 
 const JOBS_READ = 100;
-const OCCURRENCES_SHOWN = 50;
+const OCCURRENCES_SHOWN = 25;
 const YEAR_PAGES = 10;
 
 export function SchedulePage({ name }: { name: string }) {
@@ -99,7 +99,7 @@ export function SchedulePage({ name }: { name: string }) {
           {schedule.pause.reason && <>: <Text of={schedule.pause.reason} /></>}
         </p>
       )}
-      <div class="columns">
+      <div class="columns aside-first">
         <div>
           <Ledger name={name} zone={zone} jobs={jobs.data?.items ?? []} turn={turn} />
           <Trend jobs={jobs.data?.items ?? []} expect={schedule.expect} />
@@ -160,7 +160,7 @@ function Next({ schedule, zone }: { schedule: Schedule; zone: string | undefined
         {items.map((one) => (
           <li key={one.instant}>
             <span>
-              <span class="mono">{one.local.slice(0, 16).replace("T", " ")}</span> <span class="faint small-text">{zone ?? "UTC"}</span>
+              <span class="mono">{one.local.slice(0, one.local.slice(17, 19) === "00" ? 16 : 19).replace("T", " ")}</span> <span class="faint small-text">{zone ?? "UTC"}</span>
               {one.note && <div class="hint tone-warn">{visible(one.note)}</div>}
             </span>
             <Time at={one.instant} zone={zone} ahead />
@@ -228,8 +228,8 @@ function Trend({ jobs, expect }: { jobs: readonly Job[]; expect: string | null }
     const high = quantile(took, 0.9);
     const bound = expect ? readDuration(expect) / SECOND : Number.NaN;
     const lines = [
-      { label: "usual, slow end", values: took.map(() => high), colour: "faint" },
-      { label: "usual, fast end", values: took.map(() => low), colour: "faint" },
+      { label: "eight in ten", values: took.map(() => high), colour: "faint" },
+      { label: "", values: took.map(() => low), colour: "faint" },
       { label: "took", values: took.map((value, place) => (ended[place]?.status === "COMPLETED" ? value : null)), colour: "accent", kind: "points" as const },
       { label: "failed", values: took.map((value, place) => (ended[place]?.status === "COMPLETED" ? null : value)), colour: "bad", kind: "points" as const },
       ...(Number.isNaN(bound) ? [] : [{ label: "expected at most", values: took.map(() => bound), colour: "warn" }]),

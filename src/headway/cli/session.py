@@ -271,8 +271,6 @@ class Session:
     async def open(self, missing: Missing = "refuse") -> AsyncIterator[Desk]:
         """Open the store and hear its time. A file that is missing is made only where something is to be written."""
         from headway.clock import Clock
-        from headway.queue.post import Post
-        from headway.queue.transports import open_transport
         from headway.store import Store
 
         if self.server is not None:
@@ -288,13 +286,18 @@ class Session:
             settings = replace(settings, store="sqlite://")
         clock = Clock(node=AUTHOR)
         store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
-        post = Post(lambda: open_transport(settings.transport, clock=clock, node=AUTHOR), clock)
+        post = None
         if settings.transport != "store":
+            from headway.queue.post import Post
+            from headway.queue.transports import open_transport
+
+            post = Post(lambda: open_transport(settings.transport, clock=clock, node=AUTHOR), clock)
             store = store.announcing(post.announce, clock)
         try:
             yield Desk(store, clock, await hear_time(store, clock), settings.store, settings.redis)
         finally:
-            await post.flush_async()
+            if post is not None:
+                await post.flush_async()
             await store.close()
 
 
