@@ -14,7 +14,7 @@ from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
 from headway.errors import EngineUnavailable
 from headway.ports import Hint, Transport
 
-TAKE_MAX: Final = 100
+TAKE_MAX: Final = 10  # Few, so that one worker does not take all that is announced of a burst.
 LOOK_S_MAX: Final = 5.0  # How long a look into the store is waited for before its hints are left to others.
 
 
