@@ -180,4 +180,4 @@ def test_readiness_tells_the_truth_about_the_store_and_about_loops(tmp_path: Pat
             wait_for(lambda: readiness(api)[1] == "degraded", "the scheduler to be missed")
 
 
-OK = {"store": "ok", "loops": "ok", "leader": "ok", "coordination": "ok"}
+OK = {"store": "ok", "loops": "ok", "leader": "ok", "engines": "ok"}

@@ -203,6 +203,11 @@ class Stream:
         call, hub = self._call, self._call.services.hub
         if hub.count() >= FOLLOWERS_MAX:
             raise Refused(503, "too_many_followers", "too many streams are open here", headers={"Retry-After": "5"})
+        with call.services.quotas.stream(call.principal):
+            await self._speak(hub, receive, send)
+
+    async def _speak(self, hub: Hub, receive: Receive, send: Send) -> None:
+        call = self._call
         follower, first = await self._begin()
         headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
         gone = asyncio.ensure_future(_gone(receive, follower))
@@ -333,7 +338,15 @@ class Conversation:
         self._sending = asyncio.Lock()
 
     async def run(self) -> None:
-        """Listen until one of us goes."""
+        """Listen until one of us goes; a tenant that has too many streams open is told so, and not listened to."""
+        try:
+            with self._call.services.quotas.stream(self._call.principal):
+                await self._listen()
+        except Refused as refused:
+            await self._say_error(refused.code, str(refused))
+            await self._socket.close(4429)
+
+    async def _listen(self) -> None:
         watch = asyncio.ensure_future(self._watch())
         try:
             while True:
