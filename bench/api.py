@@ -1,7 +1,7 @@
 """api: the status API in a process of its own, asked by this one.
 
     get       GET /api/jobs/{id} of many jobs, against a hello-world of the same framework on the same server
-    enqueue   POST /api/jobs one after the other on one connection, against `task.enqueue` in this process
+    enqueue   POST /api/jobs, one at a time and several, against `task.enqueue` in this process
     follow    very many followers of some jobs that run: is every end told to all, how late, with how much memory
     progress  a thousand progress updates a second from workers through the store to followers; no end may be missing
 
@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from statistics import quantiles
 from typing import Any, Final
@@ -27,6 +27,7 @@ from bench.worker import worker_command
 from headway import Headway
 
 CONNECTIONS: Final = 64
+ENQUEUES_AT_ONCE: Final = 16
 START_S_MAX: Final = 30.0
 PATIENCE_S: Final = 120.0
 READ_BYTES: Final = 1 << 16
@@ -157,18 +158,32 @@ async def _gets(place: Place, run: Run) -> list[Figure]:
 
 
 async def _enqueues(place: Place, run: Run) -> list[Figure]:
+    figures = []
+    for at_once in (1, ENQUEUES_AT_ONCE):
+        ours, theirs = await _enqueued(place, run, at_once)
+        what = f"POST of one job against enqueue, {at_once} at a time"
+        target = Target(">=", 0.5, of_ratio=True) if at_once > 1 else None
+        figures.append(compared("api", place.name, what, ours, theirs, "/s", target))
+    return figures
+
+
+async def _enqueued(place: Place, run: Run, at_once: int) -> tuple[list[float], list[float]]:
+    """Hand in jobs over so many connections, and by so many callers in this process; return both rates."""
     count = run.size(1_000, 50)
     ours, theirs = [], []
     async with database(place) as url, open_app(url) as app, api_server(url) as (port, _):
         body = _post("/api/jobs", {"type": "nothing", "args": {}})
-        for _ in range(run.repetitions + 1):
-            started = time.perf_counter()
-            for _ in range(count):
+
+        async def enqueue(numbers: Iterator[int]) -> None:
+            for _ in numbers:
                 await app.tasks["nothing"].enqueue()
+
+        for _ in range(run.repetitions + 1):
+            started, numbers = time.perf_counter(), iter(range(count))
+            await asyncio.gather(*(enqueue(numbers) for _ in range(at_once)))
             theirs.append(count / (time.perf_counter() - started))
-            ours.append(await _rate(port, lambda _: body, count, 1))
-    target = Target(">=", 0.5, of_ratio=True)
-    return [compared("api", place.name, "POST of one job against enqueue", ours[1:], theirs[1:], "/s", target)]
+            ours.append(await _rate(port, lambda _: body, count, at_once))
+    return ours[1:], theirs[1:]
 
 
 # --- followers

@@ -126,7 +126,7 @@ async def test_callbacks_of_jobs(backend: Backend) -> None:
     await finish(store)
     await finish(store, callback="https://one.example/a")
     await finish(store, Cancelled(), callback="https://two.example/b")
-    found = [(delivery.url, delivery.event) for delivery in await claim(store)]
+    found = sorted((delivery.url, delivery.event) for delivery in await claim(store))
     assert found == [("https://one.example/a", "job.completed"), ("https://two.example/b", "job.cancelled")]
     with pytest.raises(Conflict, match="disable"):
         await store.webhooks.remove(endpoint_id)

@@ -409,6 +409,7 @@ def test_on_a_terminal_the_command_has_the_keyboard(tmp_path: Path) -> None:
     try:
         os.write(terminal, b"hello\n")
         wait_until((tmp_path / "trapped").exists, "the command could not read")
+        time.sleep(0.3)  # Until the shell is in its loop: a Ctrl-C that meets `touch` ends the shell with it.
         os.write(terminal, b"\x03")
         shown = b""
         with contextlib.suppress(OSError):  # The other side is closed.

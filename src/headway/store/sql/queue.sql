@@ -126,9 +126,15 @@ returning id, task, args, attempt, failures, max_attempts, tenant, queue, priori
 -- name: ready_queues
 -- Find the queues in which anything is ready, skipping from one to the next in the index.
 with recursive found (queue) as (
-  select min(queue) from headway_jobs where status = 'PENDING'
+  -- Not min(): where statistics say that there is nothing, a planner would go through all of the index for it.
+  select (
+    select queue from headway_jobs where status = 'PENDING' order by queue, priority desc, run_at, id limit 1
+  )
   union all
-  select (select min(j.queue) from headway_jobs j where j.status = 'PENDING' and j.queue > found.queue)
+  select (
+    select j.queue from headway_jobs j where j.status = 'PENDING' and j.queue > found.queue
+    order by j.queue, j.priority desc, j.run_at, j.id limit 1
+  )
   from found where found.queue is not null
 )
 select queue from found where queue is not null limit :limit;
