@@ -26,7 +26,8 @@ from bench.watch import Watched
 from bench.worker import worker_command
 from headway import Headway
 
-CONNECTIONS: Final = 64
+CONNECTIONS: Final = 32
+MANY_CONNECTIONS: Final = 64
 ENQUEUES_AT_ONCE: Final = 16
 START_S_MAX: Final = 30.0
 PATIENCE_S: Final = 120.0
@@ -141,20 +142,23 @@ async def _rate(port: int, requests: Callable[[int], bytes], count: int, connect
 
 
 async def _gets(place: Place, run: Run) -> list[Figure]:
-    count = run.size(6_000, 200)
+    count, target = run.size(6_000, 200), Target(">=", 0.6, of_ratio=True)
     async with database(place) as url:
         async with open_app(url) as app:
             jobs = await app.tasks["nothing"].enqueue_many([{}] * 1_000)
             for job in jobs:
                 await job.cancel()
         requests = [_get(f"/api/jobs/{job.id}") for job in jobs]
-        ours, theirs = [], []
+        figures = []
         async with api_server(url) as (port, _), _server("-c", "from bench.api import hello; hello()") as (other, _):
-            for _ in range(run.repetitions + 1):
-                theirs.append(await _rate(other, lambda _: _get("/hello"), count, CONNECTIONS))
-                ours.append(await _rate(port, lambda n: requests[n % len(requests)], count, CONNECTIONS))
-    target = Target(">=", 0.6, of_ratio=True)
-    return [compared("api", place.name, "GET of one job against hello-world", ours[1:], theirs[1:], "/s", target)]
+            for connections in (CONNECTIONS, MANY_CONNECTIONS):
+                ours, theirs = [], []
+                for _ in range(run.repetitions + 1):
+                    theirs.append(await _rate(other, lambda _: _get("/hello"), count, connections))
+                    ours.append(await _rate(port, lambda n: requests[n % len(requests)], count, connections))
+                what = f"GET of one job against hello-world, {connections} connections"
+                figures.append(compared("api", place.name, what, ours[1:], theirs[1:], "/s", target))
+    return figures
 
 
 async def _enqueues(place: Place, run: Run) -> list[Figure]:
@@ -162,7 +166,7 @@ async def _enqueues(place: Place, run: Run) -> list[Figure]:
     for at_once in (1, ENQUEUES_AT_ONCE):
         ours, theirs = await _enqueued(place, run, at_once)
         what = f"POST of one job against enqueue, {at_once} at a time"
-        target = Target(">=", 0.5, of_ratio=True) if at_once > 1 else None
+        target = Target(">=", 0.5, of_ratio=True)
         figures.append(compared("api", place.name, what, ours, theirs, "/s", target))
     return figures
 
