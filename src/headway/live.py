@@ -4,7 +4,7 @@
                           and the channel of the same name, on which each new value is told with its new lines
     {headway:}live:*      the channel of those who follow everything: twice a second all new values of a node
 
-A worker tells a job's first word at once, and then the latest one so often that nobody notices the rest: twenty times a
+A worker tells a job's first word at once, and then the latest one so often that nobody notices the rest: forty times a
 second while somebody listens, four times while nobody does. Values go by the hundred in one script, so that their
 number costs little. What cannot be told within a second is not told; the worker writes to the store as if there were no
 Redis, and asks every second whether it is back. Who listens does the same.
@@ -13,7 +13,6 @@ Nothing here is believed by itself. Readers compare a value with the job in the 
 """
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
@@ -23,28 +22,23 @@ from typing import Any, Final
 import msgspec
 
 from headway.clock import Clock
-from headway.coordination.engines.address import Address
 from headway.errors import InvalidConfig
 from headway.events import EngineLost, EngineReturned, emit
 from headway.instants import Instant
 from headway.ports import Latest
 
 try:
-    from redis.asyncio import BlockingConnectionPool, Redis
+    from redis.asyncio import Redis
     from redis.asyncio.client import PubSub
-    from redis.asyncio.connection import Connection, SSLConnection
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-    from redis.exceptions import AuthenticationError, RedisError
-    from redis.exceptions import TimeoutError as RedisTimeout
+    from redis.exceptions import RedisError
+
+    from headway.coordination.engines.redis_client import clients_of, in_words, key_prefix, read_address
 except ImportError as error:
     raise InvalidConfig("HEADWAY_REDIS needs a client: pip install 'headway[redis]'") from error
 
 NAME: Final = "redis"
-PORT: Final = 6379
-PREFIX: Final = "headway:"
 EVERYTHING: Final = "*"
-TELL_EVERY_S: Final = 0.05
+TELL_EVERY_S: Final = 0.025
 UNHEARD_EVERY_S: Final = 0.25
 TOGETHER_S: Final = 0.005  # What comes within this time is told together.
 DIGEST_EVERY_S: Final = 0.5
@@ -57,6 +51,7 @@ LINES_MAX: Final = 200
 TAIL_MAX: Final = 100
 TAIL_BYTES_MAX: Final = 8_192
 ANSWER_S_MAX: Final = 1.0
+CONNECTIONS_MAX: Final = 8
 MOMENT_S: Final = 0.25
 AGAIN_S: Final = 1.0
 QUIET_S: Final = 5.0
@@ -79,10 +74,9 @@ class _Link:
     """A Redis, at whichever of its endpoints answers, and whether it does."""
 
     def __init__(self, url: str, *, clock: Clock, node: str) -> None:
-        address = Address.parse(url, port=PORT)
-        prefix = address.options.get("prefix", PREFIX)
-        self._prefix = (prefix if "{" in prefix else f"{{{prefix}}}") + "live:"
-        self._clients = [_client(address, endpoint, node) for endpoint in address.endpoints]
+        address = read_address(url)
+        self._prefix = key_prefix(address) + "live:"
+        self._clients = clients_of(address, node=node, answer_s=ANSWER_S_MAX, connections=CONNECTIONS_MAX)
         self._at = 0
         self._clock = clock
         self.trouble: str | None = None
@@ -97,14 +91,14 @@ class _Link:
         return key.decode().removeprefix(self._prefix)
 
     @property
-    def client(self) -> "Redis":
+    def client(self) -> Redis:
         """The client of the endpoint that is in use."""
         return self._clients[self._at]
 
     def lost(self, error: BaseException) -> None:
         """Note that Redis does not do its part; try the next endpoint from now on."""
         self._at = (self._at + 1) % len(self._clients)
-        before, self.trouble = self.trouble, _words(error)
+        before, self.trouble = self.trouble, in_words(error, answer_s=ANSWER_S_MAX)
         if before is None:
             emit(EngineLost(node=self._clock.node, engine=f"{NAME} (live)", error=self.trouble, falls_back=True))
             self.changed()
@@ -411,7 +405,7 @@ class RedisView:
             message = await subscription.get_message(timeout=ANSWER_S_MAX if is_asked else QUIET_S)
             if message is None:
                 if is_asked:
-                    raise RedisTimeout("it has stopped to answer")
+                    raise TimeoutError
                 async with asyncio.timeout(ANSWER_S_MAX):
                     await subscription.ping()
                 is_asked = True
@@ -440,43 +434,3 @@ def _read(data: bytes) -> list[Latest]:
 
 def _nobody() -> None:
     """Tell nobody: before anybody wants to know."""
-
-
-def _client(address: Address, endpoint: tuple[str, int], node: str) -> "Redis":
-    if not re.fullmatch("[0-9]{0,4}", address.path):
-        raise InvalidConfig(f"the path of {address.scheme}:// is the number of a database, not {address.path[:40]!r}")
-    secured: dict[str, Any] = {"connection_class": Connection}
-    if address.scheme == "rediss":
-        address.tls()  # Says what is wrong with the files before anything is connected.
-        secured = {
-            "connection_class": SSLConnection,
-            "ssl_ca_certs": address.options.get("ca"),
-            "ssl_certfile": address.options.get("cert"),
-            "ssl_keyfile": address.options.get("key"),
-            "ssl_check_hostname": True,
-        }
-    pool = BlockingConnectionPool(
-        **secured,
-        max_connections=8,
-        timeout=ANSWER_S_MAX,
-        host=endpoint[0],
-        port=endpoint[1],
-        db=int(address.path or 0),
-        username=address.user,
-        password=address.password,
-        client_name=re.sub(r"[^!-~]", "-", f"headway-{node}"),
-        socket_connect_timeout=ANSWER_S_MAX,
-        socket_timeout=ANSWER_S_MAX,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
-    return Redis.from_pool(pool)
-
-
-def _words(error: BaseException) -> str:
-    match error:
-        case AuthenticationError():
-            return "it refuses the user or the password"
-        case RedisTimeout() | TimeoutError():
-            return f"it does not answer within {ANSWER_S_MAX:g} s"
-    return " ".join(str(error).split())[:200] or type(error).__name__

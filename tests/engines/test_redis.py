@@ -129,7 +129,7 @@ async def test_a_user_needs_no_more_rights_than_the_documented_ones(redis: Redis
     await engine.release(["role"], holder="ada")
     for address, words in (
         (redis.url(prefix="other:").replace("://", "://modest:secret@"), "keys of this prefix"),
-        (redis.url().replace("://", "://nobody:secret@"), "may not run scripts"),
+        (redis.url().replace("://", "://nobody:secret@"), "may not run these commands"),
     ):
         with pytest.raises(EngineUnavailable, match=words):
             await _take(open_at(address))

@@ -109,8 +109,8 @@ class Bench:
     async def cut(self, transport: Transport) -> None:
         """Let a transport die without a word."""
         if isinstance(transport, RedisTransport):
-            await transport._disconnect()
             transport._attended = {}
+            await transport.close()
         elif isinstance(transport, RabbitTransport):
             assert transport._link is not None
             await transport._link.connection.close()

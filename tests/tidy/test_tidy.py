@@ -25,10 +25,12 @@ VOCABULARY = {"headway.scheduling.triggers"}
 PLANNING = VOCABULARY | {"headway.scheduling.planner"}
 
 # What each part of the house may import: other parts by name, single modules by their full name.
+# How servers beside the store are reached, whatever for.
+CLIENTS = {"headway.coordination.engines.address", "headway.coordination.engines.redis_client"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CORE, CORE | VOCABULARY),
     **{loop: CORE | {loop} for loop in LOOPS - {"status", "worker", "queue"}},
-    "queue": CORE | {"queue", "headway.coordination.engines.address"},  # Transports have addresses like engines.
+    "queue": CORE | {"queue", *CLIENTS},
     "worker": CORE | {"worker", "task"},  # It runs tasks; of the worker a task knows only the context it is given.
     # Like the command line it is a face of the store, and shows nearly all of it.
     "status": CORE
@@ -37,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"headway.scheduling.zones", "headway.scheduling.audit"},
     "store": CORE | PLANNING | {"store"},
     "why": CORE,
-    "live": CORE | {"headway.coordination.engines.address"},
+    "live": CORE | CLIENTS,
     "shapes": CORE | PLANNING | {"why", "headway.scheduling.zones"},
     "deeds": CORE | {"shapes", "store"},
     "client": CORE | {"client"},

@@ -14,24 +14,17 @@ Redis does not tell when a key runs out. Who is refused learns how long the lock
 """
 
 import asyncio
-import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeout
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from headway.clock import Clock
-from headway.coordination.engines.address import Address
-from headway.errors import EngineUnavailable, InvalidConfig
+from headway.coordination.engines.redis_client import clients_of, in_words, key_prefix, read_address
+from headway.errors import EngineUnavailable
 from headway.instants import MILLISECOND, Duration
 
-PORT: Final = 6379
-PREFIX: Final = "headway:"
 ANSWER_S_MAX: Final = 1.5  # For one endpoint: to connect, and again to answer.
 CALL_S_MAX: Final = 3.0  # For all of them together.
 CONNECTIONS_MAX: Final = 16
@@ -72,11 +65,10 @@ class RedisEngine:
     name: Final = "redis"
 
     def __init__(self, url: str, *, clock: Clock, node: str) -> None:
-        address = Address.parse(url, port=PORT)
-        prefix = address.options.get("prefix", PREFIX)
-        self._prefix = prefix if "{" in prefix else f"{{{prefix}}}"
+        address = read_address(url)
+        self._prefix = key_prefix(address)
         self._endpoints = [f"{host}:{port}" for host, port in address.endpoints]
-        self._clients = [_client(address, endpoint, node) for endpoint in address.endpoints]
+        self._clients = clients_of(address, node=node, answer_s=ANSWER_S_MAX, connections=CONNECTIONS_MAX)
         self._at = 0  # The endpoint that answered last.
         self._clock = clock
         self._hear: Callable[[], None] | None = None
@@ -141,7 +133,7 @@ class RedisEngine:
                     try:
                         answer: Any = await self._clients[index].eval(script, len(keys), *keys, *args)
                     except (RedisError, OSError) as error:
-                        troubles[self._endpoints[index]] = _words(error)
+                        troubles[self._endpoints[index]] = in_words(error, answer_s=ANSWER_S_MAX)
                     else:
                         reached = index
                         return answer
@@ -177,7 +169,7 @@ class RedisEngine:
                 turn += 1  # Also replicas and every node of a cluster hear what is told.
             await self._clock.rest(LISTEN_AGAIN_S, asyncio.Event())
 
-    async def _listen(self, client: "Redis") -> None:
+    async def _listen(self, client: Redis) -> None:
         """Listen until the connection is lost; one that stays silent when asked is as good as lost."""
         async with client.pubsub() as subscription:
             await subscription.subscribe(self._channel)
@@ -195,49 +187,5 @@ class RedisEngine:
                     await subscription.ping()
 
 
-def _client(address: Address, endpoint: tuple[str, int], node: str) -> "Redis":
-    if not re.fullmatch("[0-9]{0,4}", address.path):
-        raise InvalidConfig(f"the path of {address.scheme}:// is the number of a database, not {address.path[:40]!r}")
-    secured: dict[str, Any] = {}
-    if address.scheme == "rediss":
-        address.tls()  # Says what is wrong with the files before anything is connected.
-        secured = {
-            "connection_class": SSLConnection,
-            "ssl_ca_certs": address.options.get("ca"),
-            "ssl_certfile": address.options.get("cert"),
-            "ssl_keyfile": address.options.get("key"),
-            "ssl_check_hostname": True,
-        }
-    pool = BlockingConnectionPool(
-        **{"connection_class": Connection, **secured},
-        max_connections=CONNECTIONS_MAX,
-        timeout=CALL_S_MAX,
-        host=endpoint[0],
-        port=endpoint[1],
-        db=int(address.path or 0),
-        username=address.user,
-        password=address.password,
-        client_name=re.sub(r"[^!-~]", "-", f"headway-{node}"),
-        socket_connect_timeout=ANSWER_S_MAX,
-        socket_timeout=ANSWER_S_MAX,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
-    return Redis.from_pool(pool)
-
-
 def _millis(duration: Duration) -> int:
     return max(1, duration // MILLISECOND)
-
-
-def _words(error: Exception) -> str:
-    match error:
-        case AuthenticationError():
-            return "the user or the password is refused"
-        case NoPermissionError():
-            return "this user may not run scripts on keys of this prefix"
-        case RedisTimeout():
-            return f"no answer within {ANSWER_S_MAX:g} s"
-    if isinstance(error.__context__, ConnectionError) and error.__context__.errno:
-        return os.strerror(error.__context__.errno).lower()  # The client's own words say the address once more.
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -14,22 +14,18 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from headway.clock import Clock
-from headway.coordination.engines.address import Address
-from headway.errors import EngineUnavailable, InvalidConfig
+from headway.coordination.engines.redis_client import clients_of, in_words, key_prefix, read_address
+from headway.errors import EngineUnavailable
 from headway.ports import Hint
 
-PORT: Final = 6379
-PREFIX: Final = "headway:"
 GROUP: Final = "workers"
 LENGTH_MAX: Final = 10_000
 KEPT_S: Final = 86_400  # A stream that nobody writes or reads is forgotten after so long.
 WAIT_S: Final = 1.0
-CONNECT_S_MAX: Final = 2.0
+CONNECTIONS_MAX: Final = 8
 ANSWER_S_MAX: Final = 3.0  # Longer than a read waits for hints.
 RECLAIM_EVERY_S: Final = 15.0
 RECLAIM_IDLE_S: Final = 15.0  # Longer than a worker takes to look into the store, or to give a hint back.
@@ -46,15 +42,12 @@ class RedisTransport:
     name = "redis"
 
     def __init__(self, url: str, *, clock: Clock, node: str) -> None:
-        self._address = Address.parse(url, port=PORT)
-        if not re.fullmatch("[0-9]{0,5}", self._address.path):
-            raise InvalidConfig("the database in a redis:// address must be a number")
-        prefix = self._address.options.get("prefix", PREFIX)
-        self._prefix = (prefix if "{" in prefix else f"{{{prefix}}}") + "hints:"
+        self._address = read_address(url)
+        self._prefix = key_prefix(self._address) + "hints:"
         self._clock = clock
         self._node = node
-        self._server = 0
-        self._client: Redis | None = None
+        self._clients = clients_of(self._address, node=node, answer_s=ANSWER_S_MAX, connections=CONNECTIONS_MAX)
+        self._at = 0
         self._attended: dict[str, str] = {}  # The streams that we read, with their queues.
         self._reclaim_at = 0.0
 
@@ -126,15 +119,16 @@ class RedisTransport:
 
     async def close(self) -> None:
         """Leave the groups, and disconnect."""
-        if self._client is None:
-            return
-        with suppress(EngineUnavailable):  # Then the others forget us in an hour.
-            async with self._talk() as client:
-                pipeline = client.pipeline(transaction=False)
-                for key in self._attended:
-                    pipeline.xgroup_delconsumer(key, GROUP, self._node)
-                await pipeline.execute(raise_on_error=False)
-        await self._disconnect()
+        if self._attended:
+            with suppress(EngineUnavailable):  # Then the others forget us in an hour.
+                async with self._talk() as client:
+                    pipeline = client.pipeline(transaction=False)
+                    for key in self._attended:
+                        pipeline.xgroup_delconsumer(key, GROUP, self._node)
+                    await pipeline.execute(raise_on_error=False)
+        for client in self._clients:
+            with suppress(RedisError, OSError):
+                await client.aclose()
 
     # --- what is done now and then
 
@@ -194,51 +188,16 @@ class RedisTransport:
     @asynccontextmanager
     async def _talk(self) -> AsyncIterator[Redis]:
         """Have a client for a moment; whatever goes wrong with it, the next one tries the next server."""
-        if self._client is None:
-            self._client = self._connect()
-        client = self._client
+        at = self._at
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
-                yield client
+                yield self._clients[at]
         except (RedisError, OSError, TimeoutError) as error:
-            host, port = self._address.endpoints[self._server]
-            if self._client is client:
-                self._server = (self._server + 1) % len(self._address.endpoints)
-                await self._disconnect()
-            reason = str(error) or "it does not answer"
-            raise EngineUnavailable(f"redis at {host}:{port}: {reason}") from None
-
-    def _connect(self) -> Redis:
-        host, port = self._address.endpoints[self._server]
-        tls: dict[str, Any] = {}
-        if self._address.scheme == "rediss":
-            options = self._address.options
-            tls = {
-                "ssl": True,
-                "ssl_ca_certs": options.get("ca"),
-                "ssl_certfile": options.get("cert"),
-                "ssl_keyfile": options.get("key"),
-                "ssl_check_hostname": True,
-            }
-        return Redis(
-            host=host,
-            port=port,
-            db=int(self._address.path or 0),
-            username=self._address.user,
-            password=self._address.password,
-            socket_connect_timeout=CONNECT_S_MAX,
-            socket_timeout=ANSWER_S_MAX,
-            retry=Retry(NoBackoff(), 0),
-            client_name="headway",
-            protocol=2,
-            **tls,
-        )
-
-    async def _disconnect(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            with suppress(RedisError, OSError):
-                await client.aclose()
+            if self._at == at:
+                self._at = (at + 1) % len(self._clients)
+            host, port = self._address.endpoints[at]
+            words = in_words(error, answer_s=ANSWER_S_MAX)
+            raise EngineUnavailable(f"redis at {host}:{port}: {words}") from None
 
 
 def _is_forgotten(error: ResponseError) -> bool:
