@@ -118,7 +118,7 @@ class FaultyDriver:
         """The schema is there before the first actor."""
         raise AssertionError("nobody migrates here")
 
-    async def watch(self, hear: Callable[[str], None]) -> WakeUps:
+    async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> WakeUps:
         """Hear of others' commits."""
         await self._travel(1.0)
         return await self._sea.listen(self._actor, hear)

@@ -66,6 +66,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *openapi.ROUTES,
     *dashboard.ROUTES,
 )
+QUIET_S: Final = 0.05  # On SQLite we hear also of what we have written ourselves.
 NOBODY: Final = Principal("nobody", "", "viewer")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
 _HEADERS: Final = {
@@ -146,7 +147,7 @@ class Api:
             if self._services is None:
                 store = await self._open_store()
                 services = self._make_services(store)
-                self._wake_ups = await store.watch(self._hearing(services))
+                self._wake_ups = await store.watch(self._hearing(services), quiet_s=QUIET_S)
                 services.hub.is_woken = self._wake_ups.mode != "poll"
                 self._running = [asyncio.ensure_future(loop.run()) for loop in services.loops]
                 for task in self._running:

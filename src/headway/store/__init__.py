@@ -85,9 +85,9 @@ class Store:
         """Return the same store for one deed: what it writes goes into the trail together with it."""
         return Store.on(TrailingDriver(self.driver, partial(deed.line, doer)), clock)
 
-    async def watch(self, hear: Callable[[str], None]) -> WakeUps:
-        """Start to hear of other processes' commits."""
-        return await self.driver.watch(hear)
+    async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> WakeUps:
+        """Start to hear of other processes' commits; not more often than so, where that saves something."""
+        return await self.driver.watch(hear, quiet_s=quiet_s)
 
     async def close(self) -> None:
         """Give back every connection."""

@@ -4,29 +4,24 @@ Every statement that can make a job ready returns in `ready_in` the queue in whi
 and whatever for, is overheard in this one place.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeAlias, TypeVar
 
-from headway.ports import WakeUps
 from headway.store.statements import SQLITE, catalogue
 from headway.store.transaction import Begin, Call, Driver, Rows, Transaction
+from headway.store.wrapping import WrappingDriver
 
 T = TypeVar("T")
 Announce: TypeAlias = Callable[[Sequence[tuple[str, str]]], None]
 
 
-class AnnouncingDriver:
+class AnnouncingDriver(WrappingDriver):
     """Another driver, overheard. `announce` is called with (queue, job id) and must return at once."""
 
     def __init__(self, driver: Driver, announce: Announce) -> None:
-        self._driver = driver
+        super().__init__(driver)
         self._announce = announce
-
-    @property
-    def dialect_name(self) -> str:
-        """`sqlite` or `postgresql`."""
-        return self._driver.dialect_name
 
     async def run(self, begin: Begin[T]) -> T:
         """Run a transaction, and say what it has made ready."""
@@ -47,22 +42,6 @@ class AnnouncingDriver:
         if statement.statement in _tellers() and (ready := _ready(rows)):
             self._announce(ready)
         return rows
-
-    async def peek(self, statement: Call) -> Rows:
-        """Read a few rows by their keys."""
-        return await self._driver.peek(statement)
-
-    async def script(self, statements: Iterable[str], lock: str) -> None:
-        """Run schema statements."""
-        await self._driver.script(statements, lock)
-
-    async def watch(self, hear: Callable[[str], None]) -> WakeUps:
-        """Start to hear of other processes' commits."""
-        return await self._driver.watch(hear)
-
-    async def close(self) -> None:
-        """Give back every connection."""
-        await self._driver.close()
 
 
 @cache

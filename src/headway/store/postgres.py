@@ -118,8 +118,8 @@ class PostgresDriver:
                     for text in statements:
                         await connection.execute(text)
 
-    async def watch(self, hear: Callable[[str], None]) -> "PostgresWatch":
-        """Listen, and probe whether anything arrives."""
+    async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> "PostgresWatch":
+        """Listen, and probe whether anything arrives. What is told was wanted, so there is nothing to be saved."""
         watch = PostgresWatch(self, hear, self._node)
         await watch.check()
         return watch

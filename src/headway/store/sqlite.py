@@ -160,9 +160,9 @@ class SqliteDriver:
         """Run schema statements; the write lock excludes everybody else."""
         await self._hop(lambda: self._connection.script(statements))
 
-    async def watch(self, hear: Callable[[str], None]) -> "SqliteWatch":
+    async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> "SqliteWatch":
         """Watch the data version of the file."""
-        return SqliteWatch(self.path, hear)
+        return SqliteWatch(self.path, hear, quiet_s)
 
     async def close(self) -> None:
         """End the thread after what is queued, and close the connection."""
@@ -214,13 +214,14 @@ class SqliteWatch:
     the commit becomes visible when the write has reached the disk. Elsewhere it is read twenty times a second.
     """
 
-    def __init__(self, path: str, hear: Callable[[str], None]) -> None:
+    def __init__(self, path: str, hear: Callable[[str], None], quiet_s: float) -> None:
         self.mode = "poll" if path == ":memory:" else "watch"
         self._hear = hear
         self._raw: sqlite3.Connection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writes: FileWatch | None = None
         self._rest_s = WATCH_INTERVAL_S
+        self._quiet_s = max(WATCH_QUIET_S, quiet_s)
         self._told_at = 0.0
         if self.mode == "watch":
             try:
@@ -253,7 +254,7 @@ class SqliteWatch:
         assert self._writes
         asyncio.get_running_loop().remove_reader(self._writes.number)  # Until we have looked: a commit is many writes.
         self._writes.take()
-        quiet_s = self._told_at + WATCH_QUIET_S - asyncio.get_running_loop().time()
+        quiet_s = self._told_at + self._quiet_s - asyncio.get_running_loop().time()
         self._again(WATCH_SOON_S, after_s=quiet_s)
 
     def _again(self, rest_s: float, *, after_s: float = 0.0) -> None:
@@ -310,9 +311,9 @@ class InlineSqliteDriver:
         """Run schema statements."""
         self.connection.script(statements)
 
-    async def watch(self, hear: Callable[[str], None]) -> SqliteWatch:
+    async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> SqliteWatch:
         """There is no loop to hear anything on."""
-        return SqliteWatch(":memory:", hear)
+        return SqliteWatch(":memory:", hear, quiet_s)
 
     async def close(self) -> None:
         """The connection belongs to whoever made it."""

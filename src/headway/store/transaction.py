@@ -126,8 +126,11 @@ class Driver(Protocol):
         """Run schema statements in one transaction that excludes every other one with this lock name."""
         ...
 
-    async def watch(self, hear: Callable[[str], None]) -> WakeUps:
-        """Start to hear of other processes' commits; each is a topic such as `ready default` or `schedules`."""
+    async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> WakeUps:
+        """Start to hear of other processes' commits; each is a topic such as `ready default` or `schedules`.
+
+        Who can wait so long says so: where one's own commits are heard, too, those within that time are heard as one.
+        """
         ...
 
     async def close(self) -> None:

@@ -88,7 +88,12 @@ class _Driver(InlineSqliteDriver):
         self._world.may_have_changed()
         return rows
 
-    async def watch(self, hear: Callable[[str], None]) -> WakeUps:  # type: ignore[override]
+    async def watch(  # type: ignore[override]
+        self,
+        hear: Callable[[str], None],
+        *,
+        quiet_s: float = 0.0,
+    ) -> WakeUps:
         """Hear of every commit."""
         return _WakeUps(self._world.listeners, self._name, hear)
 
