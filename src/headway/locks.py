@@ -217,15 +217,10 @@ class _Pace:
         return min(rest_s, left_s) if left_s > 0 else None
 
 
-class Lock:
-    """A lock on a name, over all hosts; for `async with`, or with `acquire` and `release`."""
+class _Named:
+    """What every lock says of itself."""
 
-    def __init__(self, wish: Wish, grants: Callable[[], Awaitable[Grants]], *, clock: Clock, holder_name: str) -> None:
-        self.lost = asyncio.Event()
-        self._clock = clock
-        self._hold = _Hold(wish, grants, clock, holder_name, self._lose)
-        self._body: asyncio.Task[Any] | None = None
-        self._cancelling = 0
+    _hold: _Hold
 
     @property
     def name(self) -> str:
@@ -240,6 +235,17 @@ class Lock:
     def check(self) -> None:
         """Raise `LeaseLost` unless the lock can be trusted at this moment."""
         self._hold.check()
+
+
+class Lock(_Named):
+    """A lock on a name, over all hosts; for `async with`, or with `acquire` and `release`."""
+
+    def __init__(self, wish: Wish, grants: Callable[[], Awaitable[Grants]], *, clock: Clock, holder_name: str) -> None:
+        self.lost = asyncio.Event()
+        self._clock = clock
+        self._hold = _Hold(wish, grants, clock, holder_name, self._lose)
+        self._body: asyncio.Task[Any] | None = None
+        self._cancelling = 0
 
     @property
     def loss(self) -> LeaseLost:
@@ -350,7 +356,7 @@ class Leader:
                 await term.release()  # Where the body has not done it.
 
 
-class SyncLock:
+class SyncLock(_Named):
     """A lock for code that does not await; renewed in the background. Such code cannot be stopped: see `check`."""
 
     def __init__(
@@ -367,20 +373,6 @@ class SyncLock:
         self._clock = clock
         self._hold = _Hold(wish, grants, clock, holder_name, self.lost.set, is_alone=is_alone)
         self._call = call
-
-    @property
-    def name(self) -> str:
-        """Its name, as the user says it."""
-        return self._hold.wish.name
-
-    @property
-    def token(self) -> int:
-        """The fencing token: higher than that of everybody who has had the lock before."""
-        return self._hold.token
-
-    def check(self) -> None:
-        """Raise `LeaseLost` unless the lock can be trusted at this moment."""
-        self._hold.check()
 
     def acquire(self) -> Self:
         """Wait until the lock is ours; raise `LockHeld` when that takes too long."""
