@@ -108,14 +108,7 @@ async def test_no_less_is_asked_for_than_the_server_grants(open_at: OpenEngine) 
 
 async def test_an_answer_that_is_lost_is_not_a_lost_lock(consul: ConsulServer, open_at: OpenEngine) -> None:
     """The first server has given the lock and dies before it says so; the second finds that it is ours."""
-    lost: list[bytes] = []
-
-    def is_lost(body: bytes) -> bool:
-        if b'"lock"' in body:
-            lost.append(body)
-        return b'"lock"' in body
-
-    async with lost_answers(consul.port, is_lost) as port:
+    async with lost_answers(consul.port, b'"lock"') as (port, lost):
         tokens = []
         for _ in range(2):  # Free at first, and then one's own, which takes another way.
             engine = open_at(f"consul://127.0.0.1:{port},127.0.0.1:{consul.port}?prefix=lost/")

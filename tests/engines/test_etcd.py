@@ -180,14 +180,7 @@ async def test_who_is_refused_leaves_no_lease_behind(etcd: EtcdServer, open_at: 
 
 async def test_an_answer_that_is_lost_is_not_a_lost_lock(etcd: EtcdServer, open_at: OpenEngine) -> None:
     """The first server has written the key and dies before it says so; the second finds that it is ours."""
-    lost: list[bytes] = []
-
-    def is_lost(body: bytes) -> bool:
-        if b"request_put" in body:
-            lost.append(body)
-        return b"request_put" in body
-
-    async with lost_answers(etcd.port, is_lost) as port:
+    async with lost_answers(etcd.port, b"request_put") as (port, lost):
         engine = open_at(f"etcd://127.0.0.1:{port},127.0.0.1:{etcd.port}?prefix=lost/")
         assert await engine.acquire("role", holder="ada", duration=LONG)
         assert len(lost) == 1

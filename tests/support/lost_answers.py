@@ -1,6 +1,6 @@
 """A way to an HTTP server on which chosen answers are lost: the server has done it, and the caller never hears."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -10,8 +10,9 @@ from tests.support.server import free_port
 
 
 @asynccontextmanager
-async def lost_answers(port: int, is_lost: Callable[[bytes], bool]) -> AsyncIterator[int]:
-    """Listen at a port, which is returned, and pass requests on to another; `is_lost` looks at their bodies."""
+async def lost_answers(port: int, about: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """Listen at a port and pass requests on to another; return it and those whose answer is lost, all about this."""
+    lost: list[bytes] = []
     async with aiohttp.ClientSession() as session:
 
         async def pass_on(request: web.Request) -> web.Response:
@@ -19,7 +20,8 @@ async def lost_answers(port: int, is_lost: Callable[[bytes], bool]) -> AsyncIter
             url = f"http://127.0.0.1:{port}{request.path_qs}"
             async with session.request(request.method, url, data=body, headers=request.headers) as answer:
                 text = await answer.read()
-            if is_lost(body):
+            if about in body:
+                lost.append(body)
                 assert request.transport is not None
                 request.transport.abort()
             return web.Response(status=answer.status, body=text)
@@ -31,6 +33,6 @@ async def lost_answers(port: int, is_lost: Callable[[bytes], bool]) -> AsyncIter
         here = free_port()
         await web.TCPSite(runner, "127.0.0.1", here).start()
         try:
-            yield here
+            yield here, lost
         finally:
             await runner.cleanup()

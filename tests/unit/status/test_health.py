@@ -1,6 +1,8 @@
 """Whether a process is of use: the truth about store, loops and leader, at a bounded price."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from headway.clock import Loop
 from headway.instants import SECOND
@@ -8,6 +10,14 @@ from headway.model import Node
 from headway.status.health import AWAY, NOBODY_DECIDES, OK, UNKNOWN, Condition, Health
 from tests.simulation.stage import Seat, Stage
 from tests.simulation.virtual_loop import virtual
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[tuple[Seat, Health]]:
+    """Have a store of virtual time, and somebody who watches it."""
+    async with Stage() as stage:
+        seat = stage.seat()
+        yield seat, Health(seat.store, seat.clock)
 
 
 async def lead(seat: Seat, seconds: int = 10) -> None:
@@ -31,9 +41,7 @@ def test_one_word_about_all() -> None:
 
 @virtual
 async def test_ready_while_somebody_leads() -> None:
-    async with Stage() as stage:
-        seat = stage.seat()
-        health = Health(seat.store, seat.clock)
+    async with watched() as (seat, health):
         await lead(seat)
         assert await health.look() == condition()
         await asyncio.sleep(15)  # The lease has run out.
@@ -50,9 +58,7 @@ async def test_a_lease_on_housekeeping_is_no_leader() -> None:
 
 @virtual
 async def test_in_lock_mode_a_live_scheduler_is_enough() -> None:
-    async with Stage() as stage:
-        seat = stage.seat()
-        health = Health(seat.store, seat.clock)
+    async with watched() as (seat, health):
         await seat.store.nodes.beat(Node(id="n1", name="a", roles=("worker",), state={"mode": "lock"}))
         assert (await health.look()).leader == NOBODY_DECIDES
         await asyncio.sleep(2)
@@ -69,9 +75,7 @@ def stated(name: str, trouble: str | None, engine: str = "redis") -> Node:
 
 @virtual
 async def test_an_engine_that_is_away_is_named_and_nobody_who_misses_it() -> None:
-    async with Stage() as stage:
-        seat = stage.seat()
-        health = Health(seat.store, seat.clock)
+    async with watched() as (seat, health):
         await lead(seat, 600)
         odd = Node(id="old", name="old", roles=("worker",), state={"coordination": "of another version"})
         for node in (odd, stated("host-1", None), stated("host-2", None)):
@@ -89,9 +93,7 @@ async def test_an_engine_that_is_away_is_named_and_nobody_who_misses_it() -> Non
 
 @virtual
 async def test_a_store_that_is_away_shows_within_seconds_and_so_does_its_return() -> None:
-    async with Stage() as stage:
-        seat = stage.seat()
-        health = Health(seat.store, seat.clock)
+    async with watched() as (seat, health):
         await lead(seat, 600)
         assert (await health.look()).status == "ready"
         seat.driver.is_down = True
@@ -104,9 +106,7 @@ async def test_a_store_that_is_away_shows_within_seconds_and_so_does_its_return(
 
 @virtual
 async def test_a_store_that_hangs_is_not_waited_for() -> None:
-    async with Stage() as stage:
-        seat = stage.seat()
-        health = Health(seat.store, seat.clock)
+    async with watched() as (seat, health):
         await lead(seat, 600)
         seat.driver.asking_s = 100.0
         began = seat.clock.monotonic()
@@ -119,9 +119,7 @@ async def test_a_store_that_hangs_is_not_waited_for() -> None:
 
 @virtual
 async def test_many_who_ask_cost_one_look() -> None:
-    async with Stage() as stage:
-        seat = stage.seat()
-        health = Health(seat.store, seat.clock)
+    async with watched() as (seat, health):
         await lead(seat, 600)
         before = seat.driver.calls
         seat.driver.answering_s = 0.05
@@ -132,9 +130,7 @@ async def test_many_who_ask_cost_one_look() -> None:
 
 @virtual
 async def test_one_who_goes_away_does_not_take_the_answer_from_the_others() -> None:
-    async with Stage() as stage:
-        seat = stage.seat()
-        health = Health(seat.store, seat.clock)
+    async with watched() as (seat, health):
         await lead(seat, 600)
         seat.driver.answering_s = 0.2
         first, second = asyncio.create_task(health.look()), asyncio.create_task(health.look())
