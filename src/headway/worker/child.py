@@ -57,7 +57,7 @@ from headway.worker.frames import (
 )
 
 REPORT_EVERY_S: Final = 0.25
-GATHER_S: Final = 0.02  # A first word waits so long for others.
+GATHER_PART: Final = 12  # A first word waits for others so small a part of the time between two reports.
 READ_BYTES: Final = 1 << 20
 TOGETHER_MAX: Final = 64
 TOGETHER_S: Final = 0.002
@@ -177,7 +177,9 @@ class Child:
             while True:
                 self._is_resting = True  # Said before we look: whoever comes later wakes us.
                 self._is_resting = not self._noted
-                due_s = max(GATHER_S, reported_at + self.report_every_s - self._clock.monotonic())
+                due_s = max(
+                    self.report_every_s / GATHER_PART, reported_at + self.report_every_s - self._clock.monotonic()
+                )
                 ready = {number for number, _ in waiting.poll(None if self._is_resting else due_s * 1_000)}
                 if self._wake[0] in ready:
                     os.read(self._wake[0], 64)
