@@ -284,8 +284,12 @@ class Supervisor:
         return rest_s
 
     async def _claim(self, crew: CrewPort) -> float:
+        """Take from the queues that we know to have something; who waits there does not wait for a look around."""
+        rest_s = await self._fill(crew)
         await self._unpark(crew)
-        await self._look_for_queues()
+        return min(rest_s, await self._fill(crew)) if await self._finds_queues() else rest_s
+
+    async def _fill(self, crew: CrewPort) -> float:
         room = {kind: min(crew.room(kind), CLAIM_MAX) for kind in crew.kinds}
         may_be_more = False
         for _ in range(len(self._ready)):
@@ -301,15 +305,16 @@ class Supervisor:
             await self._work.unpark(crew.tasks, "unknown task" if self._unpark_at else "")
             self._unpark_at = now + UNPARK_EVERY_S
 
-    async def _look_for_queues(self) -> None:
-        if self._queues:
-            self._ready = self._ready or deque(self._queues)
-            return
+    async def _finds_queues(self) -> bool:
+        """Look now and then for queues of which we have not heard; say whether there are any."""
         now = self._clock.monotonic()
-        if now - self._queues_seen_at >= self._poll_s:
-            self._queues_seen_at = now
-            for queue in await self._work.ready_queues():
-                self._see(queue)
+        if self._queues or now - self._queues_seen_at < self._poll_s:
+            return False
+        self._queues_seen_at = now
+        known = set(self._ready)
+        for queue in await self._work.ready_queues():
+            self._see(queue)
+        return not known.issuperset(self._ready)
 
     async def _claim_from(self, crew: CrewPort, queue: str, room: dict[str, int]) -> bool:
         """Take from one queue its share of the room; say whether there may be more in it."""

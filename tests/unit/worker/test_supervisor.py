@@ -103,6 +103,23 @@ def _said(job: Claimed, *lines: str, progress: int | None = None) -> Report:
 
 
 @virtual
+async def test_a_job_that_was_heard_of_does_not_wait_for_a_look_around() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        await post.take()
+        await asyncio.sleep(10)  # It is time to look for other queues, and at jobs that nobody knew.
+        await post.seat.store.queue.enqueue([NewJob(id="job_new", task="work")])
+        await post.seat.store.queue.enqueue([NewJob(id="job_elsewhere", task="work", queue="other")])
+        post.seat.driver.asking_s = 1.0
+        post.supervisor.hear("ready default")
+        claiming = asyncio.ensure_future(post.supervisor.claim())
+        await asyncio.sleep(1.5)
+        assert [job.job_id for job in post.crew.started[1:]] == ["job_new"], "one question was enough"
+        await claiming
+        assert [job.job_id for job in post.crew.started[1:]] == ["job_new", "job_elsewhere"], "and then it looked"
+
+
+@virtual
 async def test_an_end_does_not_overtake_what_was_said_before() -> None:
     async with Stage() as stage:
         post = Post(stage)
