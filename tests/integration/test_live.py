@@ -426,7 +426,7 @@ async def test_a_redis_that_refuses_us_is_said_once_and_costs_no_time(redis: Red
         await live.close()
     [lost] = [event for event in said_of_it if isinstance(event, EngineLost | EngineReturned)]
     assert isinstance(lost, EngineLost)
-    assert (lost.falls_back, "wrong" in lost.error, "refuses" in lost.error) == (True, False, True)
+    assert (lost.falls_back, "wrong" in lost.error, "refused" in lost.error) == (True, False, True)
 
 
 async def test_values_come_in_order_and_lost_ones_leave_no_gap_unseen(redis: RedisServer) -> None:
