@@ -5,14 +5,17 @@ where nothing changes; see `Store.acting`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from headway.instants import Instant
 from headway.model import Job, Node, Schedule, ScheduleSpec
 from headway.settings import mask_url
 from headway.shapes import masked, stamp
 from headway.store.access import Deed
+from headway.store.bulk import Done
 from headway.store.webhooks import Delivery, Endpoint
+
+_SAID_MAX: Final = 200  # Of a filter; a line of the trail has its bounds, and has to name the jobs too.
 
 
 def cancel(job: Job, reason: str) -> Deed:
@@ -20,9 +23,20 @@ def cancel(job: Job, reason: str) -> Deed:
     return Deed("job.cancel", job.id, job.tenant, {"before": str(job.status), "reason": reason})
 
 
-def retry(job: Job) -> Deed:
-    """Run a job that has ended once more."""
-    return Deed("job.retry", job.id, job.tenant, seen=lambda new: {"new": new})
+def retry(job: Job, *, other_args: bool = False) -> Deed:
+    """Run a job that has ended once more, perhaps with other arguments."""
+    what = {"other_args": True} if other_args else {}
+    return Deed("job.retry", job.id, job.tenant, what, lambda new: {"new": new})
+
+
+def act_on_many(verb: str, tenant: str, chosen: Mapping[str, Any], reason: str) -> Deed:
+    """Retry or cancel many jobs of one tenant at once: those that a filter has chosen, or that were named."""
+    said = {name: value[:_SAID_MAX] if isinstance(value, str) else value for name, value in chosen.items()}
+    return Deed(f"job.{verb}", "*", tenant, {"filter": said, "reason": reason}, _jobs)
+
+
+def _jobs(result: Done) -> Mapping[str, Any] | None:
+    return {"jobs": list(result.done)} if result.done else None
 
 
 def retry_dead(letter: Job) -> Deed:

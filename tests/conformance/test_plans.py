@@ -22,6 +22,23 @@ JOB = "job_00000000000000000000000777"
 IDS = json.dumps([JOB, "job_00000000000000000000000778"])
 NAMES = json.dumps(["s-7", "s-8"])
 
+# What chooses jobs; here, all of them.
+ANY: dict[str, Any] = {
+    "status": None,
+    "task": None,
+    "queue": None,
+    "tenant": None,
+    "schedule": None,
+    "key": None,
+    "tag": None,
+    "words": None,
+    "since": None,
+    "until": None,
+    "finished_after": None,
+    "finished_before": None,
+    "rerun_of": None,
+}
+
 # One set of parameters for every statement that runs in a loop or for every job or schedule.
 HOT: dict[str, dict[str, Any]] = {
     "due": {"shards": 4, "shard_ids": '["0", "2"]', "limit": 1_000},
@@ -39,7 +56,26 @@ HOT: dict[str, dict[str, Any]] = {
     "stranded": {"limit": 500},
     "schedule": {"name": "s-7"},
     "schedule_locked": {"name": "s-7"},
-    "schedules": {"after": "s-7", "owner": None, "tenant": None, "limit": 200},
+    "schedules": {
+        "after": "s-7",
+        "owner": None,
+        "tenant": None,
+        "words": None,
+        "words_in_json": None,
+        "state": None,
+        "flagged": 3,
+        "limit": 200,
+    },
+    "definitions": {"names": NAMES},
+    "recent_occurrences": {"names": '[{"name": "s-7"}, {"name": "s-8"}]', "number": 20, "first": -(2**60)},
+    "calendar": {
+        "schedule": "s-7",
+        "since": 0,
+        "before": 2**60,
+        "stretches": f'[{{"begins": 0, "ends": {2**60}, "ahead": 3600000000}}]',
+        "limit": 100_000,
+    },
+    "calendar_runs": {"schedule": "s-7", "since": 0, "before": 2**60, "limit": 10_000},
     "schedule_touch": {"name": "s-7", "version": 1},
     "revisions": {"schedule": "s-7"},
     "occurrences": {"schedule": "s-7", "before": 2**62, "since": 0, "limit": 50},
@@ -95,13 +131,14 @@ HOT: dict[str, dict[str, Any]] = {
     "hold_attempt": {"id": JOB, "attempt": 1},
     "steps": {"ids": IDS},
     "log": {"id": JOB, "after": 0, "limit": 1_000},
+    "log_newest": {"id": JOB, "before": 2**62, "limit": 1_000},
     "events": {"id": JOB, "limit": 1_000},
     "unpark": {"tasks": '["t-1", "t-2"]', "cause": ""},
-    "unpark_job": {"id": JOB},
+    "unpark_jobs": {"ids": IDS},
     "overdue": {"limit": 500},
     "dead": {"before": "~", "task": None, "queue": None, "tenant": None, "schedule": None, "limit": 50},
     "review": {"ids": IDS},
-    "reruns": {"id": JOB},
+    "reruns": {"ids": IDS},
     "ahead": {"queue": "default", "priority": 1, "run_at": 2**50, "id": JOB, "limit": 10_000},
     "running": {"limit": 200},
     "running_counts": {},
@@ -112,34 +149,14 @@ HOT: dict[str, dict[str, Any]] = {
     "request_cancel": {"ids": IDS, "reason": "r"},
     "job": {"id": JOB},
     "jobs_by_prefix": {"low": "job_0", "high": "job_0~"},
-    "jobs": {
-        "before": "~",
-        "status": None,
-        "task": None,
-        "queue": None,
-        "tenant": None,
-        "schedule": None,
-        "limit": 50,
-        "key": None,
-        "tag": None,
-        "words": None,
-        "since": None,
-        "until": None,
-    },
-    "jobs_of_tenant": {
-        "before": "~",
-        "status": None,
-        "task": None,
-        "queue": None,
-        "tenant": "acme",
-        "schedule": None,
-        "limit": 50,
-        "key": None,
-        "tag": None,
-        "words": None,
-        "since": None,
-        "until": None,
-    },
+    "jobs": {**ANY, "before": "~", "limit": 50},
+    "jobs_of_tenant": {**ANY, "before": "~", "tenant": "acme", "limit": 50},
+    "jobs_rerunning": {**ANY, "before": "~", "rerun_of": JOB, "limit": 50},
+    "job_count_of_tenant": {**ANY, "tenant": "acme", "verb": "retry", "limit": 10_000},
+    "jobs_to_act_of_tenant": {**ANY, "tenant": "acme", "verb": "retry", "limit": 1_000},
+    "jobs_to_act_by_id": {"ids": IDS, "verb": "retry", "tenant": None},
+    "jobs_to_repeat": {"ids": IDS},
+    "job_states": {"ids": IDS},
     "latest_of_tenant": {"task": "t", "tenant": "acme", "key": None},
     "versions": {"ids": IDS},
     "stamps": {"ids": IDS},
@@ -156,6 +173,7 @@ HOT: dict[str, dict[str, Any]] = {
     "queue_depths": {},
     "live_counts": {"tenant": "acme", "limit": 100_000},
     "ended_counts": {"tenant": None, "window": HOUR, "limit": 100_000},
+    "ended_series": {"tenant": None, "task": None, "queue": None, "since": 2**50, "step": MINUTE, "limit": 20_000},
     "waiting_counts": {},
     "prune_jobs": {"retention": 30 * DAY, "limit": 500},
     "prune_attempts": {"ids": IDS},
@@ -182,12 +200,12 @@ HOT: dict[str, dict[str, Any]] = {
     "fence": {"names": '["scheduler/0"]', "holder": "n"},
 }
 # The index has the order that they ask for.
-ORDERED = {"claim", "claim (skipping)", "due", "promote", "expired", "overdue", "dead", "log"}
+ORDERED = {"claim", "claim (skipping)", "due", "promote", "expired", "overdue", "dead", "log", "log_newest"}
 KEY = "headway_jobs_pkey|sqlite_autoindex_headway_jobs_1"
 # Each of these has an index that is made for it, and reads the big table in no other way.
 BY: dict[str, str] = {
     **dict.fromkeys(("claim", "claim (skipping)", "ready_queues", "ahead"), "headway_jobs_ready"),
-    **dict.fromkeys(("extend", "settle", "settle_completed", "report", "hold_attempt", "unpark_job"), KEY),
+    **dict.fromkeys(("extend", "settle", "settle_completed", "report", "hold_attempt", "unpark_jobs"), KEY),
     "settled_already": f"{KEY}|headway_attempts_pkey|sqlite_autoindex_headway_attempts_1",
     "overdue": "headway_jobs_expiring",
     "asked_to_stop": "headway_jobs_asked",
@@ -195,10 +213,13 @@ BY: dict[str, str] = {
     "dead_counts": "headway_jobs_dead",
     "unpark": "headway_jobs_parked",
     "reruns": "headway_jobs_reruns",
+    "jobs_rerunning": "headway_jobs_reruns",
     "running": "headway_jobs_leased",
     "running_counts": "headway_jobs_leased",
     "ended_counts": "headway_jobs_finished",
+    "ended_series": "headway_jobs_finished",
     "log": "headway_log_job",
+    "log_newest": "headway_log_job",
     "prune_log": "headway_log_job",
 }
 # They must not go astray either when a full table was empty a minute ago.
@@ -244,6 +265,7 @@ COLD = {
     *("add_endpoint", "ensure_callbacks", "endpoints", "change_endpoint", "remove_endpoint", "add_test"),
     "deliveries_of_job",
     "latest",
+    *("job_count", "jobs_to_act"),
     *("follow_jobs", "forget_followed", "feed_position", "feed", "feed_again", "prune_feed"),
     *("tokens", "any_token", "token_by_id", "token_by_hash", "add_token", "revoke_token", "add_action", "actions"),
 }
@@ -294,10 +316,12 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
         )
     if name in ("live_counts", "ended_counts"):  # Counts what it has found.
         allowed = re.compile(rf"SCAN \w+ USING INDEX (?:{SMALL})|SCAN (?:live|running|ready|waiting|blocked|ended)$")
+    if name in ("ended_series", "calendar", "calendar_runs"):  # Counts what it has found, up to a limit.
+        allowed = re.compile(r"SCAN (?:looked_at|ranked|\(subquery-\d+\)|p|r|within_it|before_it)$")
     assert [line for line in scans if not allowed.search(line)] == [], "\n".join(plan)
     assert not any("AUTOMATIC" in line for line in plan), "\n".join(plan)
     used = {index for line in plan for index in re.findall(r"(?:headway_jobs|other|j|a) USING.*? INDEX (\w+)", line)}
-    if name in BY and name not in ("log", "prune_log"):
+    if name in BY and name not in ("log", "log_newest", "prune_log"):
         assert used <= {*BY[name].split("|"), *KEY.split("|")}, "\n".join(plan)
     assert name not in BY or any(re.search(rf" INDEX (?:{BY[name]})\b", line) for line in plan)
 

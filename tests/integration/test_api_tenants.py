@@ -108,6 +108,7 @@ HIDDEN = [
     Probe("GET", JOB, "/api/jobs/<job>", headers={"Accept": "text/event-stream"}),
     Probe("GET", f"{JOB}/attempts", "/api/jobs/<dead>/attempts"),
     Probe("GET", f"{JOB}/log", "/api/jobs/<running>/log"),
+    Probe("GET", f"{JOB}/log", "/api/jobs/<running>/log?order=desc"),
     Probe("GET", f"{JOB}/history", "/api/jobs/<dead>/history"),
     Probe("GET", f"{JOB}/why", "/api/jobs/<running>/why"),
     Probe("POST", f"{JOB}/cancel", "/api/jobs/<job>/cancel", body={}),
@@ -115,6 +116,7 @@ HIDDEN = [
     Probe("POST", f"{JOB}/cancel", "/api/jobs/<dead>/cancel", body={}),
     Probe("POST", f"{JOB}/retry", "/api/jobs/<dead>/retry"),
     Probe("POST", f"{JOB}/retry", "/api/jobs/<job>/retry"),
+    Probe("POST", f"{JOB}/retry", "/api/jobs/<dead>/retry", body={"args": {"who": "otter"}}),
     Probe("GET", f"{JOB}/events", "/api/jobs/<running>/events"),
     Probe("GET", f"{JOB}/events", "/api/jobs/<dead>/events", headers={"Last-Event-ID": "1"}),
     Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=<type>"),
@@ -123,6 +125,7 @@ HIDDEN = [
     Probe("PUT", SCHEDULE, "/api/schedules/<schedule>", body=RULE, headers={"If-Match": "*"}),
     Probe("GET", f"{SCHEDULE}/occurrences", "/api/schedules/<schedule>/occurrences"),
     Probe("GET", f"{SCHEDULE}/preview", "/api/schedules/<schedule>/preview"),
+    Probe("GET", f"{SCHEDULE}/calendar", "/api/schedules/<schedule>/calendar"),
     Probe("POST", f"{SCHEDULE}/pause", "/api/schedules/<schedule>/pause", body={"reason": "x"}),
     Probe("POST", f"{SCHEDULE}/resume", "/api/schedules/<schedule>/resume"),
     Probe("POST", f"{SCHEDULE}/trigger", "/api/schedules/<schedule>/trigger", body={}),
@@ -171,10 +174,14 @@ LISTS = [
     Probe("GET", "/api/jobs", "/api/jobs?q=<job>"),
     Probe("GET", "/api/jobs", "/api/jobs?status=FAILED"),
     Probe("GET", "/api/jobs", "/api/jobs?status=RUNNING"),
+    Probe("GET", "/api/jobs", "/api/jobs?finished_after=2020-01-01T00:00:00Z"),
+    Probe("GET", "/api/jobs", "/api/jobs?rerun_of=<shared>"),
     Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=shared"),
     Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=shared&key=shared-key"),
     Probe("GET", "/api/schedules", "/api/schedules?limit=200"),
     Probe("GET", "/api/schedules", "/api/schedules?owner=zebra-app"),
+    Probe("GET", "/api/schedules", "/api/schedules?q=zebra"),
+    Probe("GET", "/api/schedules", "/api/schedules?state=active&recent=20"),
     Probe("GET", "/api/queues"),
     Probe("GET", "/api/stats"),
     Probe("GET", "/api/alerts"),
@@ -194,6 +201,10 @@ LISTS = [
 REFUSED = [
     Probe("GET", "/api/jobs", "/api/jobs?tenant=zebra"),
     Probe("GET", "/api/jobs", "/api/jobs?tenant=*"),
+    Probe("GET", "/api/jobs/count", "/api/jobs/count?tenant=zebra"),
+    Probe("POST", "/api/jobs/retry", body={"filter": {"tenant": "zebra"}}),
+    Probe("POST", "/api/jobs/retry", body={"filter": {"tenant": "*", "status": "FAILED"}, "dry_run": True}),
+    Probe("POST", "/api/jobs/cancel", body={"filter": {"tenant": "zebra", "status": "PENDING"}}),
     Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=zebra-type&tenant=zebra"),
     Probe("GET", "/api/schedules", "/api/schedules?tenant=zebra"),
     Probe("GET", "/api/dead", "/api/dead?tenant=zebra"),
@@ -222,6 +233,8 @@ REFUSED = [
 # What does not depend on anybody's things; nothing of anybody's is in it either.
 NEUTRAL = [
     Probe("GET", "/api/me"),
+    Probe("GET", "/api/stats/series"),
+    Probe("GET", "/api/jobs/count"),
     Probe("POST", "/api/schedules/preview", body={"cron": "0 6 * * *"}),
     Probe("GET", "/api/audit"),
     Probe("GET", "/openapi.json"),
@@ -260,6 +273,7 @@ async def fill(store: Store) -> dict[str, str]:
         await store.queue.report([Report(job_id=running, attempt=claimed.attempt, progress=5, lines=said)])
         waiting = await enqueue(store, **common, key=f"{tenant}-key")
         shared = await enqueue(store, **{**common, "task": "shared"}, key="shared-key")
+        await enqueue(store, **common, rerun_of=shared)
         found = {"job": waiting, "running": running, "dead": dead, "done": done, "shared": shared}
         ids |= found if tenant == WORD else {f"own_{name}": job_id for name, job_id in found.items()}
         spec = ScheduleSpec.build(task=f"{tenant}-type", trigger=Every("1s"), tenant=tenant, queue=f"{tenant}-late")
@@ -400,6 +414,40 @@ def test_figures_are_over_ones_own_jobs(wall: Wall) -> None:
     for name in ("nodes", "workers", "leader", "store"):
         assert not mine.get(name)
     assert wall.otter.get("/api/audit").json()["schedules"] == 1
+
+
+def test_charts_and_counts_are_over_ones_own_jobs(wall: Wall) -> None:
+    ended = {}
+    for who, client in (("otter", wall.otter), ("zebra", wall.zebra), ("all", wall.home.root)):
+        points = client.get("/api/stats/series").json()["points"]
+        ended[who] = sum(point["completed"] + point["failed"] for point in points)
+    assert ended == {"otter": 2, "zebra": 2, "all": 4}
+    for query in ("task=zebra-type", "queue=zebra-queue"):
+        points = wall.otter.get(f"/api/stats/series?{query}").json()["points"]
+        assert not any(point["completed"] or point["failed"] for point in points)
+    own = len(wall.otter.get("/api/jobs?limit=200").json()["items"])
+    assert wall.otter.get("/api/jobs/count").json() == {"count": own, "is_exact": True}
+    assert wall.home.root.get("/api/jobs/count").json()["count"] > own
+    for query in ("type=zebra-type", "q=zebra", "key=zebra-key", "schedule=zebra-schedule"):
+        assert wall.otter.get(f"/api/jobs/count?{query}").json()["count"] == 0
+
+
+@pytest.mark.parametrize("verb", ["retry", "cancel"])
+def test_many_jobs_are_ones_own(wall: Wall, verb: str) -> None:
+    """Nothing is done to others, by a filter or by an id; `nothing_is_changed_behind_the_wall` looks afterwards."""
+    for chosen in ({"type": "zebra-type"}, {"q": "zebra"}, {"queue": "zebra-queue"}, {"tag": "zebra-tag"}):
+        for dry_run in (True, False):
+            answer = wall.otter.post(f"/api/jobs/{verb}", json={"filter": chosen, "dry_run": dry_run})
+            assert answer.json() == {"matched": 0, "is_exact": True, "done": 0, "refused": [], "more": False}
+    for name in ("job", "running", "dead", "done"):
+        foreign, absent = (
+            wall.otter.post(f"/api/jobs/{verb}", json={"ids": [job_id]}).json()
+            for job_id in (wall.ids[name], ABSENT["job"])
+        )
+        assert foreign["refused"] == [{"id": wall.ids[name], "reason": "no job has this id"}]
+        assert {**foreign, "refused": absent["refused"]} == absent
+        found = wall.home.root.post(f"/api/jobs/{verb}", json={"ids": [wall.ids[name]], "dry_run": True}).json()
+        assert found["matched"] == ((name in ("dead", "done")) == (verb == "retry"))  # So the probe could fail.
 
 
 def test_pages_do_not_lead_behind_the_wall(wall: Wall) -> None:

@@ -236,6 +236,47 @@ def test_a_job_is_steered_the_same(both: Both) -> None:
     assert json.loads(json.dumps(results[1]).replace("anonymous", "cli")) == results[0]
 
 
+def test_many_jobs_are_steered_the_same(both: Both, place: Place) -> None:
+    hand, results = Hand(place.store), []
+    for herd, run in (("herd-1", both.on_store), ("herd-2", both.through_api)):
+        ids = [run("enqueue", "report", "-a", "n=1", "--queue", herd, "--json").json["id"] for _ in range(4)]
+        for _ in range(3):
+            hand.end(hand.claim(herd), Raised(REFUSED))
+        chosen = ("--queue", herd, "--created-after", "1h", "--text", ids[0][:8])
+        steps = [
+            run("jobs", "list", *chosen, "--status", "failed", "--json"),
+            run("jobs", "retry", *chosen),
+            run("jobs", "retry", *chosen, "--dry-run"),
+            run("jobs", "retry", *chosen, "--dry-run", "--json"),
+            run("jobs", "retry", ids[0], ids[3], "--json"),
+            run("jobs", "retry", *chosen, "--reason", "fixed", "--yes"),
+            run("jobs", "retry", *chosen, "--yes"),
+            run("jobs", "retry", ids[0], "--args", '{"n": 2}', "--json"),
+            run("jobs", "list", "--rerun-of", ids[0][4:], "--json"),
+            run("jobs", "cancel", *chosen, "--dry-run"),
+            run("jobs", "cancel", ids[3], ids[0]),
+            run("jobs", "cancel", *chosen, "--yes", "--json"),
+            run("jobs", "retry"),
+            run("jobs", "cancel", ids[0], "--queue", herd),
+            run("jobs", "retry", "--status", "gone"),
+            run("jobs", "retry", *ids[:2], "--watch"),
+            run("jobs", "cancel", *chosen, "--wait"),
+        ]
+        texts = [
+            f"{step.code} {step.out} {step.err}".replace("anonymous", "cli").replace(herd, "herd") for step in steps
+        ]
+        texts = [re.sub(r'"why": "[^"]*"', "", re.sub(r'"auto_[0-9a-z]{26}"', "null", text)) for text in texts]
+        results.append([STAMP.sub("T", JOB_ID.sub("job", SPAN.sub("…", text))) for text in texts])
+    for stored, remote in zip(*results, strict=True):
+        assert remote == stored
+    codes = [text[0] for text in results[0]]
+    assert codes == [*"020010000010", *"22222"]
+    assert "This runs 3 jobs again. Nobody can answer here: say --yes" in results[0][1]
+    assert results[0][2] == "0 3 jobs would be run again\n "
+    assert results[0][5] == "0 2 jobs enqueued\n "
+    assert results[0][6] == "0 no job matches that could be run again\n "
+
+
 def test_schedules_and_queues_are_steered_the_same(both: Both, tmp_path: Path) -> None:
     file = tmp_path / "schedules.toml"
     file.write_text('[schedules.NAME]\ntask = "report"\nevery = "1h"\nargs = { day = 1 }\n')

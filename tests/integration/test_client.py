@@ -21,6 +21,7 @@ import pytest
 from headway.client import AsyncClient, Client, Event
 from headway.errors import (
     AlreadyFinal,
+    DefinitionError,
     Denied,
     DuplicateKey,
     HeadwayError,
@@ -158,8 +159,14 @@ def test_jobs(client: Twin, hand: Hand) -> None:
     assert client("latest", "report", key=queue)["id"] == job["id"]
     with pytest.raises(AlreadyFinal):
         client("cancel", job["id"])
+    newest = [line["line"] for line in client.each("log", job["id"], limit=2, newest_first=True)]
+    assert newest == ["line 449", "line 448"]
     again = client("retry", job["id"])
-    assert again["rerun_of"] == job["id"]
+    assert (again["rerun_of"], again["args"]) == (job["id"], {"n": 2**70})
+    other = client("retry", job["id"], args={"n": 5})
+    assert (other["rerun_of"], other["args"]) == (job["id"], {"n": 5})
+    assert {found["id"] for found in client.each("jobs", rerun_of=job["id"])} == {again["id"], other["id"]}
+    client("cancel", other["id"])
     assert client("cancel", again["id"], reason="enough")["status"] == "CANCELLED"
     for call in ("job", "cancel", "retry", "why", "attempts", "history", "wait"):
         with pytest.raises(JobNotFound, match="job_nobody"):
@@ -181,6 +188,30 @@ def test_many_jobs_and_their_pages(client: Twin) -> None:
         client("enqueue_many", [{"task": "bulk"}, {"task": "bulk", "priority": 10**9}])
 
 
+def test_what_is_done_to_many(client: Twin, hand: Hand) -> None:
+    queue = queue_of(client, "at-once")
+    ids = [client("enqueue", "report", queue=queue)["id"] for _ in range(4)]
+    for _ in range(2):
+        hand.end(hand.claim(queue), Raised(REFUSED))
+    assert client("count", queue=queue) == {"count": 4, "is_exact": True}
+    assert client("count", queue=queue, finished_after="2020-01-01")["count"] == 2
+    assert client("retry_many", status="FAILED", queue=queue, dry_run=True)["matched"] == 2
+    assert client("retry_many", status="FAILED", queue=queue, limit=1, reason="fixed")["more"] is True
+    assert client("retry_many", status="FAILED", queue=queue)["done"] == 1
+    assert client("retry_many", ids[:1])["refused"][0]["id"] == ids[0]
+    assert client("cancel_many", iter(ids[2:3]), reason="enough")["done"] == 1
+    assert client("cancel_many", queue=queue)["done"] == 3
+    for call in ("retry_many", "cancel_many"):
+        with pytest.raises(DefinitionError, match="filter"):
+            client(call)
+        with pytest.raises(DefinitionError, match="filter"):
+            client(call, ids, queue=queue)
+        with pytest.raises(DefinitionError, match="stauts"):
+            client(call, stauts="FAILED")
+    points = client("series", "6h", queue=queue)["points"]
+    assert sum(point["failed"] for point in points) == 2
+
+
 def test_schedules(client: Twin) -> None:
     name = f"my schedule/{client.kind}?"
     rule = {"task": "report", "cron": "0 6 * * *", "tz": "Europe/Berlin"}
@@ -193,6 +224,9 @@ def test_schedules(client: Twin) -> None:
         client("schedules.put", name, rule, if_match=made["revision"])
     assert client("schedules.get", name)["revision"] == changed["revision"]
     assert name in [schedule["name"] for schedule in client.each("schedules.list")]
+    assert name in [schedule["name"] for schedule in client.each("schedules.list", q="MY SCHED", recent=3)]
+    assert [*client.each("schedules.list", state="ended", q="my sched")] == []
+    assert client("schedules.calendar", name, 2027)["days"] == []
     assert len(client("schedules.preview", name, 3)) == 3
     assert client("schedules.preview_rule", {"cron": "30 2 * * *", "tz": "Europe/Berlin", "from": "2027-03-28"}, 1)[0][
         "note"
@@ -207,7 +241,7 @@ def test_schedules(client: Twin) -> None:
     assert [*client.each("schedules.occurrences", name)] == []  # Nobody decides here.
     assert client("audit", schedule=name)["ok"] is True
     assert client("schedules.remove", name) == {"schedule": name, "removed": True}
-    for call in ("get", "pause", "resume", "trigger", "remove", "preview"):
+    for call in ("get", "pause", "resume", "trigger", "remove", "preview"):  # Its calendar stays.
         with pytest.raises(ScheduleNotFound):
             client(f"schedules.{call}", name)
     with pytest.raises(InvalidSchedule):

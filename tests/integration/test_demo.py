@@ -8,11 +8,13 @@ import pty
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from headway.cli.samples import app
 from headway.instants import SECOND, parse_instant
 from headway.lifecycle import Status
 from headway.model import Job, Schedule
+from tests.support.server import free_port
 
 HEADWAY = str(Path(sys.executable).with_name("headway"))
 WAIT_S_MAX = 60.0
@@ -189,6 +192,44 @@ def test_json_is_the_audit(tmp_path: Path) -> None:
     done = run(tmp_path, "--seconds", "2", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["ok"]) == (0, True)
+
+
+@pytest.mark.parametrize("how", ["flag", "environment"])
+def test_the_dashboard_is_where_it_is_wanted(how: str, tmp_path: Path) -> None:
+    port = free_port()
+    options, said = (["--port", str(port)], {}) if how == "flag" else ([], {"HEADWAY_PORT": str(port)})
+    process = subprocess.Popen(
+        [HEADWAY, "demo", *options],
+        cwd=tmp_path,
+        env={**environment(tmp_path), **said},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    try:
+        read_until(process.stdout.fileno(), f"Dashboard: http://127.0.0.1:{port}/", "started")
+        end = time.monotonic() + WAIT_S_MAX
+        while True:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=5) as seen,
+            ):
+                assert seen.status == 200
+                break
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S_MAX)
+
+
+def test_a_port_that_is_taken_or_wrong_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = run(tmp_path, "--seconds", "1", "--port", port)
+        assert (result.returncode, f"cannot listen on 127.0.0.1:{port}" in result.stderr) == (2, True), result.stderr
+    result = run(tmp_path, "--seconds", "1", "--port", "many")
+    assert (result.returncode, "--port" in result.stderr) == (2, True), result.stderr
 
 
 def test_another_scene_is_refused(tmp_path: Path) -> None:

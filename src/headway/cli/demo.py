@@ -9,6 +9,7 @@ At the end the audit says whether each instant got exactly one decision, as it c
 
 import asyncio
 import contextlib
+import os
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from headway.cli import crash, samples
 from headway.cli.audit import FOUND, verdict
 from headway.cli.board import QUIET_TASKS, Picture, frame
 from headway.cli.log import EventLog
-from headway.cli.serve import run_worker
+from headway.cli.serve import PortOption, run_worker
 from headway.cli.session import Session, hear_time, new_command
 from headway.cli.show import Column, Output, console, stop_writing
 from headway.cli.text import clean, count, span, utc
@@ -140,19 +141,22 @@ async def demo(
         float | None,
         typer.Option("--seconds", metavar="N", min=1, max=86_400, help="Stop after so long; else with Ctrl-C."),
     ] = None,
+    port: PortOption = None,
 ) -> int:
     """See schedules decided and jobs run, in a minute, with nothing to set up.
 
     A scheduler and a worker on a store in a temporary folder, which is removed at the end. One job kills its own
-    process and recovers. `headway demo crash` kills a whole worker.
+    process and recovers. `headway demo crash` kills a whole worker. The dashboard is at --port or HEADWAY_PORT; where
+    neither is said, at the usual port or another one that is free.
     """
     if scene is not None and scene not in SCENES:
         raise DefinitionError(f"there is no demo {scene[:40]!r}; there are `headway demo` and `headway demo crash`")
+    asked = _asked_port(port)
     code = 0
     with tempfile.TemporaryDirectory(prefix="headway-demo-", ignore_cleanup_errors=True) as folder:
         url = f"sqlite:///{Path(folder) / 'headway.db'}"
         try:
-            code = await (_play(session, url, seconds) if scene is None else crash.play(session, url, seconds))
+            code = await (_play(session, url, seconds, asked) if scene is None else crash.play(session, url, seconds))
         except* BrokenPipeError:
             stop_writing()
     if not session.as_json:
@@ -160,17 +164,18 @@ async def demo(
     return code
 
 
-async def _play(session: Session, url: str, seconds: float | None) -> int:
+async def _play(session: Session, url: str, seconds: float | None, port: int | None) -> int:
     out, clock = session.out, Clock(node="demo")
+    free = _free_port(port)
     store = await Store.open(url, clock)
     try:
         await hear_time(store, clock)
-        show = Show(out, store, clock, clock.monotonic(), note=_night_without(clock.now()), port=_free_port())
+        show = Show(out, store, clock, clock.monotonic(), note=_night_without(clock.now()), port=free)
         if not out.as_json and not out.on_terminal:
             out.say("A scheduler and a worker on a SQLite file. import_orders will kill its own process half way.")
         if not out.as_json:
             out.say(f"Dashboard: {show.url}")
-        await _run(show, url, seconds)
+        await _run(show, url, seconds, api="may" if port is None else "must")
         report = await auditing.audit(store.ledger)
         hero = await store.queue.get(show.hero_id)
     finally:
@@ -182,7 +187,7 @@ async def _play(session: Session, url: str, seconds: float | None) -> int:
     return 0 if report.ok else FOUND
 
 
-async def _run(show: Show, url: str, seconds: float | None) -> None:
+async def _run(show: Show, url: str, seconds: float | None, *, api: str) -> None:
     settings = replace(
         Settings(), store=url, app="headway.cli.samples:app", node="demo", grace=0, processes=PROCESSES, port=show.port
     )
@@ -193,7 +198,7 @@ async def _run(show: Show, url: str, seconds: float | None) -> None:
     with subscribed(show.hear):
         async with asyncio.TaskGroup() as group:
             working = group.create_task(
-                run_worker(settings, quiet, store=url, schedules=True, api="may", stopping=stopping)
+                run_worker(settings, quiet, store=url, schedules=True, api=api, stopping=stopping)
             )
             working.add_done_callback(lambda _: stopping.set())
             await _present(show, stopping, seconds)
@@ -218,8 +223,19 @@ async def _present(show: Show, stopping: asyncio.Event, seconds: float | None) -
             await show.clock.rest(FRAME_S, stopping)
 
 
-def _free_port() -> int:
-    """Return the usual port, or any other that is free."""
+def _asked_port(flag: str | None) -> int | None:
+    """Return the port that somebody wants; of all other settings the demo has its own."""
+    environ = {name: os.environ[name] for name in ("HEADWAY_PORT",) if os.environ.get(name)}
+    if flag is None and not environ:
+        return None
+    return Settings.load({"port": flag}, environ=environ, file=Path(os.devnull)).port
+
+
+def _free_port(asked: int | None) -> int:
+    """Return the port that is asked for, if it is free, else refuse; without one the usual, or any that is free."""
+    if asked is not None:
+        with bind(HOST_DEFAULT, asked) as listening:
+            return int(listening.getsockname()[1])
     for port in (PORT_DEFAULT, 0):
         with contextlib.suppress(InvalidConfig), bind(HOST_DEFAULT, port) as listening:
             return int(listening.getsockname()[1])

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway import deeds
-from headway.cli.given import TimeoutOption, read_timeout
+from headway.cli.filters import Chosen, filtered
+from headway.cli.given import ArgOption, ArgsOption, TimeoutOption, YesOption, confirm, read_args, read_timeout
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group, paged
 from headway.cli.show import Column, Output, to_json
-from headway.cli.text import away, clean, span
+from headway.cli.text import away, clean, count, span
 from headway.cli.watch import INTERRUPTED, LOOK_S, stay, tell
 from headway.cli.watch import watch as watch_job
 from headway.errors import DefinitionError
@@ -20,6 +21,7 @@ from headway.lifecycle import Status
 from headway.model import Job
 from headway.shapes import Shape, attempt_shape, stamp
 from headway.store import Store
+from headway.store.bulk import Verb
 from headway.why import Step, error_line, read_detail, read_json
 
 LIST_MAX: Final = 10_000
@@ -35,30 +37,32 @@ IdArgument = Annotated[
 ]
 
 
+IdsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="The id of the job, or the beginning of it; or several.")
+]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for those who will ask.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+
+
 @command(app, "list")
+@filtered
 async def list_(
     session: Session,
-    status: Annotated[
-        str | None, typer.Option("--status", metavar="STATUS", help="PENDING, RUNNING, FAILED, …")
-    ] = None,
-    task: Annotated[str | None, typer.Option("--task", metavar="NAME")] = None,
-    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME")] = None,
-    schedule: Annotated[str | None, typer.Option("--schedule", metavar="NAME")] = None,
+    chosen: Chosen,
     before: Annotated[str | None, typer.Option("--before", metavar="ID", help="Older than this job.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=LIST_MAX, help="How many.")] = 50,
 ) -> None:
     """List jobs, newest first."""
-    filters = {"status": _status(status), "task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
     async with session.open() as desk:
-        found = await paged(desk.store.queue.page, filters, before, limit + 1)
+        found = await paged(desk.store.queue.page, chosen.read(desk.now), before, limit + 1)
         names = await desk.node_names() if any(job.status is Status.RUNNING for job in found) else {}
         now, shapes = desk.now, [desk.job_shape(job, names=names) for job in found[:limit]]
     if session.as_json:
         session.out.json(shapes)
     elif not found:
-        asked = any(value is not None for value in (*filters.values(), before))
-        session.out.say("no job matches" if asked else "no jobs yet; `headway enqueue TASK` makes one")
+        session.out.say(
+            "no job matches" if chosen.given or before is not None else "no jobs yet; `headway enqueue TASK` makes one"
+        )
     else:
         columns = [
             Column("id", "quiet"),
@@ -71,15 +75,6 @@ async def list_(
         session.out.table(columns, [_row(shape, now) for shape in shapes])
     if len(found) > limit:
         session.out.note(f"there are more: --before {found[limit - 1].id}")
-
-
-def _status(text: str | None) -> str | None:
-    if text is None:
-        return None
-    try:
-        return str(Status(text.upper()))
-    except ValueError:
-        raise DefinitionError(f"--status must be one of {', '.join(Status)}, not {text[:40]!r}") from None
 
 
 def _row(shape: Shape, now: Instant) -> tuple[object, ...]:
@@ -337,17 +332,37 @@ def _event_words(text: str, names: dict[str, str]) -> str:
 
 
 @command(app)
+@filtered
 async def retry(
     session: Session,
-    job_id: IdArgument,
+    chosen: Chosen,
+    ids: IdsArgument = None,
+    arg: ArgOption = None,
+    args: ArgsOption = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the progress of the new job until it has ended.")
     ] = False,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
 ) -> int:
-    """Run a job that has ended once more, as a new job linked to it; have a parked one looked at again."""
+    """Run jobs that have ended once more, each as a new job linked to it; have parked ones looked at again.
+
+    \b
+    headway jobs retry job_01m7…                       one, perhaps with other arguments: -a day=monday
+    headway jobs retry --status failed --task report   all that match; says the count and asks first
+
+    What matches and was retried already is left alone.
+    """
+    other = read_args(arg, args) if arg or args is not None else None
+    _require_which(ids, chosen)
+    if len(ids or ()) != 1 and (watch or other is not None):
+        raise DefinitionError("--watch, -a and --args are for one job: say its id")
     async with session.open() as desk:
-        found = await _job(desk, job_id)
-        job = await desk.acting(deeds.retry(found)).queue.retry(found.id, author=AUTHOR)
+        if ids is None or len(ids) != 1 or dry_run:
+            return await _many(session, desk, "retry", ids, chosen, reason, dry_run=dry_run, yes=yes)
+        found = await _job(desk, ids[0])
+        job = await desk.retry(found, other)
         if watch:
             return await watch_job(session, desk, job.id)
         if session.as_json:
@@ -360,17 +375,31 @@ async def retry(
 
 
 @command(app)
+@filtered
 async def cancel(
     session: Session,
-    job_id: IdArgument,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for those who will ask.")] = "",
+    chosen: Chosen,
+    ids: IdsArgument = None,
+    reason: ReasonOption = "",
     wait: Annotated[bool, typer.Option("--wait", help="Return when it has stopped.")] = False,
     timeout: TimeoutOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
 ) -> int:
-    """End a job that has not begun; ask one that runs to stop."""
+    """End jobs that have not begun; ask those that run to stop.
+
+    \b
+    headway jobs cancel job_01m7…                         one
+    headway jobs cancel --status pending --queue media    all that match; says the count and asks first
+    """
     timeout_s = read_timeout(timeout, wait)
+    _require_which(ids, chosen)
+    if len(ids or ()) != 1 and wait:
+        raise DefinitionError("--wait is for one job: say its id")
     async with session.open() as desk:
-        found = await _job(desk, job_id)
+        if ids is None or len(ids) != 1 or dry_run:
+            return await _many(session, desk, "cancel", ids, chosen, reason, dry_run=dry_run, yes=yes)
+        found = await _job(desk, ids[0])
         job = await desk.acting(deeds.cancel(found, reason)).queue.cancel(found.id, author=AUTHOR, reason=reason)
         if wait and not job.status.is_final:
             await stay(session, desk, job.id, draws=False, timeout_s=timeout_s)
@@ -378,6 +407,64 @@ async def cancel(
             return 0 if job.status is Status.CANCELLED else FAILED if job.status.is_final else INTERRUPTED
         await tell(session, job, desk)
     return 0
+
+
+def _require_which(ids: list[str] | None, chosen: Chosen) -> None:
+    if bool(ids) == bool(chosen.given):
+        raise DefinitionError("say which: ids, or filters such as --status failed")
+
+
+async def _many(
+    session: Session,
+    desk: Desk,
+    verb: Verb,
+    ids: list[str] | None,
+    chosen: Chosen,
+    reason: str,
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Do something to the jobs with these ids, or to all that match; ask first where they were not named."""
+    filters = chosen.read(desk.now)
+    named = [(await _job(desk, job_id)).id for job_id in ids] if ids else None
+    outcome = await desk.act_on_many(verb, ids=named, filters=filters, reason=reason, dry_run=dry_run or named is None)
+    if named is None and not dry_run and outcome["matched"]:
+        number = _how_many(outcome)
+        confirm(f"This runs {number} again." if verb == "retry" else f"This cancels {number}.", yes=yes)
+        outcome = await _until_done(desk, verb, filters, reason, outcome)
+    if session.as_json:
+        session.out.json(outcome)
+    elif dry_run:
+        session.out.say(f"{_how_many(outcome)} would be {'run again' if verb == 'retry' else 'cancelled'}")
+    elif not outcome["matched"] and not outcome["refused"]:
+        session.out.say("no job matches that could be " + ("run again" if verb == "retry" else "cancelled"))
+    else:
+        done = count(outcome["done"], "job")
+        session.out.say(f"{done} enqueued" if verb == "retry" else f"{done} cancelled or asked to stop")
+    for each in outcome["refused"]:
+        session.out.note(clean(f"{each['id']}: {each['reason']}"))
+    if outcome["more"] and not dry_run:
+        session.out.note(f"at most {LIST_MAX:,} are taken at once; there are more")
+    return FAILED if outcome["refused"] else 0
+
+
+async def _until_done(desk: Desk, verb: Verb, filters: dict[str, Any], reason: str, counted: Shape) -> Shape:
+    """Go on until there is nothing more to do; as each time a bounded number is taken."""
+    total: Shape = {**counted, "done": 0, "refused": []}
+    while total["done"] < LIST_MAX:
+        outcome = await desk.act_on_many(verb, filters=filters, reason=reason)
+        total["done"] += outcome["done"]
+        total["refused"] += outcome["refused"]
+        total["more"] = outcome["more"]
+        if not outcome["more"] or not outcome["done"]:
+            break
+    return total
+
+
+def _how_many(outcome: Shape) -> str:
+    number = count(outcome["matched"], "job")
+    return number if outcome["is_exact"] else f"more than {number}"
 
 
 async def _job(desk: Desk, job_id: str) -> Job:

@@ -10,8 +10,10 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 import msgspec
 
+from headway.cli.filters import in_api
 from headway.cli.session import Desk
 from headway.client import AsyncClient
+from headway.client.calls import JobFilters
 from headway.clock import Clock
 from headway.errors import DefinitionError, Denied, ScheduleNotFound, StoreError, StoreUnavailable
 from headway.instants import DAY, SECOND, Duration, Instant, isoformat, parse_duration, parse_instant
@@ -33,6 +35,7 @@ from headway.shapes import Shape, schedule_shape, spec_shape
 from headway.status.situation import PENDING, Situation
 from headway.store import Store
 from headway.store.access import ALL_TENANTS, Deed
+from headway.store.bulk import Verb
 from headway.store.facts import Facts
 from headway.store.schedules import BACKFILL_MAX
 from headway.store.webhooks import Delivery, Endpoint, Outcome, Secret
@@ -120,6 +123,25 @@ class RemoteDesk(Desk):
     def acting(self, deed: Deed) -> "Store":
         """Return the store: the server writes down what is done through it."""
         return self.store
+
+    async def retry(self, job: Job, args: Mapping[str, Any] | None = None) -> Job:
+        """Have the server run a job once more."""
+        return self._remote.job(await self._remote.client.retry(job.id, args=args))
+
+    async def act_on_many(
+        self,
+        verb: Verb,
+        *,
+        ids: Sequence[str] | None = None,
+        filters: Mapping[str, Any] | None = None,
+        reason: str = "",
+        dry_run: bool = False,
+    ) -> Shape:
+        """Have the server retry or cancel many jobs."""
+        client = self._remote.client
+        act = client.retry_many if verb == "retry" else client.cancel_many
+        chosen = cast("JobFilters", in_api(filters or {}))
+        return await act(ids, reason=reason, dry_run=dry_run, **chosen)
 
     async def drain(self, worker: str) -> tuple[str, str]:
         """Have a worker leave; return its id and its name."""
@@ -209,10 +231,8 @@ class _Queue:
         self._client = store.client
         self.told: dict[str, Shape] = {}
 
-    async def page(
-        self, *, before: str | None, limit: int, task: str | None = None, **filters: str | None
-    ) -> list[Job]:
-        found = self._client.jobs(type=task, before=before, limit=limit, **filters)
+    async def page(self, *, before: str | None, limit: int, **filters: str | Instant | None) -> list[Job]:
+        found = self._client.jobs(before=before, limit=limit, **cast("JobFilters", in_api(filters)))
         return [self._store.job(shape) async for shape in found]
 
     async def dead(

@@ -13,7 +13,7 @@ import getpass
 import inspect
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headway.status.situation import Situation
     from headway.store import Store
     from headway.store.access import Deed
+    from headway.store.bulk import Verb
     from headway.why import Why
 
 PAGE: Final = 200
@@ -149,6 +150,37 @@ class Desk:
         from headway.store.access import Doer
 
         return self.store.acting(Doer(AUTHOR, origin()), deed, self.clock)
+
+    async def retry(self, job: "Job", args: Mapping[str, Any] | None = None) -> "Job":
+        """Run a job that has ended once more, perhaps with other arguments; return the new one."""
+        from headway import deeds
+        from headway.model import encode_args
+        from headway.shapes import unmasked
+        from headway.why import read_json
+
+        acting = self.acting(deeds.retry(job, other_args=args is not None))
+        text = None if args is None else encode_args(unmasked(dict(args), read_json(job.args)))
+        return await acting.queue.retry(job.id, author=AUTHOR, args=text)
+
+    async def act_on_many(
+        self,
+        verb: "Verb",
+        *,
+        ids: Sequence[str] | None = None,
+        filters: Mapping[str, Any] | None = None,
+        reason: str = "",
+        dry_run: bool = False,
+    ) -> "Shape":
+        """Retry or cancel the jobs with these ids, or those that match; a bounded number at once."""
+        from headway.cli.filters import in_api
+        from headway.status.bulk import Bulk
+        from headway.store.selection import JobFilter
+
+        bulk = Bulk(self.store, self.acting, verb, author=AUTHOR, reason=reason)
+        if ids is not None:
+            return await bulk.named(ids, tenant=None, dry_run=dry_run)
+        chosen = filters or {}
+        return await bulk.matching(JobFilter(**chosen), said=in_api(chosen), dry_run=dry_run)
 
     async def drain(self, worker: str) -> tuple[str, str]:
         """Have a worker leave; return its id and its name."""

@@ -9,7 +9,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from headway.client import follow
 from headway.client.bar import draw
@@ -183,6 +183,25 @@ def _job_body(
     return {name: value for name, value in body.items() if value is not None}
 
 
+class JobFilters(TypedDict, total=False):
+    """Which jobs; the names are those of the API."""
+
+    status: str
+    type: str
+    queue: str
+    tenant: str
+    schedule: str
+    batch: str
+    tag: str
+    key: str
+    created_after: InstantLike
+    created_before: InstantLike
+    finished_after: InstantLike
+    finished_before: InstantLike
+    rerun_of: str
+    q: str
+
+
 class Schedules(Group[W_co]):
     """Schedules: look at them and steer them."""
 
@@ -192,11 +211,15 @@ class Schedules(Group[W_co]):
         *,
         owner: str | None = None,
         tenant: str | None = None,
+        q: str | None = None,
+        state: str | None = None,
+        recent: int | None = None,
         after: str | None = None,
         limit: int | None = None,
     ) -> Flow[Shape]:
-        """Iterate over schedules by name."""
-        return _pages("/api/schedules", {"owner": owner, "tenant": tenant, "cursor": after}, limit)
+        """Iterate over schedules by name; with `recent` each has so many of its newest decisions."""
+        query = {"owner": owner, "tenant": tenant, "q": q, "state": state, "recent": recent, "cursor": after}
+        return _pages("/api/schedules", query, limit)
 
     @operation
     def get(self, name: str) -> Steps[Shape]:
@@ -271,6 +294,11 @@ class Schedules(Group[W_co]):
     def preview_rule(self, rule: Mapping[str, Any], n: int = 5) -> Steps[Shapes]:
         """Return the next instants of a rule that is no schedule: `{"cron": "30 2 * * *", "tz": "Europe/Berlin"}`."""
         return _items(_post("/api/schedules/preview", {**rule, "n": n}, is_keyed=True, **_SCHEDULE))
+
+    @operation
+    def calendar(self, name: str, year: int | None = None) -> Steps[Shape]:
+        """Return what was decided for a schedule in a year, and how its jobs ended, by days of its zone."""
+        return _get(_schedule(name, "calendar"), {"year": year}, **_SCHEDULE)
 
     @listing
     def occurrences(
@@ -603,6 +631,9 @@ class Calls(Group[W_co]):
         key: str | None = None,
         created_after: InstantLike | None = None,
         created_before: InstantLike | None = None,
+        finished_after: InstantLike | None = None,
+        finished_before: InstantLike | None = None,
+        rerun_of: str | None = None,
         q: str | None = None,
         before: str | None = None,
         limit: int | None = None,
@@ -619,10 +650,49 @@ class Calls(Group[W_co]):
             "key": key,
             "created_after": instant_text(created_after, "created_after"),
             "created_before": instant_text(created_before, "created_before"),
+            "finished_after": instant_text(finished_after, "finished_after"),
+            "finished_before": instant_text(finished_before, "finished_before"),
+            "rerun_of": rerun_of,
             "q": q,
             "cursor": before,
         }
         return _pages("/api/jobs", query, limit)
+
+    @operation
+    def count(self, /, **filters: Unpack[JobFilters]) -> Steps[Shape]:
+        """Count the jobs that match, with the filters of `jobs`: `{"count": 37, "is_exact": True}`."""
+        return _get("/api/jobs/count", _job_filters(filters), missing=JobNotFound)
+
+    @operation
+    def retry_many(
+        self,
+        /,
+        ids: Iterable[str] | None = None,
+        *,
+        dry_run: bool = False,
+        limit: int | None = None,
+        reason: str = "",
+        **filters: Unpack[JobFilters],
+    ) -> Steps[Shape]:
+        """Run many jobs that have ended once more, oldest first: those with these ids, or those that match.
+
+        The filters are those of `jobs`. What was retried already is left alone; with `dry_run` it only counts.
+        """
+        return _many("retry", ids, filters, dry_run, limit, reason)
+
+    @operation
+    def cancel_many(
+        self,
+        /,
+        ids: Iterable[str] | None = None,
+        *,
+        dry_run: bool = False,
+        limit: int | None = None,
+        reason: str = "",
+        **filters: Unpack[JobFilters],
+    ) -> Steps[Shape]:
+        """End many jobs, or have them stop, oldest first: those with these ids, or those that match."""
+        return _many("cancel", ids, filters, dry_run, limit, reason)
 
     @operation
     def latest(self, type: str, *, tenant: str | None = None, key: str | None = None) -> Steps[Shape]:
@@ -635,9 +705,10 @@ class Calls(Group[W_co]):
         return _post(_job(job_id, "cancel"), {"reason": reason}, missing=JobNotFound, conflict=AlreadyFinal)
 
     @operation
-    def retry(self, job_id: str) -> Steps[Shape]:
-        """Run a job that has ended once more, as a new job that is linked to it."""
-        return _post(_job(job_id, "retry"), missing=JobNotFound, conflict=NotFinal)
+    def retry(self, job_id: str, *, args: Mapping[str, Any] | None = None) -> Steps[Shape]:
+        """Run a job that has ended once more, as a new job that is linked to it, perhaps with other arguments."""
+        body = None if args is None else {"args": dict(args)}
+        return _post(_job(job_id, "retry"), body, missing=JobNotFound, conflict=NotFinal, invalid=InvalidTask)
 
     @operation
     def why(self, job_id: str) -> Steps[Shape]:
@@ -655,9 +726,13 @@ class Calls(Group[W_co]):
         return _items(_get(_job(job_id, "history"), missing=JobNotFound))
 
     @listing
-    def log(self, job_id: str, *, after: int = 0, limit: int | None = None) -> Flow[Shape]:
-        """Iterate over the lines that a job has logged, oldest first, from the one behind number `after` on."""
-        return _pages(_job(job_id, "log"), {"cursor": after or None}, limit, missing=JobNotFound)
+    def log(self, job_id: str, *, after: int = 0, limit: int | None = None, newest_first: bool = False) -> Flow[Shape]:
+        """Iterate over the lines that a job has logged, oldest first, from the one behind number `after` on.
+
+        With `newest_first` the other way round: then `after` is the number of the line before which to begin.
+        """
+        query = {"cursor": after or None, "order": "desc" if newest_first else None}
+        return _pages(_job(job_id, "log"), query, limit, missing=JobNotFound)
 
     @operation
     def wait(self, job_id: str, timeout: DurationLike | None = None) -> Steps[Any]:
@@ -711,6 +786,11 @@ class Calls(Group[W_co]):
         return _get("/api/stats")
 
     @operation
+    def series(self, window: str = "1h", *, task: str | None = None, queue: str | None = None) -> Steps[Shape]:
+        """Return how jobs ended over the last `1h`, `6h` or `24h`, as points for a chart."""
+        return _get("/api/stats/series", {"window": window, "task": task, "queue": queue})
+
+    @operation
     def alerts(self) -> Steps[Shapes]:
         """Return what needs somebody."""
         return _items(_get("/api/alerts"))
@@ -750,6 +830,22 @@ class Calls(Group[W_co]):
     def time(self) -> Steps[Instant | None]:
         """Return the server's time, cut to the second; None when it does not tell."""
         return _time()
+
+
+_TIMES: Final = ("created_after", "created_before", "finished_after", "finished_before")
+
+
+def _job_filters(filters: Mapping[str, Any]) -> Shape:
+    return {name: instant_text(value, name) if name in _TIMES else value for name, value in filters.items()}
+
+
+def _many(
+    verb: str, ids: Iterable[str] | None, filters: Mapping[str, Any], dry_run: bool, limit: int | None, reason: str
+) -> Steps[Shape]:
+    chosen = None if ids is not None and not filters else _job_filters(filters)
+    body = {"filter": chosen, "ids": None if ids is None else [*ids], "dry_run": dry_run, "limit": limit}
+    # With ids it is the same twice; with a filter and a limit the second time would take the next ones.
+    return _post(f"/api/jobs/{verb}", {**body, "reason": reason}, is_keyed=dry_run or ids is not None)
 
 
 def _job(job_id: str, verb: str | None = None) -> str:

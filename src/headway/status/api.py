@@ -29,6 +29,7 @@ from headway.ports import LiveView, WakeUps
 from headway.settings import Settings
 from headway.status import (
     access,
+    bulk,
     dashboard,
     follow,
     health,
@@ -37,6 +38,7 @@ from headway.status import (
     openapi,
     operations,
     schedules,
+    series,
     session,
     webhooks,
 )
@@ -49,15 +51,18 @@ from headway.status.jobs import TaskLike, Tasks
 from headway.status.metrics import Metrics
 from headway.status.quotas import Quotas
 from headway.status.reader import JobReader, NodeNames, Shown
+from headway.status.series import Series
 from headway.status.tally import Tally
 from headway.status.web import Answer, Call, Principal, Refused, Route, answer_json, refusal_of
 from headway.store import Store
 
 ROUTES: Final[tuple[Route, ...]] = (
     *jobs.ROUTES,
+    *bulk.ROUTES,
     *follow.ROUTES,
     *schedules.ROUTES,
     *operations.ROUTES,
+    *series.ROUTES,
     *webhooks.ROUTES,
     *access.ROUTES,
     *session.ROUTES,
@@ -91,6 +96,7 @@ class Services:
     reader: JobReader
     names: NodeNames
     shown: Shown
+    series: Series
     health: Health
     tally: Tally
     metrics: Metrics
@@ -175,6 +181,7 @@ class Api:
             reader=JobReader(store, live),
             names=NodeNames(store, self._clock),
             shown=Shown(),
+            series=Series(store, self._clock),
             health=Health(store, self._clock, [*loops, *self._loops_beside]),
             tally=self._tally,
             metrics=Metrics(store, self._clock, self._tally, deliverer),

@@ -10,12 +10,13 @@ from headway import deeds
 from headway.errors import DuplicateKey, InvalidTask, JobNotFound, TaskNotFound
 from headway.instants import DAY
 from headway.lifecycle import Status
-from headway.model import EnqueuedRow, Job, NewJob, check_name
-from headway.shapes import attempt_shape, job_shape, stamp
+from headway.model import EnqueuedRow, Job, NewJob, check_name, encode_args
+from headway.shapes import attempt_shape, job_shape, stamp, unmasked
 from headway.status.around import node_names, why
 from headway.status.follow import FILTERS, LIVE, SINCE, Stream, events_of_job, job_answer, visible_job, wait_for_change
 from headway.status.outbound import check_url
 from headway.status.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Refused, Route
+from headway.store.selection import JobFilter
 from headway.task import Options
 from headway.why import read_json
 
@@ -54,6 +55,12 @@ class ReasonBody(msgspec.Struct, forbid_unknown_fields=True):
     """Why somebody does something."""
 
     reason: Annotated[str, msgspec.Meta(max_length=300)] = ""
+
+
+class RetryBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Other arguments than the job had; those that are shown masked are kept where they come back masked."""
+
+    args: dict[str, Any] | None = None
 
 
 class TaskLike(Protocol):
@@ -191,29 +198,45 @@ def _enqueued(job: NewJob, row: EnqueuedRow) -> dict[str, Any]:
 
 async def list_jobs(call: Call) -> Answer:
     """Read a page of jobs, newest first."""
-    query, (limit, before) = call.query, call.page()
-    tenant = _tenant(call, query.get("tenant"))
-    if query.get("batch"):
+    limit, before = call.page()
+    chosen = chosen_by(call, call.query)
+    if chosen is None:
         return Answer({"items": [], "next_cursor": None})
-    found = await call.store.queue.page(
-        status=query.get("status"),
-        task=query.get("type"),
-        queue=query.get("queue"),
-        tenant=tenant,
-        schedule=query.get("schedule"),
-        key=query.get("key"),
-        tag=query.get("tag"),
-        words=query.get("q"),
-        since=query.get("created_after"),
-        until=query.get("created_before"),
-        before=before,
-        limit=limit,
-    )
+    found = await call.store.queue.chosen(chosen, before=before, limit=limit)
     found = await call.services.reader.overlaid(found)
     names = await node_names(call.store) if any(job.node for job in found) else {}
     now = call.clock.now()
     items = [_listed(call, job, now, names) for job in found]
     return Answer({"items": items, "next_cursor": found[-1].id if len(found) == limit else None})
+
+
+async def count_jobs(call: Call) -> Answer:
+    """Count the jobs that match, up to a limit."""
+    chosen = chosen_by(call, call.query)
+    jobs, is_exact = (0, True) if chosen is None else await call.store.bulk.count(chosen)
+    return Answer({"count": jobs, "is_exact": is_exact})
+
+
+def chosen_by(call: Call, given: Mapping[str, Any]) -> JobFilter | None:
+    """Read the filters of lists by their names there; None where nothing can match, as there are no batches yet."""
+    tenant = _tenant(call, given.get("tenant"))
+    if given.get("batch"):
+        return None
+    return JobFilter(
+        status=given.get("status"),
+        task=given.get("type"),
+        queue=given.get("queue"),
+        tenant=tenant,
+        schedule=given.get("schedule"),
+        key=given.get("key"),
+        tag=given.get("tag"),
+        words=given.get("q"),
+        since=given.get("created_after"),
+        until=given.get("created_before"),
+        finished_after=given.get("finished_after"),
+        finished_before=given.get("finished_before"),
+        rerun_of=given.get("rerun_of"),
+    )
 
 
 def _tenant(call: Call, asked: str | None) -> str | None:
@@ -263,12 +286,16 @@ async def attempts_of_job(call: Call) -> Answer:
 
 
 async def log_of_job(call: Call) -> Answer:
-    """Read a page of a job's log, oldest first."""
+    """Read a page of a job's log, oldest first or newest first."""
     job = await visible_job(call, call.path("job_id"))
     limit, cursor = call.page()
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
         raise Refused(422, "invalid", "cursor: not one of this list")
-    lines = await call.store.queue.log(job.id, after=int(cursor or 0), limit=limit)
+    if call.query.get("order") == "desc":
+        before = None if cursor is None else int(cursor)
+        lines = await call.store.queue.log_newest(job.id, before=before, limit=limit)
+    else:
+        lines = await call.store.queue.log(job.id, after=int(cursor or 0), limit=limit)
     items = [{**line, "at": stamp(line["at"])} for line in lines]
     return Answer({"items": items, "next_cursor": str(lines[-1]["seq"]) if len(lines) == limit else None})
 
@@ -300,11 +327,27 @@ async def cancel_job(call: Call) -> Answer:
 
 
 async def retry_job(call: Call) -> Answer:
-    """Run a job that has ended once more, as a new one."""
+    """Run a job that has ended once more, as a new one, perhaps with other arguments."""
     job = await visible_job(call, call.path("job_id"))
-    again = await call.acting(deeds.retry(job)).queue.retry(job.id, author=call.principal.name)
+    body = await call.body(RetryBody)
+    args = None if body.args is None else await _other_args(call, job, body.args)
+    acting = call.acting(deeds.retry(job, other_args=args is not None))
+    again = await acting.queue.retry(job.id, author=call.principal.name, args=args)
     status = 201 if again.id != job.id else 200
     return await job_answer(call, again, status=status, headers={"Location": f"/api/jobs/{again.id}"})
+
+
+async def _other_args(call: Call, job: Job, given: dict[str, Any]) -> str:
+    """Check arguments for a job that repeats another one; a task that nobody here knows may be known elsewhere."""
+    tasks: Tasks = call.services.tasks
+    args: dict[str, Any] = unmasked(given, read_json(job.args))
+    try:
+        _, args = await tasks.options_of(call, job.task, args)
+    except InvalidTask as error:
+        raise Refused(422, "invalid", f"args: {error}") from None
+    except TaskNotFound:
+        pass
+    return encode_args(args)
 
 
 _JOB: Final = {
@@ -327,6 +370,17 @@ _LINE: Final = {"seq": 1, "at": "2027-01-31T06:00:00.104Z", "attempt": 1, "strea
 _EVENT: Final = {"event": "enqueued", "at": "2027-01-31T06:00:00Z", "data": {}}
 _PAGE: Final = {"items": [_JOB], "next_cursor": None}
 _BODY: Final = {"type": "video.transcode", "args": {"video": 456}, "queue": "media", "key": "video-456"}
+
+JOB_FILTERS: Final = (
+    *FILTERS,
+    Param("batch", "only jobs of this batch"),
+    Param("created_after", "only jobs handed in at or after this time", "instant", example="2027-01-31T08:00:00Z"),
+    Param("created_before", "only jobs handed in before this time", "instant"),
+    Param("finished_after", "only jobs that ended at or after this time", "instant"),
+    Param("finished_before", "only jobs that ended before this time", "instant"),
+    Param("rerun_of", "only jobs that repeat this one"),
+    Param("q", "only jobs with this text in task, key, schedule, id or reason"),
+)
 
 ROUTES: Final = (
     Route(
@@ -358,18 +412,18 @@ ROUTES: Final = (
         handler=list_jobs,
         role="viewer",
         summary="List jobs, newest first",
-        query=(
-            *FILTERS,
-            Param("batch", "only jobs of this batch"),
-            Param(
-                "created_after", "only jobs handed in at or after this time", "instant", example="2027-01-31T08:00:00Z"
-            ),
-            Param("created_before", "only jobs handed in before this time", "instant"),
-            Param("q", "only jobs with this text in task, key, schedule, id or reason"),
-            LIMIT,
-            CURSOR,
-        ),
+        query=(*JOB_FILTERS, LIMIT, CURSOR),
         answers={200: _PAGE},
+    ),
+    Route(
+        method="GET",
+        path="/api/jobs/count",
+        handler=count_jobs,
+        role="viewer",
+        summary="How many jobs match",
+        what="Counted up to 10,000; where there are more, `is_exact` is false.",
+        query=JOB_FILTERS,
+        answers={200: {"count": 37, "is_exact": True}},
     ),
     Route(
         method="GET",
@@ -413,7 +467,8 @@ ROUTES: Final = (
         handler=log_of_job,
         role="viewer",
         summary="The log of a job, oldest line first",
-        query=(LIMIT, CURSOR),
+        what="With `order=desc` the newest line comes first, and the cursor leads to older ones.",
+        query=(Param("order", "which line comes first", choices=("asc", "desc")), LIMIT, CURSOR),
         answers={200: {"items": [_LINE], "next_cursor": None}},
     ),
     Route(
@@ -449,6 +504,10 @@ ROUTES: Final = (
         handler=retry_job,
         role="operator",
         summary="Run a job that has ended again, as a new job",
+        what="With `args` it is run with other arguments. `rerun_of` says which job it repeats.",
+        body=RetryBody,
+        body_is_optional=True,
+        body_example={"args": {"video": 457}},
         answers={201: _JOB, 200: _JOB, 409: None},
     ),
 )

@@ -10,6 +10,7 @@ somebody's change.
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -42,18 +43,20 @@ from headway.shapes import (
     zone_of,
 )
 from headway.status.around import alive
+from headway.status.calendar import YEAR_MAX, YEAR_MIN, calendar, year_of
 from headway.status.follow import job_answer
 from headway.status.jobs import Tasks
 from headway.status.situation import unserved
 from headway.status.times import read_future, read_past
 from headway.status.web import CURSOR, LIMIT, TEXT_LENGTH_MAX, Answer, Call, Param, Refused, Route, answer_json
-from headway.store.schedules import BACKFILL_MAX
+from headway.store.schedules import BACKFILL_MAX, STATES
 from headway.why import read_json
 
 NEXT_SHOWN: Final = 5
 PLAN_SHOWN: Final = 3
 PREVIEW_MAX: Final = 1_000
 BACKFILL_DEFAULT: Final = 1_000
+RECENT_MAX: Final = 20
 _ETAG: Final = re.compile(r'(?:W/)?"([0-9]{1,9})(?:-[0-9a-f]{1,32})?"')
 _INSTANT: Final = re.compile(r"-?[0-9]{1,18}")
 
@@ -285,11 +288,31 @@ async def list_schedules(call: Call) -> Answer:
     if call.tenant is not None and tenant not in (None, call.tenant):
         raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
     found = await call.store.schedules.page(
-        owner=call.query.get("owner"), tenant=call.tenant or tenant, after=after or "", limit=limit
+        owner=call.query.get("owner"),
+        tenant=call.tenant or tenant,
+        words=call.query.get("q"),
+        state=call.query.get("state"),
+        after=after or "",
+        limit=limit,
     )
     now = call.clock.now()
     items = [schedule_shape(schedule, now) for schedule in found]
+    if items and "recent" in call.query:
+        recent = await call.store.ledger.recent([schedule.name for schedule in found], call.query["recent"])
+        for item in items:
+            item["recent"] = [_recent_shape(decision) for decision in recent.get(item["name"], ())]
     return Answer({"items": items, "next_cursor": found[-1].name if len(found) == limit else None})
+
+
+def _recent_shape(decision: Mapping[str, Any]) -> Shape:
+    return {
+        "at": stamp(decision["instant"]),
+        "count": decision["count"],
+        "outcome": decision["outcome"],
+        "reason": decision["reason"],
+        "job_status": decision["job_status"],
+        "job_id": decision["job_id"],
+    }
 
 
 async def get_schedule(call: Call) -> Answer:
@@ -318,6 +341,14 @@ async def list_occurrences(call: Call) -> Answer:
     found = await call.store.ledger.occurrences(schedule.name, since=call.query.get("since", 0), limit=limit, **window)
     items = [occurrence_shape(occurrence) for occurrence in found]
     return Answer({"items": items, "next_cursor": str(found[-1].instant) if len(found) == limit else None})
+
+
+async def get_calendar(call: Call) -> Answer:
+    """Count what was decided for a schedule in a year, by days of its zone; also for one that was removed."""
+    schedule = await call.store.schedules.show(call.path("name"), tenant=call.tenant, also_removed=True)
+    tz = zone_of(schedule.spec.trigger).key
+    year = call.query.get("year") or year_of(call.clock.now(), tz)
+    return Answer(await calendar(call.store.ledger, schedule.name, year, tz))
 
 
 async def preview_schedule(call: Call) -> Answer:
@@ -478,6 +509,20 @@ _SCHEDULE: Final[dict[str, Any]] = {
     "failing": 0,
 }
 _ONE: Final = {**_SCHEDULE, "next": _NEXT}
+_RECENT: Final = {
+    "at": "2027-01-31T05:00:00Z",
+    "count": 1,
+    "outcome": "fired",
+    "reason": "on time",
+    "job_status": "COMPLETED",
+    "job_id": "job_01m7h07rq30wjd03gjnmt8r3pz",
+}
+_CALENDAR: Final = {
+    "year": 2027,
+    "tz": "Europe/Berlin",
+    "days": [{"day": "2027-01-31", "outcomes": {"fired": 3, "skipped": 1}, "ended": {"COMPLETED": 2, "FAILED": 1}}],
+    "truncated": False,
+}
 _OCCURRENCE: Final = {
     "schedule": "daily-report",
     "instant": "2027-01-30T05:00:00Z",
@@ -508,8 +553,17 @@ ROUTES: Final = (
         role="viewer",
         summary="List schedules by name",
         tag="schedules",
-        query=(_OWNER, Param("tenant", "only of this tenant"), LIMIT, CURSOR),
-        answers={200: {"items": [_SCHEDULE], "next_cursor": None}},
+        what="With `recent` each has its newest decisions, the newest last, and what became of their jobs.",
+        query=(
+            _OWNER,
+            Param("tenant", "only of this tenant"),
+            Param("q", "only with this text in name or task"),
+            Param("state", "only those that are so now", choices=STATES, example="late"),
+            Param("recent", "so many of the newest decisions of each", "int", low=1, high=RECENT_MAX, example=5),
+            LIMIT,
+            CURSOR,
+        ),
+        answers={200: {"items": [{**_SCHEDULE, "recent": [_RECENT]}], "next_cursor": None}},
     ),
     Route(
         method="POST",
@@ -537,6 +591,20 @@ ROUTES: Final = (
             CURSOR,
         ),
         answers={200: {"items": [_OCCURRENCE], "next_cursor": None}},
+    ),
+    Route(
+        method="GET",
+        path="/api/schedules/{name:path}/calendar",
+        handler=get_calendar,
+        role="viewer",
+        summary="A year of a schedule by days: what was decided on each, and how its jobs ended",
+        what=(
+            "Days are those of the schedule's zone; a day without a decision is left out. Runs of equal decisions are"
+            " spread evenly over their days. Of more than 100,000 decisions the newest count, and `truncated` is true."
+        ),
+        tag="schedules",
+        query=(Param("year", "which; default the present one", "int", low=YEAR_MIN, high=YEAR_MAX, example=2027),),
+        answers={200: _CALENDAR},
     ),
     Route(
         method="GET",

@@ -149,6 +149,17 @@ class PauseOfSchedule(Shape):
     author: str
 
 
+class Recent(Shape):
+    """A decision in short, and what became of its job."""
+
+    at: Time
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    outcome: Decided
+    reason: str
+    job_status: Status | None
+    job_id: str | None
+
+
 class Schedule(Shape):
     """When a task runs, with every policy."""
 
@@ -183,6 +194,7 @@ class Schedule(Shape):
     pause: PauseOfSchedule | None
     attention: str | None
     failing: Annotated[int, msgspec.Meta(description="how many of its last jobs failed in a row")]
+    recent: Annotated[list[Recent], msgspec.Meta(description="its newest decisions, where asked for")] | Absent = UNSET
 
 
 class Problem(Shape):

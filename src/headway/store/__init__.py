@@ -3,6 +3,7 @@
 store = await Store.open("postgresql://…", clock)
 store.ledger · store.schedules · store.queue · store.leases · store.nodes      what the ports of the engine promise
 store.feed · store.access · store.webhooks · store.measures · store.erasure     what the status API shows and keeps
+store.bulk                                                                      what is done with many jobs at once
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from headway.errors import InvalidConfig
 from headway.ports import WakeUps
 from headway.store.access import Deed, Doer, StoreAccess
 from headway.store.announcing import Announce, AnnouncingDriver
+from headway.store.bulk import StoreBulk
 from headway.store.coordination import StoreLeases, StoreNodes
 from headway.store.erasure import StoreErasure
 from headway.store.feed import StoreFeed
@@ -43,6 +45,7 @@ class Store:
     webhooks: StoreWebhooks
     measures: StoreMeasures
     erasure: StoreErasure
+    bulk: StoreBulk
 
     @classmethod
     def on(cls, driver: Driver, clock: Clock) -> "Store":
@@ -59,6 +62,7 @@ class Store:
             StoreWebhooks(driver, clock),
             StoreMeasures(driver),
             StoreErasure(driver),
+            StoreBulk(driver, clock),
         )
 
     @classmethod

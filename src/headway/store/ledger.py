@@ -14,7 +14,7 @@ import msgspec
 
 from headway.clock import Clock
 from headway.errors import DefinitionError, InvalidSchedule, LeaseLost
-from headway.instants import DAY, MINUTE, Instant
+from headway.instants import DAY, INSTANT_MIN, MINUTE, Duration, Instant
 from headway.model import (
     Decided,
     Decision,
@@ -349,6 +349,45 @@ class StoreLedger:
             call("occurrences", schedule=name, since=since, before=before, limit=max(1, min(limit, PAGE_MAX)))
         )
         return [_read_occurrence(row) for row in rows]
+
+    async def recent(self, names: Iterable[str], number: int) -> dict[str, list[dict[str, Any]]]:
+        """Read the newest decisions of schedules, the newest last, with what became of their jobs; at one go."""
+        rows = await self._driver.fetch(
+            call(
+                "recent_occurrences",
+                names=as_json([{"name": name} for name in sorted(set(names))]),
+                number=number,
+                first=INSTANT_MIN,
+            )
+        )
+        columns = ("instant", "count", "outcome", "reason", "job_id", "job_status")
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            found.setdefault(row["schedule"], []).append({column: row[column] for column in columns})
+        return found
+
+    async def calendar(
+        self,
+        name: str,
+        since: Instant,
+        before: Instant,
+        stretches: Sequence[tuple[Instant, Instant, Duration]],
+        *,
+        limit: int,
+        runs_limit: int,
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Count the decisions of a schedule by local days, and read the runs of equal ones; the newest, up to a limit.
+
+        A stretch is a time within which the local clock is ahead of UTC by so much; a day is counted from 1970.
+        """
+        window = {"schedule": name, "since": since, "before": before}
+        rows = [{"begins": begins, "ends": ends, "ahead": ahead} for begins, ends, ahead in stretches]
+        days = await self._driver.fetch(call("calendar", **window, stretches=as_json(rows), limit=limit))
+        runs = await self._driver.fetch(call("calendar_runs", **window, limit=runs_limit))
+        return (
+            [{column: row[column] for column in ("day", "outcome", "status", "decisions")} for row in days],
+            [{column: row[column] for column in ("instant", "until", "count", "outcome")} for row in runs],
+        )
 
     async def revisions(self, name: str) -> list[Revision]:
         """Read every definition that a schedule ever had."""

@@ -8,7 +8,6 @@ When a job ends, two others may be waiting for it: the next in line of its sched
 schedule itself when it has a fixed delay. Both are moved in the same transaction.
 """
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -29,6 +28,7 @@ from headway.instants import DAY, DURATION_MAX, HOUR, Duration, Instant
 from headway.lifecycle import FINAL, Attempt, Backoff, LeaseExpired, Settlement, Status, settle
 from headway.model import ARGS_BYTES_MAX, Claimed, EnqueuedRow, Job, NewJob, Report, ScheduleSpec
 from headway.store.coordination import keep_tallies
+from headway.store.selection import JobFilter, has_index
 from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Transaction, as_json, call
 
 ENQUEUE_MAX: Final = 10_000
@@ -37,6 +37,8 @@ PAGE_MAX: Final = 200
 LOG_PAGE_MAX: Final = 10_000
 QUEUES_MAX: Final = 1_000
 _LAST_ID: Final = "~"  # Sorts after every id.
+_LAST_SEQ: Final = 2**63 - 1
+_LINE: Final = ("seq", "attempt", "at", "stream", "line", "version")
 _BYPASS_ROUNDS_MAX: Final = 10_000
 _LEASES_KEPT: Final = HOUR  # After they ran out; so long everybody can see who had them last.
 _NODES_KEPT: Final = DAY
@@ -297,12 +299,12 @@ def cancel(
                 break
         freed = [*gone, *(row["blocked_by"] for row in ended if row["blocked_by"])]
         yield from end(freed, (row["schedule"] for row in ended))
-    yield from _record_events([(row["id"], "cancelled", {"reason": reason}) for row in ended])
-    yield from _record_events([(row["id"], "cancel_requested", {"reason": reason}) for row in asked])
+    yield from record_events([(row["id"], "cancelled", {"reason": reason}) for row in ended])
+    yield from record_events([(row["id"], "cancel_requested", {"reason": reason}) for row in asked])
     return [row["id"] for row in ended], [row["id"] for row in asked]
 
 
-def _cancel_in_line(
+def cancel_in_line(
     job_ids: Sequence[str], reason: str, *, stops_running: bool = True
 ) -> Transaction[tuple[list[str], list[str]]]:
     """Cancel jobs while nobody else changes the lines that they stand in."""
@@ -389,7 +391,7 @@ def _refuse(settlements: Sequence[Settlement]) -> Transaction[frozenset[str]]:
     rows = yield call("settled_already", attempts=as_json(asked))
     known = {(row["job_id"], row["attempt"]) for row in rows}
     stale = [settlement for settlement in settlements if (settlement.job_id, settlement.attempt) not in known]
-    yield from _record_events(
+    yield from record_events(
         [(s.job_id, "settle_refused", {"attempt": s.attempt, "outcome": s.outcome}) for s in stale]
     )
     return frozenset(settlement.job_id for settlement in stale)
@@ -423,7 +425,8 @@ def _attempt_row(row: Row, settlement: Settlement) -> dict[str, object]:
     }
 
 
-def _record_events(events: Sequence[tuple[str, str, dict[str, Any]]]) -> Transaction[None]:
+def record_events(events: Sequence[tuple[str, str, dict[str, Any]]]) -> Transaction[None]:
+    """Keep a trace of what happened to jobs: each by its id, its name and what there is to say."""
     if events:
         rows = [
             {"job_id": job_id, "schedule": None, "event": event, "data": msgspec.json.encode(data).decode()}
@@ -544,57 +547,72 @@ def _end_overdue(limit: int) -> Transaction[int]:
     if not ids:
         return 0
     # One that a worker has taken in its last moment has started in time, and runs.
-    ended, _ = yield from _cancel_in_line(ids, "expired: it did not start within its time", stops_running=False)
+    ended, _ = yield from cancel_in_line(ids, "expired: it did not start within its time", stops_running=False)
     return len(ended)
 
 
-def _review(job_ids: Sequence[str], event: str, author: str) -> Transaction[list[str]]:
+def review(job_ids: Sequence[str], event: str, author: str) -> Transaction[list[str]]:
+    """Take dead letters off the list; return those that were on it."""
+    if not job_ids:
+        return []
     rows = yield call("review", ids=as_json(sorted(job_ids)))
     reviewed = [row["id"] for row in rows]
-    yield from _record_events([(job_id, event, {"author": author}) for job_id in reviewed])
+    yield from record_events([(job_id, event, {"author": author}) for job_id in reviewed])
     return reviewed
 
 
-def _retry(job_id: str, author: str, clock: Clock, *, only_dead: bool = False) -> Transaction[str]:
+def repeated(
+    row: Row, new_id: str, *, exclusive: bool, blocked_by: str | None = None, args: str | None = None
+) -> NewJob:
+    """Make the job that repeats another one, perhaps with other arguments."""
+    options = _read_options(row["options"])
+    return NewJob(
+        id=new_id,
+        task=row["task"],
+        args=row["args"] if args is None else args,
+        tenant=row["tenant"],
+        queue=row["queue"],
+        priority=row["priority"],
+        max_attempts=row["max_attempts"],
+        backoff=options.patience(),
+        timeout=options.timeout,
+        tags=read_tags(row["tags"]),
+        schedule=row["schedule"],
+        occurrence_at=row["occurrence_at"],
+        exclusive=exclusive,
+        blocked_by=blocked_by,
+        metadata=row["metadata"],
+        parent=row["parent"],
+        rerun_of=row["id"],
+        callback=row["callback"],
+    )
+
+
+def _retry(
+    job_id: str, author: str, clock: Clock, *, only_dead: bool = False, args: str | None = None
+) -> Transaction[str]:
     """Make a new job of an ended one. Of a schedule that runs one at a time it waits for whoever is live."""
     yield call("lock_lines", ids=as_json([job_id]))
     rows = yield call("job", id=job_id)
     if not rows:
         raise JobNotFound(f"no job has the id {job_id!r}")
     job = read_job(rows[0])
-    if job.parked is not None and job.status is Status.BLOCKED:
-        if (yield call("unpark_job", id=job_id)):
-            yield from _record_events([(job_id, "unparked", {"author": author})])
+    if job.parked is not None and job.status is Status.BLOCKED and args is None:
+        if (yield call("unpark_jobs", ids=as_json([job_id]))):
+            yield from record_events([(job_id, "unparked", {"author": author})])
         return job_id
     if not job.status.is_final:
         raise NotFinal(f"{job_id} is {job.status}; only a job that has ended can be retried")
     exclusive = yield from _is_exclusive(job)
-    blocked_by = (yield from _last_in_line(job.schedule)) if exclusive and job.schedule else None
+    blocked_by = None
+    if exclusive and job.schedule:
+        blocked_by = last_in_line((yield call("live_jobs", names=as_json([{"name": job.schedule}]))))
     new_id = clock.new_id("job")
-    again = NewJob(
-        id=new_id,
-        task=job.task,
-        args=job.args,
-        tenant=job.tenant,
-        queue=job.queue,
-        priority=job.priority,
-        max_attempts=job.max_attempts,
-        backoff=job.backoff,
-        timeout=job.timeout,
-        tags=job.tags,
-        schedule=job.schedule,
-        occurrence_at=job.occurrence_at,
-        exclusive=exclusive,
-        blocked_by=blocked_by,
-        metadata=job.metadata,
-        parent=job.parent,
-        rerun_of=job.id,
-        callback=job.callback,
-    )
+    again = repeated(rows[0], new_id, exclusive=exclusive, blocked_by=blocked_by, args=args)
     yield call("enqueue", jobs=as_json([job_row(again)]))
-    if not (yield from _review([job.id], "reviewed", author)) and only_dead:
+    if not (yield from review([job.id], "reviewed", author)) and only_dead:
         raise AlreadyFinal(f"{job_id} is no dead letter any more; somebody has dealt with it")
-    yield from _record_events([(job.id, "retried", {"author": author, "job_id": new_id})])
+    yield from record_events([(job.id, "retried", {"author": author, "job_id": new_id})])
     return new_id
 
 
@@ -609,22 +627,17 @@ def _is_exclusive(job: Job) -> Transaction[bool]:
         return job.exclusive
 
 
-def _last_in_line(schedule: str) -> Transaction[str | None]:
-    rows = yield call("live_jobs", names=as_json([{"name": schedule}]))
+def last_in_line(rows: Sequence[Row]) -> str | None:
+    """Return of the live jobs of one schedule the one that nobody waits for."""
     waiting = [row["id"] for row in rows if row["status"] == Status.BLOCKED]
     others = {row["blocked_by"] for row in rows}
     last = [job_id for job_id in waiting if job_id not in others] or [row["id"] for row in rows]
     return last[-1] if last else None
 
 
-def _has_index(tenant: str | None) -> bool:
-    """Say whether the jobs of a tenant have an index: those of the usual one are too many to need one."""
-    return tenant not in (None, "default")
-
-
-def _literally(text: str) -> str:
-    """Write a text for `like … escape '!'`, in which nothing stands for anything else."""
-    return re.sub("([!%_])", r"!\1", text)
+def cancel_words(author: str, reason: str) -> str:
+    """Say why a job ends that somebody cancels."""
+    return f"cancelled by {author}" + (f": {reason}" if reason else "")
 
 
 class StoreQueue:
@@ -738,21 +751,21 @@ class StoreQueue:
 
     async def cancel(self, job_id: str, *, author: str, reason: str = "") -> Job:
         """End a job that is not running, or ask a running one to stop; return it as it is then."""
-        text = f"cancelled by {author}" + (f": {reason}" if reason else "")
-        found = await self.get(job_id)
-        ended, asked = await self._driver.run(lambda: _cancel_in_line([found.id], text))
+        text, found = cancel_words(author, reason), await self.get(job_id)
+        ended, asked = await self._driver.run(lambda: cancel_in_line([found.id], text))
         job = await self.get(found.id)
         if not ended and not asked and job.status.is_final:
             raise AlreadyFinal(f"{job.id} has ended as {job.status} already; final states never change")
         return job
 
-    async def retry(self, job_id: str, *, author: str, only_dead: bool = False) -> Job:
+    async def retry(self, job_id: str, *, author: str, only_dead: bool = False, args: str | None = None) -> Job:
         """Run a job that has ended once more, as a new job linked to it; let a parked one be looked at again.
 
-        With `only_dead` only if it is still a dead letter, so that two who see one do not both run it.
+        With `only_dead` only if it is still a dead letter, so that two who see one do not both run it. With `args`,
+        which is JSON, the new job has other arguments.
         """
         found = await self.get(job_id)
-        new_id = await self._driver.run(lambda: _retry(found.id, author, self._clock, only_dead=only_dead))
+        new_id = await self._driver.run(lambda: _retry(found.id, author, self._clock, only_dead=only_dead, args=args))
         return await self.get(new_id)
 
     async def dead(
@@ -773,7 +786,7 @@ class StoreQueue:
 
     async def drop_dead(self, job_ids: Sequence[str], *, author: str) -> list[str]:
         """Take dead letters off the list; return those that were on it."""
-        return await self._driver.run(lambda: _review(job_ids, "dropped", author))
+        return await self._driver.run(lambda: review(job_ids, "dropped", author))
 
     async def pause(self, queue: str, *, author: str, reason: str = "") -> bool:
         """Take nothing more from a queue; False when it was paused already."""
@@ -801,9 +814,16 @@ class StoreQueue:
 
     async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[dict[str, Any]]:
         """Read a page of a job's log, oldest first."""
-        columns = ("seq", "attempt", "at", "stream", "line", "version")
         rows = await self._driver.fetch(call("log", id=job_id, after=after, limit=max(1, min(limit, LOG_PAGE_MAX))))
-        return [{column: row[column] for column in columns} for row in rows]
+        return [{column: row[column] for column in _LINE} for row in rows]
+
+    async def log_newest(self, job_id: str, *, before: int | None = None, limit: int = 1_000) -> list[dict[str, Any]]:
+        """Read a page of a job's log, newest first, from the line before number `before` on."""
+        last = _LAST_SEQ if before is None else before
+        rows = await self._driver.fetch(
+            call("log_newest", id=job_id, before=last, limit=max(1, min(limit, LOG_PAGE_MAX)))
+        )
+        return [{column: row[column] for column in _LINE} for row in rows]
 
     async def events(self, job_id: str, limit: int = 1_000) -> list[dict[str, Any]]:
         """Read the history of a job, oldest first; times as the store writes them for people."""
@@ -813,7 +833,7 @@ class StoreQueue:
 
     async def reruns(self, job_id: str) -> list[str]:
         """Return the jobs that repeat this one."""
-        return [row["id"] for row in await self._driver.fetch(call("reruns", id=job_id))]
+        return [row["id"] for row in await self._driver.fetch(call("reruns", ids=as_json([job_id])))]
 
     async def get(self, job_id: str) -> Job:
         """Read one job by its id, or by the beginning of its id when that is unique."""
@@ -837,32 +857,42 @@ class StoreQueue:
         words: str | None = None,
         since: Instant | None = None,
         until: Instant | None = None,
+        finished_after: Instant | None = None,
+        finished_before: Instant | None = None,
+        rerun_of: str | None = None,
         before: str | None = None,
         limit: int = 50,
     ) -> list[Job]:
         """Read a page of jobs, newest first; `words` may be anywhere in task, key, schedule, id or reason."""
-        rows = await self._driver.fetch(
-            call(
-                "jobs_of_tenant" if _has_index(tenant) else "jobs",
-                status=status,
-                task=task,
-                queue=queue,
-                tenant=tenant,
-                schedule=schedule,
-                key=key,
-                tag=None if tag is None else f"%{_literally(as_json([tag])[1:-1])}%",
-                words=None if words is None else f"%{_literally(words)}%",
-                since=since,
-                until=until,
-                before=before or _LAST_ID,
-                limit=max(1, min(limit, PAGE_MAX)),
-            )
+        chosen = JobFilter(
+            status=status,
+            task=task,
+            queue=queue,
+            tenant=tenant,
+            schedule=schedule,
+            key=key,
+            tag=tag,
+            words=words,
+            since=since,
+            until=until,
+            finished_after=finished_after,
+            finished_before=finished_before,
+            rerun_of=rerun_of,
         )
+        return await self.chosen(chosen, before=before, limit=limit)
+
+    async def chosen(self, chosen: JobFilter, *, before: str | None = None, limit: int = 50) -> list[Job]:
+        """Read a page of the jobs that a filter chooses, newest first."""
+        statement = "jobs_of_tenant" if chosen.has_index else "jobs"
+        if chosen.rerun_of is not None:
+            statement = "jobs_rerunning"
+        most = max(1, min(limit, PAGE_MAX))
+        rows = await self._driver.fetch(call(statement, **chosen.parameters(), before=before or _LAST_ID, limit=most))
         return [read_job(row) for row in rows]
 
     async def latest(self, task: str, *, tenant: str | None = None, key: str | None = None) -> Job | None:
         """Read the newest job of a task."""
-        statement = "latest_of_tenant" if _has_index(tenant) else "latest"
+        statement = "latest_of_tenant" if has_index(tenant) else "latest"
         rows = await self._driver.fetch(call(statement, task=task, tenant=tenant, key=key))
         return read_job(rows[0]) if rows else None
 
@@ -915,6 +945,28 @@ class StoreQueue:
         if sum(row["looked_at"] for row in rows) < limit:
             return counts, window
         return counts, max(1, max(row["now"] for row in rows) - min(row["since_at"] for row in rows))
+
+    async def ended_series(
+        self,
+        since: Instant,
+        step: Duration,
+        *,
+        tenant: str | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        limit: int = 20_000,
+    ) -> tuple[list[dict[str, Any]], Instant | None]:
+        """Count by steps of time and status the jobs that ended, and how long half and most of the completed took.
+
+        Of everybody's jobs the newest are looked at, up to a limit; if there were more, say from when on.
+        """
+        rows = await self._driver.fetch(
+            call("ended_series", since=since, step=step, tenant=tenant, task=task, queue=queue, limit=limit)
+        )
+        looked_at = next(row for row in rows if row["step"] is None)
+        oldest: Instant | None = looked_at["half"] if looked_at["ended"] >= limit else None
+        columns = ("step", "status", "ended", "half", "most")
+        return [{column: row[column] for column in columns} for row in rows if row["step"] is not None], oldest
 
     async def waiting(self) -> dict[str, int]:
         """Count the jobs that run or wait for something, by status."""

@@ -22,7 +22,7 @@ from headway.errors import (
     ScheduleOwned,
 )
 from headway.instants import Instant, isoformat
-from headway.model import Decided, LiveJobs, Overlap, Pause, Schedule, ScheduleSpec
+from headway.model import FAILING_FLAGGED, Decided, LiveJobs, Overlap, Pause, Schedule, ScheduleSpec
 from headway.ports import slot_of
 from headway.scheduling.planner import first_at, next_instant, plan
 from headway.scheduling.triggers import After, describe
@@ -38,9 +38,11 @@ from headway.store.ledger import (
     show_schedule,
 )
 from headway.store.queue import PAGE_MAX, job_row
+from headway.store.selection import literally
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
 
 BACKFILL_MAX: Final = 10_000
+STATES: Final = ("active", "paused", "late", "attention", "failing", "ended")
 
 
 def _settle_past(schedule: Schedule, now: Instant, clock: Clock) -> Transaction[tuple[Schedule, LiveJobs]]:
@@ -538,10 +540,30 @@ class StoreSchedules:
         return bool(rows) and _is_foreign(rows[0], tenant)
 
     async def page(
-        self, *, owner: str | None = None, tenant: str | None = None, after: str = "", limit: int = PAGE_MAX
+        self,
+        *,
+        owner: str | None = None,
+        tenant: str | None = None,
+        words: str | None = None,
+        state: str | None = None,
+        after: str = "",
+        limit: int = PAGE_MAX,
     ) -> list[Schedule]:
-        """Read a page of schedules by name."""
-        rows = await self._driver.fetch(call("schedules", owner=owner, tenant=tenant, after=after, limit=limit))
+        """Read a page of schedules by name; `words` may be anywhere in name and task, `state` is one of `STATES`."""
+        plain = None if words is None else words.lower()
+        rows = await self._driver.fetch(
+            call(
+                "schedules",
+                owner=owner,
+                tenant=tenant,
+                words=None if plain is None else f"%{literally(plain)}%",
+                words_in_json=None if plain is None else f"%{literally(as_json([plain])[2:-2])}%",
+                state=state,
+                flagged=FAILING_FLAGGED,
+                after=after,
+                limit=limit,
+            )
+        )
         return [show_schedule(row) for row in rows]
 
     async def _again_if_raced(self, begin: Callable[[], Transaction[str]]) -> str:

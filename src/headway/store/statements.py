@@ -12,6 +12,8 @@ SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL 
     {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
     {notify_ready} …                 a wake-up that travels with the commit; SQLite watches its data version instead
     {text} {bytewise}                text that sorts by its bytes, on every locale; a column read like that
+    {chosen} {fit}                   the row is a job that a filter chooses; one that can be retried, or cancelled
+    {task_of}                        the task in the definition of a schedule, as it is written in JSON
     {feed_position} {feed_since} …   where the feed of changes is, and what has been committed since
     {time x} {view_now}              for views: times as people read them
 
@@ -96,6 +98,32 @@ _NOTIFY_READY: Final = (
 # date_part is a double, exact to the microsecond for centuries; extract would calculate in decimals for every row.
 _POSTGRES_NOW: Final = "cast(date_part('epoch', statement_timestamp()) * 1000000 as bigint)"
 
+# A job that a filter chooses (see `selection`): what is null there chooses everything.
+_CHOSEN: Final = """\
+(cast(:status as text) is null or status = :status)
+  and (cast(:task as text) is null or task = :task)
+  and (cast(:queue as text) is null or queue = :queue)
+  and (cast(:tenant as text) is null or tenant = :tenant)
+  and (cast(:schedule as text) is null or schedule = :schedule)
+  and (cast(:key as text) is null or key = :key)
+  and (cast(:rerun_of as text) is null or rerun_of = :rerun_of)
+  and (cast(:tag as text) is null or tags like :tag escape '!')
+  and (cast(:words as text) is null or task like :words escape '!' or key like :words escape '!'
+    or schedule like :words escape '!' or id like :words escape '!' or reason like :words escape '!')
+  and (cast(:since as bigint) is null or created_at >= :since)
+  and (cast(:until as bigint) is null or created_at < :until)
+  and (cast(:finished_after as bigint) is null or finished_at >= :finished_after)
+  and (cast(:finished_before as bigint) is null or finished_at < :finished_before)"""
+# A job to which something can be done: what has ended and was not retried yet, what has not and was not asked to.
+_FIT: Final = """\
+(cast(:verb as text) is null
+    or (:verb = 'cancel' and finished_at is null and cancel_requested_at is null)
+    or (:verb = 'retry' and finished_at is not null
+      and not exists (
+        select 1 from headway_jobs as again where again.rerun_of = headway_jobs.id and again.rerun_of is not null
+      ))
+    or (:verb = 'retry' and status = 'BLOCKED' and parked is not null))"""
+
 _SNAPSHOT: Final = "cast(cast(:position as text) as pg_snapshot)"
 _FEED_FROM: Final = f"f.xid >= cast(cast(pg_snapshot_xmin({_SNAPSHOT}) as text) as bigint)"
 
@@ -133,6 +161,9 @@ SQLITE: Final = Dialect(
         "bytewise": _fixed("collate binary"),
         "serial": _fixed("integer primary key autoincrement"),
         "statuses": _fixed(_STATUSES),
+        "chosen": _fixed(_CHOSEN),
+        "fit": _fixed(_FIT),
+        "task_of": _fixed("case when json_valid(definition) then definition -> '$.task' end"),
     },
 )
 # For a connection that belongs to the caller: no function of ours is registered there.
@@ -175,6 +206,10 @@ POSTGRES: Final = Dialect(
         "bytewise": _fixed('collate "C"'),
         "serial": _fixed("bigint generated always as identity primary key"),
         "statuses": _fixed(_STATUSES),
+        "chosen": _fixed(_CHOSEN),
+        "fit": _fixed(_FIT),
+        # A cast to JSON would fail for all when one cannot be read. Names are sorted there, so the last is the task's.
+        "task_of": _fixed("""substring(definition from '.*"task":("(?:[^"\\\\]|\\\\.)*")')"""),
     },
 )
 

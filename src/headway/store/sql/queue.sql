@@ -246,6 +246,11 @@ where true;
 select seq, attempt, at, stream, line, version from headway_log
 where job_id = :id and seq > :after order by seq limit :limit;
 
+-- name: log_newest
+-- Read a page of a job's log, newest first.
+select seq, attempt, at, stream, line, version from headway_log
+where job_id = :id and seq < :before order by seq desc limit :limit;
+
 -- name: hold_attempt
 -- Keep a running attempt from being settled or expired while something is written in its name; none when it is over.
 select id, tenant from headway_jobs where id = :id and attempt = :attempt and status = 'RUNNING' {lock};
@@ -268,10 +273,10 @@ set parked = null, run_at = case when run_at > {now} then run_at else {now} end,
 where parked is not null and task in {list tasks} and status = 'BLOCKED' and (parked = :cause or :cause = '')
 returning id, {notify_waiting};
 
--- name: unpark_job
--- Let one parked job be looked at again.
+-- name: unpark_jobs
+-- Let these parked jobs be looked at again.
 update headway_jobs set parked = null, updated_at = {now}, version = version + 1
-where id = :id and parked is not null and status = 'BLOCKED'
+where id in {list ids} and coalesce(parked, '') <> '' and status || '' = 'BLOCKED'
 returning id, {notify_waiting};
 
 -- name: overdue
@@ -300,8 +305,8 @@ where id in {list ids} and status in ('FAILED', 'TIMED_OUT') and reviewed_at is 
 returning id;
 
 -- name: reruns
--- Find the jobs that repeat this one.
-select id from headway_jobs where rerun_of = :id order by id;
+-- Find the jobs that repeat these.
+select id, rerun_of from headway_jobs where rerun_of in {list ids} order by id;
 
 -- name: queues_paused
 -- Read the queues from which nothing is taken.
@@ -356,37 +361,66 @@ select * from headway_jobs where id >= :low and id < :high order by id limit 2;
 -- name: jobs
 -- Read a page of jobs, newest first.
 select * from headway_jobs
-where id < :before
-  and (cast(:status as text) is null or status = :status)
-  and (cast(:task as text) is null or task = :task)
-  and (cast(:queue as text) is null or queue = :queue)
-  and (cast(:tenant as text) is null or tenant = :tenant)
-  and (cast(:schedule as text) is null or schedule = :schedule)
-  and (cast(:key as text) is null or key = :key)
-  and (cast(:tag as text) is null or tags like :tag escape '!')
-  and (cast(:words as text) is null or task like :words escape '!' or key like :words escape '!'
-    or schedule like :words escape '!' or id like :words escape '!' or reason like :words escape '!')
-  and (cast(:since as bigint) is null or created_at >= :since)
-  and (cast(:until as bigint) is null or created_at < :until)
+where id < :before and {chosen}
 order by id desc
 limit :limit;
 
 -- name: jobs_of_tenant
 -- The same for one tenant, by an index that those without tenants do not pay for.
 select * from headway_jobs
-where tenant = :tenant and tenant <> 'default' and id < :before
-  and (cast(:status as text) is null or status = :status)
-  and (cast(:task as text) is null or task = :task)
-  and (cast(:queue as text) is null or queue = :queue)
-  and (cast(:schedule as text) is null or schedule = :schedule)
-  and (cast(:key as text) is null or key = :key)
-  and (cast(:tag as text) is null or tags like :tag escape '!')
-  and (cast(:words as text) is null or task like :words escape '!' or key like :words escape '!'
-    or schedule like :words escape '!' or id like :words escape '!' or reason like :words escape '!')
-  and (cast(:since as bigint) is null or created_at >= :since)
-  and (cast(:until as bigint) is null or created_at < :until)
+where tenant = :tenant and tenant <> 'default' and id < :before and {chosen}
 order by id desc
 limit :limit;
+
+-- name: jobs_rerunning
+-- The same for the jobs that repeat another one.
+select * from headway_jobs
+where rerun_of = :rerun_of and id < :before and {chosen}
+order by id desc
+limit :limit;
+
+-- name: job_count
+-- Count the jobs that a filter chooses, of those to which something can be done; up to :limit.
+select count(*) as jobs from (
+  select 1 as one from headway_jobs where {chosen} and {fit} limit :limit
+) as found;
+
+-- name: job_count_of_tenant
+-- The same for one tenant, by its index.
+select count(*) as jobs from (
+  select 1 as one from headway_jobs
+  where tenant = :tenant and tenant <> 'default' and {chosen} and {fit} limit :limit
+) as found;
+
+-- name: jobs_to_act
+-- Choose jobs to which something can be done, oldest first.
+select id, tenant from headway_jobs
+where {chosen} and {fit}
+order by id
+limit :limit;
+
+-- name: jobs_to_act_of_tenant
+-- The same for one tenant, by its index.
+select id, tenant from headway_jobs
+where tenant = :tenant and tenant <> 'default' and {chosen} and {fit}
+order by id
+limit :limit;
+
+-- name: jobs_to_act_by_id
+-- Which of these jobs are there for a tenant, and to which of them can something be done?
+select id, tenant, case when {fit} then 1 else 0 end as is_fit from headway_jobs
+where id in {list ids} and (cast(:tenant as text) is null or tenant = :tenant)
+order by id;
+
+-- name: jobs_to_repeat
+-- Read of these jobs what a job that repeats one is made of.
+select id, tenant, task, queue, priority, status, max_attempts, exclusive, schedule, occurrence_at, args, tags, options,
+  metadata, parent, parked, callback
+from headway_jobs where id in {list ids} order by id;
+
+-- name: job_states
+-- Where are these jobs?
+select id, status, cancel_requested_at from headway_jobs where id in {list ids};
 
 -- name: latest
 -- Read the newest job of a kind.
@@ -439,6 +473,34 @@ from (
   where finished_at is not null and finished_at >= {now} - :window
   order by finished_at desc limit :limit
 ) as ended group by status order by status;
+
+-- name: ended_series
+-- How did jobs end since a time, by steps of it, and how long did those take that completed? The newest :limit of
+-- everybody are looked at, of which some may count. What took half of them at most is the one in the middle by rank.
+with looked_at as materialized (
+  select finished_at, started_at, status, tenant, task, queue from headway_jobs
+  where finished_at is not null and finished_at >= :since
+  order by finished_at desc limit :limit
+),
+counted as (
+  select finished_at / :step as step, status,
+    case when status = 'COMPLETED' then finished_at - started_at end as took
+  from looked_at
+  where (cast(:tenant as text) is null or tenant = :tenant)
+    and (cast(:task as text) is null or task = :task)
+    and (cast(:queue as text) is null or queue = :queue)
+),
+ranked as (
+  select step, status, took, row_number() over (partition by step, status order by took) as place,
+    count(*) over (partition by step, status) as ended
+  from counted
+)
+select step, status, max(ended) as ended,
+  min(case when place * 2 >= ended then took end) as half,
+  min(case when place * 20 >= ended * 19 then took end) as most
+from ranked group by step, status
+union all
+select null, 'looked at', count(*), min(finished_at), null from looked_at;
 
 -- name: waiting_counts
 -- Count what waits for its time or its predecessor.

@@ -83,12 +83,27 @@ select *, {now} as now from headway_schedules where name = :name;
 select *, {now} as now from headway_schedules where name = :name {lock};
 
 -- name: schedules
--- Read a page of schedules by name.
+-- Read a page of schedules by name. Late is what was not decided within ten seconds, the budget of promise L1; one with a
+-- fixed delay has no next instant while its job runs, and is over only when its end has come.
 select * from headway_schedules
 where removed_at is null and name > :after and (cast(:owner as text) is null or owner = :owner)
   and (cast(:tenant as text) is null or tenant = :tenant)
+  and (cast(:words as text) is null or lower(name) like :words escape '!'
+    or lower({task_of}) like :words_in_json escape '!')
+  and (cast(:state as text) is null
+    or (:state = 'paused' and paused_until > {now})
+    or (:state = 'late' and next_at < {now} - 10000000)
+    or (:state = 'attention' and attention is not null)
+    or (:state = 'failing' and failing >= :flagged)
+    or (:state = 'ended' and next_at is null and (delay is null or ends_at < {now}))
+    or (:state = 'active' and attention is null and (paused_until is null or paused_until <= {now})
+      and (next_at is not null or (delay is not null and (ends_at is null or ends_at >= {now})))))
 order by name
 limit :limit;
+
+-- name: definitions
+-- Read the definitions of these schedules.
+select name, definition from headway_schedules where name in {list names};
 
 -- name: schedule_add
 -- Create schedules; one whose name exists already does not come back.
@@ -142,6 +157,46 @@ select * from headway_occurrences
 where schedule = :schedule and instant < :before and instant >= :since
 order by instant desc
 limit :limit;
+
+-- name: recent_occurrences
+-- Read the newest decisions of each of these schedules, as many as :number, and what became of their jobs.
+select o.schedule, o.instant, o.count, o.outcome, o.reason, o.job_id, j.status as job_status
+from {rows names as r (name text)}
+join headway_occurrences o on o.schedule = r.name and o.instant >= coalesce((
+  select x.instant from headway_occurrences x where x.schedule = r.name
+  order by x.instant desc limit 1 offset cast(:number as bigint) - 1
+), cast(:first as bigint))
+left join headway_jobs j on j.id = o.job_id
+order by o.schedule, o.instant;
+
+-- name: calendar
+-- Count the decisions of one schedule by local days, with what became of their jobs: the newest :limit of a time, without
+-- runs of equal ones. Each stretch of time in which the local clock does not jump says by how much it is ahead.
+with picked as materialized (
+  select instant, until, outcome, job_id from headway_occurrences
+  where schedule = :schedule and instant >= :since and instant < :before
+  order by instant desc limit :limit
+)
+select (p.instant + r.ahead) / 86400000000 as day, p.outcome, j.status, count(*) as decisions
+from picked p
+join {rows stretches as r (begins bigint, ends bigint, ahead bigint)} on p.instant >= r.begins and p.instant < r.ends
+left join headway_jobs j on j.id = p.job_id
+where p.until is null
+group by 1, 2, 3;
+
+-- name: calendar_runs
+-- Read the runs of equal decisions of one schedule that touch a time: the newest :limit that begin in it, and the one
+-- before, which may reach into it.
+select * from (
+  select instant, until, count, outcome from headway_occurrences
+  where schedule = :schedule and instant >= :since and instant < :before and until is not null
+  order by instant desc limit :limit
+) as within_it
+union all
+select * from (
+  select instant, until, count, outcome from headway_occurrences
+  where schedule = :schedule and instant < :since order by instant desc limit 1
+) as before_it where until >= :since;
 
 -- name: ledger
 -- Read a page of the ledger of one schedule, oldest first, for the audit.

@@ -1,0 +1,94 @@
+"""Which jobs a command means: the same flags for those that list jobs and those that do something to many of them."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+
+from headway.cli.given import read_past
+from headway.errors import DefinitionError
+from headway.instants import Instant, isoformat
+from headway.lifecycle import Status
+
+# By the names that the store has for them.
+_FLAGS: Final[dict[str, Any]] = {
+    "status": typer.Option("--status", metavar="STATUS", help="PENDING, RUNNING, FAILED, …"),
+    "task": typer.Option("--task", metavar="NAME", help="Of this task."),
+    "queue": typer.Option("--queue", metavar="NAME", help="Of this queue."),
+    "tenant": typer.Option("--tenant", metavar="NAME", help="Of this tenant."),
+    "schedule": typer.Option("--schedule", metavar="NAME", help="Of this schedule."),
+    "tag": typer.Option("--tag", metavar="TEXT", help="With this tag."),
+    "key": typer.Option("--key", metavar="TEXT", help="With this key."),
+    "words": typer.Option("--text", metavar="TEXT", help="With this in task, key, schedule, id or reason."),
+    "since": typer.Option("--created-after", metavar="T", help="Enqueued then or later; 2h is two hours ago."),
+    "until": typer.Option("--created-before", metavar="T", help="Enqueued before."),
+    "finished_after": typer.Option("--finished-after", metavar="T", help="Ended then or later."),
+    "finished_before": typer.Option("--finished-before", metavar="T", help="Ended before."),
+    "rerun_of": typer.Option("--rerun-of", metavar="ID", help="That repeat this job."),
+}
+_TIMES: Final = {
+    "since": "--created-after",
+    "until": "--created-before",
+    "finished_after": "--finished-after",
+    "finished_before": "--finished-before",
+}
+_NAMES_IN_API: Final = {"task": "type", "words": "q", "since": "created_after", "until": "created_before"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The filters as they were typed; what can be wrong with them is, but for times, found before a store is opened."""
+
+    given: Mapping[str, str]
+
+    @classmethod
+    def of(cls, said: Mapping[str, str | None]) -> "Chosen":
+        """Take what was said."""
+        given = {name: value for name, value in said.items() if value is not None}
+        if "status" in given:
+            given["status"] = _status(given["status"])
+        if "rerun_of" in given and not given["rerun_of"].startswith("job_"):
+            given["rerun_of"] = f"job_{given['rerun_of']}"
+        return cls(given)
+
+    def read(self, now: Instant) -> dict[str, Any]:
+        """Return them as the store takes them; `2h` is two hours before now."""
+        found: dict[str, Any] = dict(self.given)
+        return found | {name: read_past(found[name], now, flag) for name, flag in _TIMES.items() if name in found}
+
+
+def in_api(filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Write filters of the store as the API takes them."""
+    return {
+        _NAMES_IN_API.get(name, name): isoformat(value) if name in _TIMES else value
+        for name, value in filters.items()
+        if value is not None
+    }
+
+
+def _status(text: str) -> str:
+    try:
+        return str(Status(text.upper()))
+    except ValueError:
+        raise DefinitionError(f"--status must be one of {', '.join(Status)}, not {text[:40]!r}") from None
+
+
+def filtered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the flags that say which jobs; it is handed what they say as `chosen`."""
+
+    @functools.wraps(function)
+    def call(*session: Any, **given: Any) -> Any:
+        chosen = Chosen.of({name: given.pop(name) for name in _FLAGS})
+        return function(*session, chosen=chosen, **given)
+
+    own = [part for part in inspect.signature(function, eval_str=True).parameters.values() if part.name != "chosen"]
+    flags = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str | None, flag], default=None)
+        for name, flag in _FLAGS.items()
+    ]
+    own = [own[0], *(part.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in own[1:])]
+    call.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,164 @@
+"""Many jobs at once: count those that a filter chooses, run them again, stop them.
+
+What is chosen is what something can be done to: to retry a job it must have ended, and nobody may have retried it yet;
+to cancel one it must not have ended, and nobody may have asked it to stop. So doing it again does nothing twice, and
+when it was broken off, doing it again does the rest.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from headway.clock import Clock
+from headway.errors import DefinitionError
+from headway.lifecycle import Status
+from headway.model import ScheduleSpec
+from headway.store.queue import cancel_in_line, cancel_words, job_row, last_in_line, record_events, repeated, review
+from headway.store.selection import JobFilter
+from headway.store.transaction import Driver, Row, Transaction, as_json, call
+
+COUNT_MAX: Final = 10_000
+AT_ONCE_MAX: Final = 100  # Jobs in one transaction: it locks them, and others wait for it.
+_BYTES_AT_ONCE_MAX: Final = 4 << 20  # Of arguments in one statement.
+
+Verb: TypeAlias = Literal["retry", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """To which jobs something was done, and why to others not."""
+
+    done: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+def _retry(job_ids: Sequence[str], author: str, clock: Clock) -> Transaction[Done]:
+    ids = as_json(sorted(set(job_ids)))
+    yield call("lock_lines", ids=ids)
+    yield call("lock_jobs", ids=ids)  # Who retries one of them at the same moment waits, and finds it retried.
+    found = {row["id"]: row for row in (yield call("jobs_to_repeat", ids=ids))}
+    again = {row["rerun_of"]: row["id"] for row in (yield call("reruns", ids=ids))}
+    refused = {job_id: reason for job_id in job_ids if (reason := _unfit(found.get(job_id), again.get(job_id)))}
+    fit = [row for job_id, row in found.items() if job_id not in refused]
+    parked = [row["id"] for row in fit if not Status(row["status"]).is_final]
+    yield from _unpark(parked, author)
+    reruns = yield from _repeat([row for row in fit if Status(row["status"]).is_final], clock)
+    yield from review(list(reruns), "reviewed", author)
+    yield from record_events(
+        [(job_id, "retried", {"author": author, "job_id": new_id}) for job_id, new_id in reruns.items()]
+    )
+    return Done(tuple(sorted([*parked, *reruns])), tuple(refused.items()))
+
+
+def _unfit(row: Row | None, again: str | None) -> str | None:
+    """Say why a job cannot be retried; None if it can."""
+    if row is None:
+        return "no job has this id"
+    status = Status(row["status"])
+    if status is Status.BLOCKED and row["parked"] is not None:
+        return None
+    if not status.is_final:
+        return f"it is {status}; only a job that has ended can be retried"
+    return None if again is None else f"{again} repeats it already"
+
+
+def _unpark(job_ids: Sequence[str], author: str) -> Transaction[None]:
+    if job_ids:
+        rows = yield call("unpark_jobs", ids=as_json(job_ids))
+        yield from record_events([(row["id"], "unparked", {"author": author}) for row in rows])
+
+
+def _repeat(rows: Sequence[Row], clock: Clock) -> Transaction[dict[str, str]]:
+    """Make a new job of each; of a schedule that runs one at a time each waits for the one before it."""
+    exclusive, last = yield from _lines(rows)
+    reruns: dict[str, str] = {}
+    waiting, size = [], 0
+    for row in rows:
+        new_id, schedule = clock.new_id("job"), row["schedule"]
+        is_exclusive = exclusive.get(schedule, row["exclusive"] == 1)
+        blocked_by = last.get(schedule) if is_exclusive else None
+        if is_exclusive and schedule is not None:
+            last[schedule] = new_id
+        waiting.append(job_row(repeated(row, new_id, exclusive=is_exclusive, blocked_by=blocked_by)))
+        reruns[row["id"]] = new_id
+        size += len(row["args"])
+        if size > _BYTES_AT_ONCE_MAX:
+            yield call("enqueue", jobs=as_json(waiting))
+            waiting, size = [], 0
+    if waiting:
+        yield call("enqueue", jobs=as_json(waiting))
+    return reruns
+
+
+def _lines(rows: Sequence[Row]) -> Transaction[tuple[dict[str, bool], dict[str, str]]]:
+    """Say which schedules want one job at a time, and who is the last in line of each."""
+    names = sorted({row["schedule"] for row in rows if row["schedule"] is not None})
+    if not names:
+        return {}, {}
+    exclusive = {}
+    for row in (yield call("definitions", names=as_json(names))):
+        try:
+            exclusive[row["name"]] = ScheduleSpec.from_json(row["definition"]).exclusive
+        except DefinitionError:
+            continue  # Then what the job says counts.
+    live: dict[str, list[Row]] = {}
+    for row in (yield call("live_jobs", names=as_json([{"name": name} for name in names]))):
+        live.setdefault(row["schedule"], []).append(row)
+    last = {name: job_id for name, theirs in live.items() if (job_id := last_in_line(theirs)) is not None}
+    return exclusive, last
+
+
+def _cancel(job_ids: Sequence[str], words: str) -> Transaction[Done]:
+    ended, asked = yield from cancel_in_line(job_ids, words)
+    done = {*ended, *asked}
+    rest = [job_id for job_id in job_ids if job_id not in done]
+    states: Mapping[str, Row] = {}
+    if rest:
+        states = {row["id"]: row for row in (yield call("job_states", ids=as_json(rest)))}
+    return Done(tuple(sorted(done)), tuple((job_id, _why_not_cancelled(states.get(job_id))) for job_id in rest))
+
+
+def _why_not_cancelled(row: Row | None) -> str:
+    if row is None:
+        return "no job has this id"
+    return f"it has ended as {row['status']}" if Status(row["status"]).is_final else "it was asked to stop already"
+
+
+class StoreBulk:
+    """Many jobs of one store."""
+
+    def __init__(self, driver: Driver, clock: Clock) -> None:
+        self._driver = driver
+        self._clock = clock
+
+    async def count(self, chosen: JobFilter, verb: Verb | None = None, *, limit: int = COUNT_MAX) -> tuple[int, bool]:
+        """Count the jobs that are chosen, and to which this can be done; up to a limit. Say whether that is all."""
+        statement = "job_count_of_tenant" if chosen.has_index else "job_count"
+        rows = await self._driver.fetch(call(statement, **chosen.parameters(), verb=verb, limit=limit + 1))
+        jobs: int = rows[0]["jobs"]
+        return min(jobs, limit), jobs <= limit
+
+    async def choose(self, chosen: JobFilter, verb: Verb, limit: int) -> list[tuple[str, str]]:
+        """Return the oldest jobs that are chosen and to which this can be done, each with its tenant."""
+        statement = "jobs_to_act_of_tenant" if chosen.has_index else "jobs_to_act"
+        rows = await self._driver.fetch(call(statement, **chosen.parameters(), verb=verb, limit=limit))
+        return [(row["id"], row["tenant"]) for row in rows]
+
+    async def find(
+        self, job_ids: Iterable[str], verb: Verb, *, tenant: str | None = None
+    ) -> dict[str, tuple[str, bool]]:
+        """Return of these jobs those that exist (for a tenant): whose each is, and whether this can be done to it."""
+        ids = as_json(sorted(set(job_ids)))
+        rows = await self._driver.fetch(call("jobs_to_act_by_id", ids=ids, verb=verb, tenant=tenant))
+        return {row["id"]: (row["tenant"], row["is_fit"] == 1) for row in rows}
+
+    async def retry(self, job_ids: Sequence[str], *, author: str) -> Done:
+        """Run jobs that have ended once more, each as a new one linked to it; have parked ones looked at again.
+
+        All in one transaction. What was retried already is left alone.
+        """
+        return await self._driver.run(lambda: _retry(job_ids, author, self._clock))
+
+    async def cancel(self, job_ids: Sequence[str], *, author: str, reason: str = "") -> Done:
+        """End jobs that are not running and ask running ones to stop, in one transaction."""
+        return await self._driver.run(lambda: _cancel(job_ids, cancel_words(author, reason)))

@@ -1,0 +1,67 @@
+"""Which jobs are meant: the filters that lists, counts and actions on many jobs have in common."""
+
+import re
+from dataclasses import dataclass
+
+from headway.instants import Instant
+from headway.store.transaction import as_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Jobs that have all of this in common; nothing said chooses all jobs.
+
+    `words` may be anywhere in task, key, schedule, id or reason; `since` and `until` bound when a job was handed in.
+    """
+
+    status: str | None = None
+    task: str | None = None
+    queue: str | None = None
+    tenant: str | None = None
+    schedule: str | None = None
+    key: str | None = None
+    tag: str | None = None
+    words: str | None = None
+    since: Instant | None = None
+    until: Instant | None = None
+    finished_after: Instant | None = None
+    finished_before: Instant | None = None
+    rerun_of: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether it chooses all jobs."""
+        return self == JobFilter()
+
+    @property
+    def has_index(self) -> bool:
+        """Say whether the jobs of its tenant have an index: those of the usual one are too many to need one."""
+        return has_index(self.tenant)
+
+    def parameters(self) -> dict[str, object]:
+        """Return what the fragment `chosen` of a statement needs."""
+        return {
+            "status": self.status,
+            "task": self.task,
+            "queue": self.queue,
+            "tenant": self.tenant,
+            "schedule": self.schedule,
+            "key": self.key,
+            "rerun_of": self.rerun_of,
+            "tag": None if self.tag is None else f"%{literally(as_json([self.tag])[1:-1])}%",
+            "words": None if self.words is None else f"%{literally(self.words)}%",
+            "since": self.since,
+            "until": self.until,
+            "finished_after": self.finished_after,
+            "finished_before": self.finished_before,
+        }
+
+
+def has_index(tenant: str | None) -> bool:
+    """Say whether the jobs of a tenant have an index."""
+    return tenant not in (None, "default")
+
+
+def literally(text: str) -> str:
+    """Write a text for `like … escape '!'`, in which nothing stands for anything else."""
+    return re.sub("([!%_])", r"!\1", text)
