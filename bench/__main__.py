@@ -11,6 +11,7 @@ from typing import Final
 
 from bench import (
     api,
+    dashboard,
     decide,
     drain,
     enqueue,
@@ -45,6 +46,7 @@ BENCHES: Final[dict[str, Measure]] = {
     "sleepers": sleepers.measure,
     "api": api.measure,
     "live": live.measure,
+    "dashboard": dashboard.measure,
     "transports": transports.measure,
     "leases": leases.measure,
     "sizing": sizing.measure,

@@ -1,13 +1,15 @@
 /** Everything that can be done: each asks where it destroys, shows its command, and says what happened. */
 import { apiUrl, ask, wordsOf } from "./api.ts";
 import { command } from "./cli.ts";
-import { confirm } from "./dialog.tsx";
-import { clip, counted, shortId } from "./format.ts";
+import { confirm, type Answers } from "./dialog.tsx";
+import type { Json } from "./exact.ts";
+import { flagsOf } from "./filters.ts";
+import { clip, count, counted, shortId } from "./format.ts";
 import { go, href } from "./router.ts";
 import { readStats } from "./state.ts";
 import { isFinal } from "./statuses.ts";
 import { say, type Toast } from "./toasts.tsx";
-import type { Delivery, Job, JobNews, Queue, Schedule, Token, Webhook, Worker } from "./types.ts";
+import type { Bulk, Delivery, Job, JobNews, Queue, Schedule, Token, Webhook, Worker } from "./types.ts";
 import { Badge } from "./ui.tsx";
 
 /** Do something, and say what came of it. */
@@ -24,8 +26,14 @@ export async function perform(what: () => Promise<string | Toast>, line?: string
   }
 }
 
-const post = <Shape,>(parts: readonly string[], body?: { [name: string]: string | boolean | number | string[] | undefined }): Promise<Shape> => {
-  const given = body && Object.fromEntries(Object.entries(body).filter((pair): pair is [string, string | boolean | number | string[]] => pair[1] !== undefined));
+type Body = Record<string, string | boolean | number | readonly string[] | Filter | undefined>;
+/** What jobs are meant, by the names that the list of jobs knows. */
+export type Filter = Readonly<Record<string, string | undefined>>;
+
+/** Send something; what is undefined or empty is left out. */
+const post = <Shape,>(parts: readonly string[], body?: Body): Promise<Shape> => {
+  const isGiven = ([, value]: [string, unknown]): boolean => value !== undefined && value !== "";
+  const given = body && (Object.fromEntries(Object.entries(body).filter(isGiven)) as { [name: string]: Json });
   return ask<Shape>(apiUrl(parts), { method: "POST", ...(given ? { body: given } : {}) });
 };
 
@@ -33,7 +41,7 @@ const post = <Shape,>(parts: readonly string[], body?: { [name: string]: string 
 
 /** Ask a job to stop. */
 export function cancelJob(job: JobNews, after: () => void): void {
-  const line = command(["jobs", "cancel", job.id]);
+  const line = ({ reason }: { reason: string }): string => command(["jobs", "cancel", job.id], { reason });
   const isRunning = job.status === "RUNNING";
   confirm({
     title: `Cancel this job of ${job.type}?`,
@@ -42,9 +50,9 @@ export function cancelJob(job: JobNews, after: () => void): void {
     isGrave: true,
     asksReason: true,
     command: line,
-    act: async (reason) => {
-      const answer = await post<Job>(["jobs", job.id, "cancel"], reason ? { reason } : undefined);
-      say({ words: answer.status === "CANCELLED" ? "The job is cancelled." : "The job was asked to stop.", command: line });
+    act: async ({ reason }) => {
+      const answer = await post<Job>(["jobs", job.id, "cancel"], { reason });
+      say({ words: answer.status === "CANCELLED" ? "The job is cancelled." : "The job was asked to stop.", command: line({ reason }) });
       after();
     },
   });
@@ -60,71 +68,90 @@ export async function retryJob(job: JobNews, opensIt: boolean): Promise<void> {
   }, line);
 }
 
-const AT_ONCE = 4;
+const CALLS_MAX = 50;
 
-/** Retry or cancel many jobs, after one question with the count. */
-export function bulk(verb: "retry" | "cancel", jobs: readonly JobNews[], isCut: boolean, line: string, after: () => void): void {
-  const fitting = jobs.filter((job) => isFinal(job.status) === (verb === "retry"));
-  const others = jobs.length - fitting.length;
+/** Which jobs are meant: those that were picked, or all that match. */
+export type Chosen = { jobs: readonly JobNews[] } | { filter: Filter };
+
+/** Say whether this can be done to a job, as far as its state tells. */
+function fits(verb: "retry" | "cancel", job: JobNews): boolean {
+  return isFinal(job.status) === (verb === "retry") || job.status === "BLOCKED";
+}
+
+/** Retry or cancel many jobs, after one question with the count that the server found. */
+export async function bulk(verb: "retry" | "cancel", chosen: Chosen, after: () => void): Promise<void> {
+  const isRetry = verb === "retry";
+  const picked = "jobs" in chosen ? chosen.jobs : [];
+  const ids = picked.filter((job) => fits(verb, job)).map((job) => job.id);
+  const body: Body = "filter" in chosen ? { filter: chosen.filter } : { ids };
+  const line = ({ reason }: { reason: string }): string => command(["jobs", verb, ...ids], { ...("filter" in chosen ? { ...flagsOf(chosen.filter), yes: "yes" } : {}), reason });
+  let found: Bulk | null = null;
+  try {
+    if (ids.length || "filter" in chosen) found = await post<Bulk>(["jobs", verb], { ...body, dry_run: true });
+  } catch (error) {
+    return void say({ words: wordsOf(error), tone: "bad", stays: true });
+  }
+  const why = isRetry ? "not ended yet, or run again already" : "ended already, or asked to stop";
+  if (!found?.matched) return void say({ words: `There is nothing to do: ${why}.`, tone: "warn" });
+  const number = `${found.is_exact ? "" : "more than "}${counted(found.matched, "job")}`;
   const states = new Map<string, number>();
-  for (const job of fitting) states.set(job.status, (states.get(job.status) ?? 0) + 1);
+  for (const job of picked) if (ids.includes(job.id)) states.set(job.status, (states.get(job.status) ?? 0) + 1);
+  const others = picked.length && picked.length - found.matched;
   confirm({
-    title: `${verb === "retry" ? "Run" : "Cancel"} ${counted(fitting.length, "job")}${verb === "retry" ? " again" : ""}?`,
+    title: isRetry ? `Run ${number} again?` : `Cancel ${number}?`,
     words: (
       <>
-        <ul class="plain">
-          {[...states].map(([status, number]) => (
-            <li key={status}>
-              <Badge state={status} /> {number}
-            </li>
-          ))}
-        </ul>
+        {states.size > 0 && (
+          <ul class="plain">
+            {[...states].map(([status, many]) => (
+              <li key={status}>
+                <Badge state={status} /> {many}
+              </li>
+            ))}
+          </ul>
+        )}
+        {"filter" in chosen && <p>All that match, the oldest first, a thousand at a time; when this page is closed, the rest is left alone.</p>}
         {others > 0 && (
           <p>
-            {counted(others, "job")} of the selection {others === 1 ? "is" : "are"} left alone: {verb === "retry" ? "not ended yet" : "ended already"}.
+            {counted(others, "job")} of the selection {others === 1 ? "is" : "are"} left alone: {why}.
           </p>
         )}
-        {isCut && <p>More jobs match than are taken at once. Repeat this for the rest.</p>}
       </>
     ),
-    verb: verb === "retry" ? "Run again" : "Cancel them",
-    isGrave: verb === "cancel",
-    asksReason: verb === "cancel",
+    verb: isRetry ? "Run again" : "Cancel them",
+    isGrave: !isRetry,
+    asksReason: !isRetry,
     command: line,
-    number: fitting.length,
-    act: async (reason) => {
-      void series(verb, fitting, reason, line).then(after);
+    number: found.matched,
+    act: async ({ reason }) => {
+      void settle(verb, { ...body, reason }, number, line({ reason })).then(after);
     },
   });
 }
 
-async function series(verb: "retry" | "cancel", jobs: readonly JobNews[], reason: string, line: string): Promise<void> {
-  let done = 0;
-  const refused: string[] = [];
-  const waiting = [...jobs];
-  let close = say({ words: `${verb === "retry" ? "Running again" : "Cancelling"}: 0 of ${jobs.length} …`, stays: true });
-  let told = 0;
-  const one = async (): Promise<void> => {
-    for (let job = waiting.shift(); job !== undefined; job = waiting.shift()) {
-      try {
-        await post(["jobs", job.id, verb], verb === "cancel" && reason ? { reason } : undefined);
-        done++;
-      } catch (error) {
-        refused.push(`${shortId(job.id)}: ${wordsOf(error)}`);
-      }
-      if (done + refused.length - told >= 25) {
-        told = done + refused.length;
+/** Go on, a thousand at a time, until nothing is left or nothing more is done. */
+async function settle(verb: "retry" | "cancel", body: Body, of: string, line: string): Promise<void> {
+  let total = 0;
+  let close = (): void => undefined;
+  const refused: Bulk["refused"] = [];
+  await perform(async () => {
+    try {
+      for (let call = 0; call < CALLS_MAX; call++) {
+        const answer = await post<Bulk>(["jobs", verb], body);
+        total += answer.done;
+        refused.push(...answer.refused);
         close();
-        close = say({ words: `${told} of ${jobs.length} …`, stays: true });
+        if (!answer.more || answer.done === 0) break;
+        close = say({ words: `${count(total)} of ${of} …`, stays: true });
       }
+    } catch (error) {
+      throw new Error(`${total ? `${counted(total, "job")} done, then: ` : ""}${wordsOf(error)}`);
+    } finally {
+      close();
     }
-  };
-  await Promise.all(Array.from({ length: AT_ONCE }, one));
-  close();
-  const what = verb === "retry" ? `${counted(done, "job")} will run again.` : `${counted(done, "job")} cancelled or asked to stop.`;
-  const rest = refused.length ? ` ${counted(refused.length, "was", "were")} refused, for example ${clip(refused[0] ?? "", 160)}` : "";
-  say({ words: what + rest, tone: refused.length ? "warn" : "good", stays: refused.length > 0, command: line });
-  void readStats();
+    const rest = refused[0] ? ` ${counted(refused.length, "was", "were")} refused, for example ${shortId(refused[0].id)}: ${clip(refused[0].reason, 160)}` : "";
+    return { words: `${counted(total, "job")} ${verb === "retry" ? "will run again" : "cancelled or asked to stop"}.${rest}`, ...(rest ? { tone: "warn" as const, stays: true } : {}) };
+  }, line);
 }
 
 // --- schedules
@@ -139,16 +166,17 @@ export async function runNow(schedule: Schedule): Promise<void> {
 
 /** Stop a schedule, for a while or until it is resumed. */
 export function pauseSchedule(schedule: Schedule, after: (changed: Schedule) => void): void {
-  const line = command(["schedules", "pause", schedule.name]);
+  const line = (answers: Answers): string => command(["schedules", "pause", schedule.name], { ...answers });
   confirm({
     title: `Pause ${schedule.name}?`,
     words: <p>Nothing is started until it is resumed. Its instants are recorded as paused, and are not made up for.</p>,
     verb: "Pause it",
+    asksUntil: true,
     asksReason: true,
     command: line,
-    act: async (reason) => {
-      after(await post<Schedule>(["schedules", schedule.name, "pause"], reason ? { reason } : {}));
-      say({ words: `${schedule.name} is paused.`, command: line });
+    act: async (answers) => {
+      after(await post<Schedule>(["schedules", schedule.name, "pause"], { ...answers }));
+      say({ words: answers.until ? `${schedule.name} is paused, and goes on by itself.` : `${schedule.name} is paused.`, command: line(answers) });
     },
   });
 }
@@ -174,7 +202,7 @@ export function removeSchedule(schedule: Schedule): void {
     ),
     verb: "Remove it",
     isGrave: true,
-    command: line,
+    command: () => line,
     act: async () => {
       await ask(apiUrl(["schedules", schedule.name]), { method: "DELETE", headers: { "If-Match": `"${schedule.revision}"` } });
       say({ words: `${schedule.name} is removed.`, command: line });
@@ -195,7 +223,7 @@ export function toggleQueue(queue: Queue, after: () => void): void {
     }, command(["queues", "resume", queue.name]));
     return;
   }
-  const line = command(["queues", "pause", queue.name]);
+  const line = ({ reason }: { reason: string }): string => command(["queues", "pause", queue.name], { reason });
   confirm({
     title: `Pause the queue ${queue.name}?`,
     words: (
@@ -206,9 +234,9 @@ export function toggleQueue(queue: Queue, after: () => void): void {
     verb: "Pause it",
     asksReason: true,
     command: line,
-    act: async (reason) => {
-      await post(["queues", queue.name, "pause"], reason ? { reason } : undefined);
-      say({ words: `The queue ${queue.name} is paused.`, command: line });
+    act: async ({ reason }) => {
+      await post(["queues", queue.name, "pause"], { reason });
+      say({ words: `The queue ${queue.name} is paused.`, command: line({ reason }) });
       after();
     },
   });
@@ -222,7 +250,7 @@ export function drainWorker(worker: Worker, after: () => void): void {
     words: <p>It takes no more jobs, finishes the {counted(worker.running, "job")} that it runs, or hands them back, and leaves.</p>,
     verb: "Drain it",
     isGrave: true,
-    command: line,
+    command: () => line,
     act: async () => {
       await post(["workers", worker.id, "drain"]);
       say({ words: `${worker.name} takes no more jobs.`, command: line });
@@ -247,7 +275,7 @@ export function settleLetters(verb: "retry" | "drop", letters: readonly Job[], k
     ),
     verb: verb === "retry" ? "Run again" : "Drop",
     isGrave: verb === "drop",
-    command: line,
+    command: () => line,
     number: ids.length,
     act: async () => {
       const answer = await post<{ count: number; refused?: unknown[] }>(["dead", verb], { ids });
@@ -270,7 +298,7 @@ export function revokeToken(token: Token, after: () => void): void {
     words: <p>It is refused within five seconds, also on streams that are open. This cannot be undone.</p>,
     verb: "Revoke it",
     isGrave: true,
-    command: line,
+    command: () => line,
     act: async () => {
       await ask(apiUrl(["tokens", token.id]), { method: "DELETE" });
       say({ words: `The token of ${token.name} counts no more.`, command: line });
@@ -287,7 +315,7 @@ export function removeWebhook(hook: Webhook, after: () => void): void {
     words: <p>{hook.url} is told nothing more. Messages that wait for it are given up.</p>,
     verb: "Remove it",
     isGrave: true,
-    command: line,
+    command: () => line,
     act: async () => {
       await ask(apiUrl(["webhooks", hook.id]), { method: "DELETE" });
       say({ words: "The webhook is removed.", command: line });

@@ -1,5 +1,5 @@
 /** The client of the public API. Every address is relative to the page, so that it works behind any sub-path. */
-import { signal } from "@preact/signals";
+import { signal } from "./signals.ts";
 import { parseExact, writeExact, type Json } from "./exact.ts";
 
 /** A request that was refused or got no answer, in words. */

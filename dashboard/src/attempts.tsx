@@ -3,7 +3,7 @@ import { duration, instant, shortId } from "./format.ts";
 import { now, stats } from "./state.ts";
 import { isFinal } from "./statuses.ts";
 import type { Attempt, Job } from "./types.ts";
-import { Badge, Card, Table, Text } from "./ui.tsx";
+import { Badge, Collection, Legend, Text } from "./ui.tsx";
 
 export interface Span {
   kind: "waiting" | "running" | "held";
@@ -59,49 +59,34 @@ export function Attempts({ job, attempts }: { job: Job; attempts: readonly Attem
   const length = Math.max(1, to - from);
   const nodes = stats.value?.nodes ?? [];
   return (
-    <Card
+    <Collection
       id="attempts"
       title="Attempts"
-      aside={
-        <span class="legend">
-          <span class="key key-waiting">waiting</span>
-          <span class="key key-running">running</span>
-          <span class="key key-held">held back</span>
-        </span>
-      }
-    >
-      <Table label="Table: attempts" columns={["Attempt", "How it ended", "Waited", "Ran", "Held back", "Over time"]}>
-        {rows.map((row) => (
-          <tr key={row.number}>
-            <td data-label="Attempt" class="figure">
-              {row.number}
-            </td>
-            <td data-label="How it ended">
-              <Badge state={row.outcome} />
-              <div class="small-text faint">
-                {row.reason && <Text of={row.reason} most={120} />}
-                {row.node && ` on ${nodes.find((node) => node.id === row.node)?.name ?? shortId(row.node)}`}
-              </div>
-            </td>
-            <td data-label="Waited" class="figure">
-              {duration(row.waited)}
-            </td>
-            <td data-label="Ran" class="figure">
-              {duration(row.ran)}
-            </td>
-            <td data-label="Held back" class="figure">
-              {row.held ? duration(row.held) : "–"}
-            </td>
-            <td class="cell-spans" aria-hidden="true">
-              <div class="spans">
-                {row.spans.map((span) => (
-                  <i key={span.kind} class={`span-${span.kind}`} style={{ "--from": String((span.from - from) / length), "--length": String((span.to - span.from) / length) }} />
-                ))}
-              </div>
-            </td>
-          </tr>
-        ))}
-      </Table>
-    </Card>
+      aside={<Legend keys={[["waiting", "waiting"], ["running", "running"], ["held", "held back"]]} />}
+      columns={[["Attempt", "figure"], ["How it ended"], ["Waited", "figure"], ["Ran", "figure"], ["Held back", "figure"], ["Over time", "cell-spans"]]}
+      items={rows}
+      empty={null}
+      row={(row) => ({
+        key: String(row.number),
+        cells: [
+          row.number,
+          <>
+            <Badge state={row.outcome} />
+            <div class="small-text faint">
+              {row.reason && <Text of={row.reason} most={120} />}
+              {row.node && ` on ${nodes.find((node) => node.id === row.node)?.name ?? shortId(row.node)}`}
+            </div>
+          </>,
+          duration(row.waited),
+          duration(row.ran),
+          row.held ? duration(row.held) : "–",
+          <div class="spans" aria-hidden="true">
+            {row.spans.map((span) => (
+              <i key={span.kind} class={`span-${span.kind}`} style={{ "--from": String((span.from - from) / length), "--length": String((span.to - span.from) / length) }} />
+            ))}
+          </div>,
+        ],
+      })}
+    />
   );
 }

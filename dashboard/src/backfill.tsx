@@ -1,14 +1,14 @@
 /** Jobs for instants of the past: counted first, enqueued when the count is right. */
 import { useState } from "preact/hooks";
-import { apiUrl, ask, wordsOf } from "./api.ts";
+import { apiUrl, ask } from "./api.ts";
 import { command } from "./cli.ts";
 import { zoneOf } from "./cron.ts";
-import { Dialog } from "./dialog.tsx";
+import { Field, FormDialog } from "./dialog.tsx";
 import { count, counted, DAY, inZone } from "./format.ts";
 import { serverNow } from "./state.ts";
 import { say } from "./toasts.tsx";
 import type { Schedule } from "./types.ts";
-import { Command, Problem, Time } from "./ui.tsx";
+import { Time } from "./ui.tsx";
 
 interface Filled {
   count: number;
@@ -24,77 +24,44 @@ export function Backfill({ schedule, onClose, onDone }: { schedule: Schedule; on
   const [to, setTo] = useState(() => local(serverNow()));
   const [again, setAgain] = useState(false);
   const [found, setFound] = useState<Filled | null>(null);
-  const [problem, setProblem] = useState<string | null>(null);
-  const [isBusy, setBusy] = useState(false);
   const line = command(["schedules", "backfill", schedule.name], { from, to, again: again ? "yes" : undefined });
-  const run = async (isDry: boolean): Promise<void> => {
-    setBusy(true);
-    setProblem(null);
-    try {
-      const answer = await ask<Filled>(apiUrl(["schedules", schedule.name, "backfill"]), { method: "POST", body: { from, to, again, dry_run: isDry } });
-      if (isDry) setFound(answer);
-      else {
-        say({ words: `${counted(answer.count, "job")} enqueued for past instants of ${schedule.name}.`, command: line });
-        onDone();
-        onClose();
-      }
-    } catch (error) {
-      setProblem(wordsOf(error));
-    }
-    setBusy(false);
+  const isDry = found === null;
+  const run = async (): Promise<void> => {
+    const answer = await ask<Filled>(apiUrl(["schedules", schedule.name, "backfill"]), { method: "POST", body: { from, to, again, dry_run: isDry } });
+    if (isDry) return setFound(answer);
+    say({ words: `${counted(answer.count, "job")} enqueued for past instants of ${schedule.name}.`, command: line });
+    onDone();
+    onClose();
   };
   const changed = <Value,>(set: (value: Value) => void) => (value: Value): void => {
     set(value);
     setFound(null);
   };
   return (
-    <Dialog title={`Backfill ${schedule.name}`} onClose={onClose}>
-      <form
-        onSubmit={(event) => {
-          event.preventDefault();
-          void run(found === null);
-        }}
-      >
-        <p>A job is enqueued for each past instant that has not fired. Repeating it adds nothing. Times are by the clock of {zone}.</p>
-        <div class="fields">
-          <label>
-            From
-            <input type="datetime-local" required value={from} onInput={(event) => changed(setFrom)(event.currentTarget.value)} />
-          </label>
-          <label>
-            To
-            <input type="datetime-local" required value={to} onInput={(event) => changed(setTo)(event.currentTarget.value)} />
-          </label>
+    <FormDialog title={`Backfill ${schedule.name}`} onClose={onClose} act={run} verb={isDry ? "Count" : `Enqueue ${counted(found.count, "job")}`} isReady={found?.count !== 0} command={line}>
+      <p>A job is enqueued for each past instant that has not fired. Repeating it adds nothing. Times are by the clock of {zone}.</p>
+      <div class="fields">
+        <Field label="From" type="datetime-local" required value={from} onValue={changed(setFrom)} />
+        <Field label="To" type="datetime-local" required value={to} onValue={changed(setTo)} />
+      </div>
+      <label class="inline">
+        <input type="checkbox" checked={again} onChange={() => changed(setAgain)(!again)} /> also those that have fired
+      </label>
+      {found && (
+        <div class="plan" aria-live="polite">
+          <p>
+            <strong>{found.count === 0 ? "There is nothing to fill." : `${counted(found.count, "job")} would be enqueued.`}</strong>
+          </p>
+          <ul class="plain scrolls">
+            {found.instants.slice(0, SHOWN).map((one) => (
+              <li key={one}>
+                <span class="mono">{inZone(Date.parse(one), zone)}</span> <Time at={one} zone={zone} />
+              </li>
+            ))}
+            {found.instants.length > SHOWN && <li class="faint">and {count(found.instants.length - SHOWN)} more</li>}
+          </ul>
         </div>
-        <label class="inline">
-          <input type="checkbox" checked={again} onChange={() => changed(setAgain)(!again)} /> also those that have fired
-        </label>
-        {found && (
-          <div class="plan" aria-live="polite">
-            <p>
-              <strong>{found.count === 0 ? "There is nothing to fill." : `${counted(found.count, "job")} would be enqueued.`}</strong>
-            </p>
-            <ul class="plain scrolls">
-              {found.instants.slice(0, SHOWN).map((one) => (
-                <li key={one}>
-                  <span class="mono">{inZone(Date.parse(one), zone)}</span> <Time at={one} zone={zone} />
-                </li>
-              ))}
-              {found.instants.length > SHOWN && <li class="faint">and {count(found.instants.length - SHOWN)} more</li>}
-            </ul>
-          </div>
-        )}
-        <Problem words={problem} />
-        <Command line={line} label="The same in a terminal" />
-        <footer>
-          <button type="button" onClick={onClose}>
-            Leave it
-          </button>
-          <button type="submit" class="main" disabled={isBusy || found?.count === 0}>
-            {found === null ? "Count" : `Enqueue ${counted(found.count, "job")}`}
-          </button>
-        </footer>
-      </form>
-    </Dialog>
+      )}
+    </FormDialog>
   );
 }

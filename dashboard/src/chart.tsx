@@ -3,6 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { duration, inZone } from "./format.ts";
 import { theme } from "./state.ts";
+import { Legend } from "./ui.tsx";
 
 export interface Line {
   label: string;
@@ -29,13 +30,14 @@ export function Chart({ title, summary, at, lines, unit, band, height = 150 }: P
   const chart = useRef<uPlot | null>(null);
   const shape = lines.map((line) => `${line.label} ${line.colour} ${line.kind ?? ""}`).join("|");
   const chosen = theme.value;
+  const step = at.length > 1 ? at[1]! - at[0]! : 1;
 
   useEffect(() => {
     const element = frame.current;
     if (element === null) return undefined;
     const make = (): void => {
       chart.current?.destroy();
-      chart.current = new uPlot(optionsOf(element, lines, unit, band, height), dataOf(at, lines), element);
+      chart.current = new uPlot(optionsOf(element, lines, unit, band, height, step), dataOf(at, lines), element);
     };
     make();
     const watch = new ResizeObserver(() => chart.current?.setSize({ width: element.clientWidth, height }));
@@ -48,7 +50,7 @@ export function Chart({ title, summary, at, lines, unit, band, height = 150 }: P
       chart.current?.destroy();
       chart.current = null;
     };
-  }, [shape, unit, height, chosen, band?.join()]);
+  }, [shape, unit, height, chosen, step, band?.join()]);
 
   useEffect(() => chart.current?.setData(dataOf(at, lines)), [at, lines]);
 
@@ -56,16 +58,7 @@ export function Chart({ title, summary, at, lines, unit, band, height = 150 }: P
     <figure class="chart">
       <figcaption>
         {title}
-        <span class="legend">
-          {lines.map(
-            (line) =>
-              line.label && (
-                <span key={line.label} class={`key key-${line.colour}`}>
-                  {line.label}
-                </span>
-              ),
-          )}
-        </span>
+        <Legend keys={lines.filter((line) => line.label).map((line) => [line.colour, line.label])} />
       </figcaption>
       <div ref={frame} class="plot" role="img" aria-label={`${title}. ${summary}`} />
     </figure>
@@ -76,16 +69,18 @@ function dataOf(at: readonly number[], lines: readonly Line[]): uPlot.AlignedDat
   return [[...at], ...lines.map((line) => [...line.values])];
 }
 
-function optionsOf(element: HTMLElement, lines: readonly Line[], unit: string, band: readonly [number, number] | undefined, height: number): uPlot.Options {
+function optionsOf(element: HTMLElement, lines: readonly Line[], unit: string, band: readonly [number, number] | undefined, height: number, step: number): uPlot.Options {
   const colour = (name: string): string => colourOf(element, name);
   const said = (value: number): string => (unit === "seconds" ? duration(value * 1000) : value.toLocaleString("en-US"));
+  // Half a bar, so that the first and the last are whole.
+  const edge = lines.some((line) => line.kind === "bars") ? step / 2 : 0;
   const axis: uPlot.Axis = { stroke: colour("faint"), grid: { stroke: colour("rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   return {
     width: Math.max(200, element.clientWidth),
     height,
     legend: { show: false },
     cursor: { y: false, points: { show: true } },
-    scales: { y: { range: (_, __, most) => [0, Math.max(unit === "seconds" ? 0.1 : 4, (most ?? 0) * 1.1)] } },
+    scales: { x: { range: (_, from, to) => [from - edge, to + edge] }, y: { range: (_, __, most) => [0, Math.max(unit === "seconds" ? 0.1 : 4, (most ?? 0) * 1.1)] } },
     axes: [
       { ...axis, size: 30, space: 70, values: (_, splits) => splits.map((value) => moment(value, (splits.at(-1) ?? 0) - (splits[0] ?? 0))) },
       { ...axis, size: 52, space: 34, values: (_, splits) => splits.map((value) => (unit === "count" && value % 1 ? "" : said(value))) },
@@ -115,5 +110,5 @@ function colourOf(element: HTMLElement, name: string): string {
 
 function moment(seconds: number, range: number): string {
   const text = inZone(seconds * 1000, undefined);
-  return range > 2 * 86_400 ? text.slice(5, 10) : text.slice(11, 16);
+  return range > 2 * 86_400 ? text.slice(5, 10) : text.slice(11, range < 300 ? 19 : 16);
 }

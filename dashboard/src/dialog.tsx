@@ -1,10 +1,10 @@
 /** Dialogs: the browser's own, which keeps the focus inside and gives it back. One question is asked at a time. */
-import { signal } from "@preact/signals";
-import type { ComponentChildren } from "preact";
+import { signal } from "./signals.ts";
+import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, visible } from "./format.ts";
-import { Command, Problem } from "./ui.tsx";
 import { wordsOf } from "./api.ts";
+import { visible } from "./format.ts";
+import { Command, Problem } from "./ui.tsx";
 
 export function Dialog({ title, onClose, children, isWide = false }: { title: string; onClose: () => void; children: ComponentChildren; isWide?: boolean }) {
   const element = useRef<HTMLDialogElement>(null);
@@ -41,6 +41,77 @@ export function Dialog({ title, onClose, children, isWide = false }: { title: st
   );
 }
 
+interface Form {
+  title: string;
+  onClose: () => void;
+  /** Does it; what it throws is shown, and the form stays. */
+  act: () => Promise<void>;
+  /** The word on the button. */
+  verb: string;
+  isGrave?: boolean;
+  isReady?: boolean;
+  isWide?: boolean;
+  command?: string | undefined;
+  /** What is wrong, found before anything was sent. */
+  problem?: string | null;
+  children: ComponentChildren;
+}
+
+/** A dialog with something to fill in, the command that does the same, and one button that does it. */
+export function FormDialog({ title, onClose, act, verb, isGrave = false, isReady = true, isWide = false, command, problem = null, children }: Form) {
+  const [isBusy, setBusy] = useState(false);
+  const [refusal, setRefusal] = useState<string | null>(null);
+  const submit = async (): Promise<void> => {
+    setBusy(true);
+    setRefusal(null);
+    try {
+      await act();
+    } catch (error) {
+      setRefusal(wordsOf(error));
+    }
+    setBusy(false);
+  };
+  return (
+    <Dialog title={title} onClose={onClose} isWide={isWide}>
+      <form
+        onInput={() => setRefusal(null)}
+        onSubmit={(event) => {
+          event.preventDefault();
+          void submit();
+        }}
+      >
+        {children}
+        {command && <Command line={command} label="The same in a terminal" />}
+        <Problem words={refusal ?? problem} />
+        <footer>
+          <button type="button" onClick={onClose}>
+            Leave it
+          </button>
+          <button type="submit" class={isGrave ? "grave" : "main"} disabled={isBusy || !isReady}>
+            {verb}
+          </button>
+        </footer>
+      </form>
+    </Dialog>
+  );
+}
+
+/** A field with a line of text in it. */
+export function Field({ label, value, onValue, ...rest }: { label: string; value: string; onValue: (value: string) => void } & Omit<JSX.IntrinsicElements["input"], "label" | "value">) {
+  return (
+    <label>
+      {label}
+      <input value={value} spellcheck={false} autocomplete="off" {...rest} onInput={(event) => onValue(event.currentTarget.value)} />
+    </label>
+  );
+}
+
+/** What is asked for beside yes or no. */
+export interface Answers {
+  reason: string;
+  until: string;
+}
+
 export interface Question {
   title: string;
   /** What will happen, in words. */
@@ -48,12 +119,14 @@ export interface Question {
   /** The word on the button. */
   verb: string;
   isGrave?: boolean;
-  command?: string;
+  command?: (answers: Answers) => string;
   /** Asks for a reason, which is handed on. */
   asksReason?: boolean;
+  /** Asks until when; nothing means until it is undone. */
+  asksUntil?: boolean;
   /** From so many things on, the number has to be typed. */
   number?: number;
-  act: (reason: string) => Promise<void>;
+  act: (answers: Answers) => Promise<void>;
 }
 
 const TYPED_FROM = 1_000;
@@ -71,64 +144,30 @@ export function Confirm() {
 
 function Asking({ asked }: { asked: Question }) {
   const [reason, setReason] = useState("");
+  const [until, setUntil] = useState("");
   const [typed, setTyped] = useState("");
-  const [isBusy, setBusy] = useState(false);
-  const [problem, setProblem] = useState<string | null>(null);
   const mustType = (asked.number ?? 0) >= TYPED_FROM;
   const close = (): void => {
     question.value = null;
   };
-  const act = async (): Promise<void> => {
-    setBusy(true);
-    try {
-      await asked.act(reason);
-      close();
-    } catch (error) {
-      setProblem(wordsOf(error));
-      setBusy(false);
-    }
-  };
+  const answers = { reason: reason.trim(), until: until.trim() };
   return (
-    <Dialog title={asked.title} onClose={close}>
-      <form
-        onSubmit={(event) => {
-          event.preventDefault();
-          void act();
-        }}
-      >
-        <div class="words">{asked.words}</div>
-        {asked.asksReason && (
-          <label>
-            Why, for those who will ask
-            <input value={reason} maxLength={300} onInput={(event) => setReason(event.currentTarget.value)} />
-          </label>
-        )}
-        {mustType && (
-          <label>
-            Type {asked.number} to go on
-            <input inputMode="numeric" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
-          </label>
-        )}
-        {asked.command && <Command line={asked.command} label="The same in a terminal" />}
-        <Problem words={problem} />
-        <footer>
-          <button type="button" onClick={close}>
-            Leave it
-          </button>
-          <button type="submit" class={asked.isGrave ? "grave" : "main"} disabled={isBusy || (mustType && typed.replace(/\D/g, "") !== String(asked.number))}>
-            {isBusy ? "…" : asked.verb}
-          </button>
-        </footer>
-      </form>
-    </Dialog>
-  );
-}
-
-/** How far a long series of requests is. */
-export function Series({ done, total }: { done: number; total: number }) {
-  return (
-    <p role="status">
-      {count(done)} of {count(total)} done
-    </p>
+    <FormDialog
+      title={asked.title}
+      onClose={close}
+      act={async () => {
+        await asked.act(answers);
+        close();
+      }}
+      verb={asked.verb}
+      isGrave={asked.isGrave ?? false}
+      isReady={!mustType || typed.replace(/\D/g, "") === String(asked.number)}
+      command={asked.command?.(answers)}
+    >
+      <div class="words">{asked.words}</div>
+      {asked.asksUntil && <Field label="For how long, or until when; empty until it is resumed" placeholder="2h, or 2027-01-31T06:00" maxLength={40} value={until} onValue={setUntil} />}
+      {asked.asksReason && <Field label="Why, for those who will ask" maxLength={300} value={reason} onValue={setReason} />}
+      {mustType && <Field label={`Type ${asked.number} to go on`} inputMode="numeric" value={typed} onValue={setTyped} />}
+    </FormDialog>
   );
 }

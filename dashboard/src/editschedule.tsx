@@ -4,13 +4,13 @@ import { apiUrl, ask, wordsOf } from "./api.ts";
 import { command } from "./cli.ts";
 import { inWords } from "./cron.ts";
 import { bodyOf, changesOf, draftOf, EMPTY, putWords, type Draft } from "./definition.ts";
-import { Dialog } from "./dialog.tsx";
+import { Field, FormDialog } from "./dialog.tsx";
 import { clip, visible } from "./format.ts";
 import { useSettled } from "./hooks.ts";
 import { seesAll, stats } from "./state.ts";
 import { say } from "./toasts.tsx";
 import type { Plan, Preview, Schedule } from "./types.ts";
-import { Command, Fold, Problem, Time } from "./ui.tsx";
+import { Fold, Select, Time } from "./ui.tsx";
 
 const KINDS: readonly (readonly [string, string, string])[] = [
   ["cron", "at the times of a cron text", "0 6 * * *"],
@@ -23,7 +23,6 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
   const [draft, setDraft] = useState<Draft>(() => (schedule === null ? { ...EMPTY, tz: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC" } : draftOf(schedule)));
   const [plan, setPlan] = useState<Plan | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
-  const [isBusy, setBusy] = useState(false);
   const settled = useSettled(draft, 300);
   const query = schedule?.owner ? { owner: schedule.owner } : {};
   const guard: Record<string, string> = schedule === null ? { "If-None-Match": "*" } : { "If-Match": `"${schedule.revision}"` };
@@ -47,122 +46,85 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
   }, [settled]);
 
   const save = async (): Promise<void> => {
-    setBusy(true);
-    try {
-      const made = await ask<Schedule>(apiUrl(["schedules", draft.name], query), { method: "PUT", text: bodyOf(draft, schedule), headers: guard });
-      say({ words: schedule === null ? `${draft.name} is made.` : `${draft.name} is changed.`, command: command(...putWords(draft, schedule?.owner)) });
-      onDone(made);
-    } catch (error) {
-      setProblem(wordsOf(error));
-      setBusy(false);
-    }
+    const made = await ask<Schedule>(apiUrl(["schedules", draft.name], query), { method: "PUT", text: bodyOf(draft, schedule), headers: guard });
+    say({ words: schedule === null ? `${draft.name} is made.` : `${draft.name} is changed.`, command: line });
+    onDone(made);
   };
 
-  const set = (name: keyof Draft) => (event: { currentTarget: { value: string } }) => {
-    const { value } = event.currentTarget;
-    setDraft((before) => ({ ...before, [name]: value }));
-  };
+  const put = (name: keyof Draft, value: string): void => setDraft((before) => ({ ...before, [name]: value }));
   const input = (label: string, name: keyof Draft, placeholder = "", extra: { required?: boolean; list?: string; disabled?: boolean } = {}) => (
-    <label>
-      {label}
-      <input value={draft[name]} placeholder={placeholder} onInput={set(name)} spellcheck={false} autocomplete="off" {...extra} />
-    </label>
+    <Field label={label} value={draft[name]} placeholder={placeholder} onValue={(value) => put(name, value)} {...extra} />
   );
-  const select = (label: string, name: keyof Draft, values: readonly string[]) => (
-    <label>
-      {label}
-      <select value={draft[name]} onChange={set(name)}>
-        {values.map((value) => (
-          <option key={value}>{value}</option>
-        ))}
-      </select>
-    </label>
-  );
+  const select = (label: string, name: keyof Draft, options: readonly (readonly [string, string?])[]) => <Select label={label} value={draft[name]} onValue={(value) => put(name, value)} options={options} />;
   const kind = KINDS.find(([value]) => value === draft.kind);
   const words = draft.kind === "cron" ? inWords({ kind: "cron", expr: draft.rule }) : null;
   const tasks = [...new Set((stats.value?.workers ?? []).flatMap((worker) => worker.tasks))].sort();
+  const line = command(...putWords(draft, schedule?.owner));
   const changes = schedule === null ? [] : changesOf(draft, schedule);
   return (
-    <Dialog title={schedule === null ? "New schedule" : `Change ${schedule.name}`} onClose={onClose} isWide>
-      <form
-        onSubmit={(event) => {
-          event.preventDefault();
-          void save();
-        }}
-      >
-        {schedule?.owner && (
-          <p class="hint tone-warn">
-            It is declared by {visible(clip(schedule.owner, 60))}, which puts its own definition back when it starts. To change it for good, change it there.
-          </p>
+    <FormDialog
+      title={schedule === null ? "New schedule" : `Change ${schedule.name}`}
+      onClose={onClose}
+      act={save}
+      verb={schedule === null ? "Make it" : "Change it"}
+      isReady={plan !== null && plan.action !== "nothing"}
+      isWide
+      command={line}
+      problem={problem}
+    >
+      {schedule?.owner && (
+        <p class="hint tone-warn">
+          It is declared by {visible(clip(schedule.owner, 60))}, which puts its own definition back when it starts. To change it for good, change it there.
+        </p>
+      )}
+      <div class="fields">
+        {input("Name", "name", "daily-report", { required: true, disabled: schedule !== null })}
+        {input("Task", "task", "report", { required: true, list: "tasks-to-run" })}
+        {select("When", "kind", KINDS.map(([value, label]) => [value, `${value}: ${label}`]))}
+        {input(draft.kind === "cron" ? "Cron text" : "Rule", "rule", kind?.[2] ?? "", { required: true })}
+        {(draft.kind === "cron" || draft.kind === "at") && input("Time zone", "tz", "Europe/Berlin", { list: "zones" })}
+        {draft.kind === "cron" && select("When clocks change", "dst", [["shift"], ["skip"], ["both"]])}
+      </div>
+      {words && <p class="faint">That is {words}.</p>}
+      <label>
+        Arguments as JSON
+        <textarea class="mono" rows={3} value={draft.args} onInput={(event) => put("args", event.currentTarget.value)} spellcheck={false} />
+      </label>
+      <Fold title="Policies">
+        {() => (
+          <div class="fields">
+            {select("While its last job runs", "overlap", [["skip"], ["queue"], ["allow"], ["replace"]])}
+            {select("What was missed", "missed", [["latest"], ["all"], ["skip"]])}
+            {input("May start late by", "deadline", "4h")}
+            {input("Should take at most", "expect", "10m")}
+            {input("Spread starts over", "jitter", "30s")}
+            {input("Queue", "queue", "default")}
+            {input("Priority", "priority", "0")}
+            {input("Attempts", "max_attempts", "1")}
+            {input("Wait between attempts", "backoff", "5s..5m")}
+            {input("Tags", "tags", "reports, nightly")}
+            {seesAll.value && input("Tenant", "tenant", "default")}
+          </div>
         )}
-        <div class="fields">
-          {input("Name", "name", "daily-report", { required: true, disabled: schedule !== null })}
-          {input("Task", "task", "report", { required: true, list: "tasks-to-run" })}
-          <label>
-            When
-            <select value={draft.kind} onChange={set("kind")}>
-              {KINDS.map(([value, label]) => (
-                <option key={value} value={value}>
-                  {value}: {label}
-                </option>
-              ))}
-            </select>
-          </label>
-          {input(draft.kind === "cron" ? "Cron text" : "Rule", "rule", kind?.[2] ?? "", { required: true })}
-          {(draft.kind === "cron" || draft.kind === "at") && input("Time zone", "tz", "Europe/Berlin", { list: "zones" })}
-          {draft.kind === "cron" && select("When clocks change", "dst", ["shift", "skip", "both"])}
-        </div>
-        {words && <p class="faint">That is {words}.</p>}
-        <label>
-          Arguments as JSON
-          <textarea class="mono" rows={3} value={draft.args} onInput={set("args")} spellcheck={false} />
-        </label>
-        <Fold title="Policies">
-          {() => (
-            <div class="fields">
-              {select("While its last job runs", "overlap", ["skip", "queue", "allow", "replace"])}
-              {select("What was missed", "missed", ["latest", "all", "skip"])}
-              {input("May start late by", "deadline", "4h")}
-              {input("Should take at most", "expect", "10m")}
-              {input("Spread starts over", "jitter", "30s")}
-              {input("Queue", "queue", "default")}
-              {input("Priority", "priority", "0")}
-              {input("Attempts", "max_attempts", "1")}
-              {input("Wait between attempts", "backoff", "5s..5m")}
-              {input("Tags", "tags", "reports, nightly")}
-              {seesAll.value && input("Tenant", "tenant", "default")}
+      </Fold>
+      <div class="plan" aria-live="polite">
+        {plan !== null && (
+          <>
+            <p>
+              {plan.action === "nothing" ? "This changes nothing." : plan.action === "create" ? "This makes a new schedule." : `This changes ${changes.map(([name]) => name).join(", ") || "the definition"}.`}
+            </p>
+            <div class="plan-columns">
+              {plan.next.before.length > 0 && <Instants title="Next, as it is" items={plan.next.before} others={plan.next.after} />}
+              <Instants title={plan.next.before.length ? "Next, after the change" : "Next"} items={plan.next.after} others={plan.next.before} marksNew />
             </div>
-          )}
-        </Fold>
-        <div class="plan" aria-live="polite">
-          {plan !== null && (
-            <>
-              <p>
-                {plan.action === "nothing" ? "This changes nothing." : plan.action === "create" ? "This makes a new schedule." : `This changes ${changes.map(([name]) => name).join(", ") || "the definition"}.`}
+            {plan.warnings.map((warning) => (
+              <p key={warning} class="hint tone-warn">
+                {visible(warning)}
               </p>
-              <div class="plan-columns">
-                {plan.next.before.length > 0 && <Instants title="Next, as it is" items={plan.next.before} others={plan.next.after} />}
-                <Instants title={plan.next.before.length ? "Next, after the change" : "Next"} items={plan.next.after} others={plan.next.before} marksNew />
-              </div>
-              {plan.warnings.map((warning) => (
-                <p key={warning} class="hint tone-warn">
-                  {visible(warning)}
-                </p>
-              ))}
-            </>
-          )}
-        </div>
-        <Problem words={problem} />
-        <Command line={command(...putWords(draft, schedule?.owner))} label="The same in a terminal" />
-        <footer>
-          <button type="button" onClick={onClose}>
-            Leave it
-          </button>
-          <button type="submit" class="main" disabled={isBusy || plan === null || plan.action === "nothing"}>
-            {schedule === null ? "Make it" : "Change it"}
-          </button>
-        </footer>
-      </form>
+            ))}
+          </>
+        )}
+      </div>
       <datalist id="tasks-to-run">
         {tasks.map((task) => (
           <option key={task} value={task} />
@@ -173,7 +135,7 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
           <option key={zone} value={zone} />
         ))}
       </datalist>
-    </Dialog>
+    </FormDialog>
   );
 }
 

@@ -11,8 +11,9 @@ export class ExactNumber {
 
 export type Json = null | boolean | number | string | ExactNumber | Json[] | { [name: string]: Json };
 
-// A run of so many digits may not fit; everything shorter does, and is read by the fast parser of the browser.
-const MAYBE_LONG = /[0-9]{16}|[0-9]\.[0-9]{15}|[0-9][eE]/;
+// A run of so many digits may not fit; everything shorter does, and is read by the fast parser of the browser. Only where
+// a number can begin: ids are full of digits.
+const MAYBE_LONG = /(?:^|[:,[\s])-?(?:[0-9]{16}|[0-9]+\.[0-9]{15}|[0-9.]+[eE])/;
 const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
 const STRING = /"(?:[^"\\\u0000-\u001f]|\\.)*"/y;
 const SPACE = /[ \t\n\r]*/y;

@@ -2,7 +2,7 @@
 import { DAY, HOUR, MINUTE } from "./format.ts";
 import { STATUSES } from "./types.ts";
 
-export const FIELDS = ["status", "type", "queue", "tenant", "schedule", "tag", "key", "since", "q"] as const;
+export const FIELDS = ["status", "type", "queue", "tenant", "schedule", "tag", "key", "batch", "rerun_of", "since", "until", "ended", "q"] as const;
 export type Filters = Partial<Record<(typeof FIELDS)[number], string>>;
 
 const WORDS: Readonly<Record<string, (typeof FIELDS)[number]>> = {
@@ -16,7 +16,10 @@ const WORDS: Readonly<Record<string, (typeof FIELDS)[number]>> = {
   schedule: "schedule",
   tag: "tag",
   key: "key",
+  batch: "batch",
   since: "since",
+  until: "until",
+  ended: "ended",
 };
 
 /** Read the filters out of an address. */
@@ -55,4 +58,17 @@ export function sinceTime(text: string | undefined, now: number): string | undef
   if (match) return new Date(now - Number(match[1]) * SIZES[match[2]!]!).toISOString();
   const at = Date.parse(text);
   return Number.isNaN(at) ? undefined : new Date(at).toISOString();
+}
+
+/** Write filters as the API takes them. Times that were meant from now on back are fixed now. */
+export function queryOf({ since, until, ended, ...rest }: Filters, now: number): Record<string, string> {
+  const found: Record<string, string | undefined> = { ...rest, created_after: sinceTime(since, now), created_before: sinceTime(until, now), finished_after: sinceTime(ended, now) };
+  return Object.fromEntries(Object.entries(found).filter((pair): pair is [string, string] => Boolean(pair[1])));
+}
+
+const FLAGS: Readonly<Record<string, string>> = { type: "task", q: "text" };
+
+/** Write such a query as options of the command line. */
+export function flagsOf(query: Readonly<Record<string, string | undefined>>): Record<string, string | undefined> {
+  return Object.fromEntries(Object.entries(query).map(([name, value]) => [FLAGS[name] ?? name.replaceAll("_", "-"), value]));
 }

@@ -1,18 +1,19 @@
 /** A year of decisions, day by day: the ledger made visible. */
 import { useMemo } from "preact/hooks";
-import { DAY } from "./format.ts";
+import { counted, DAY } from "./format.ts";
 import { toneOfDay, type DayCount } from "./summary.ts";
 
 const CELL = 13;
 const WEEKS = 53;
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-export function HeatMap({ days, today, readFrom }: { days: ReadonlyMap<string, DayCount>; today: string; readFrom: string | null }) {
+/** Draw the weeks up to a day; a year has parts of 53 of them. Days before the first one that is meant are left out. */
+export function HeatMap({ days, from, last }: { days: ReadonlyMap<string, DayCount>; from: string; last: string }) {
   const cells = useMemo(() => {
-    const last = Date.parse(`${today}T00:00:00Z`);
-    const first = last - ((WEEKS - 1) * 7 + new Date(last).getUTCDay()) * DAY;
-    return Array.from({ length: Math.round((last - first) / DAY) + 1 }, (_, place) => ({ date: new Date(first + place * DAY).toISOString().slice(0, 10), week: Math.floor(place / 7), weekday: place % 7 }));
-  }, [today]);
+    const end = Date.parse(`${last}T00:00:00Z`);
+    const first = end - ((WEEKS - 1) * 7 + new Date(end).getUTCDay()) * DAY;
+    return Array.from({ length: Math.round((end - first) / DAY) + 1 }, (_, place) => ({ date: new Date(first + place * DAY).toISOString().slice(0, 10), week: Math.floor(place / 7), weekday: place % 7 })).filter((cell) => cell.date >= from);
+  }, [from, last]);
   const months = cells.filter((cell) => cell.weekday === 0 && Number(cell.date.slice(8)) <= 7);
   return (
     <div class="heat-frame" tabIndex={0} role="img" aria-label={summaryOf(days)}>
@@ -24,15 +25,15 @@ export function HeatMap({ days, today, readFrom }: { days: ReadonlyMap<string, D
         ))}
         {cells.map((cell) => {
           const day = days.get(cell.date);
-          const isUnread = readFrom !== null && cell.date < readFrom;
+          const tone = toneOfDay(day);
           return (
-            <g key={cell.date} class={`day tone-${isUnread ? "unread" : toneOfDay(day)}`}>
+            <g key={cell.date} class={`day tone-${tone}`}>
               <rect x={cell.week * CELL} y={cell.weekday * CELL + 16} width={CELL - 2} height={CELL - 2} rx={2}>
-                <title>{`${cell.date}: ${isUnread ? "not read" : wordsOf(day)}`}</title>
+                <title>{`${cell.date}: ${wordsOf(day)}`}</title>
               </rect>
               {/* Not by colour alone: what went wrong has a mark in it. */}
-              {!isUnread && toneOfDay(day) === "bad" && <path d={`M${cell.week * CELL + 3} ${cell.weekday * CELL + 19}l5 5m0 -5l-5 5`} />}
-              {!isUnread && toneOfDay(day) === "warn" && <path d={`M${cell.week * CELL + 3} ${cell.weekday * CELL + 21.5}h5`} />}
+              {tone === "bad" && <path d={`M${cell.week * CELL + 3} ${cell.weekday * CELL + 19}l5 5m0 -5l-5 5`} />}
+              {tone === "warn" && <path d={`M${cell.week * CELL + 3} ${cell.weekday * CELL + 21.5}h5`} />}
             </g>
           );
         })}
@@ -50,5 +51,5 @@ function wordsOf(day: DayCount | undefined): string {
 function summaryOf(days: ReadonlyMap<string, DayCount>): string {
   const sum = { fired: 0, failed: 0, skipped: 0, missed: 0, other: 0 };
   for (const day of days.values()) for (const name of Object.keys(sum) as (keyof typeof sum)[]) sum[name] += day[name];
-  return `Calendar of ${days.size} days with decisions: ${sum.fired} fired well, ${sum.failed} failed, ${sum.skipped} skipped, ${sum.missed} missed. The table of occurrences has each of them.`;
+  return `Calendar with decisions on ${counted(days.size, "day")}: ${sum.fired} fired well, ${sum.failed} failed, ${sum.skipped} skipped, ${sum.missed} missed. The table of occurrences has each of them.`;
 }

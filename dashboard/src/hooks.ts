@@ -1,5 +1,5 @@
 /** Reading for pages: once, again when told to, and not any more when the page is left. */
-import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ask, wordsOf } from "./api.ts";
 import { hear, liveState, onReadAgain, type News } from "./live.ts";
 
@@ -39,7 +39,8 @@ export function useRead<Shape>(address: string | null, options: { every?: number
     );
   }, [address]);
 
-  useEffect(() => {
+  // Before the first paint, not after it: the answer is on its way while that is drawn.
+  useLayoutEffect(() => {
     again();
     const leave = onReadAgain(again);
     return () => {

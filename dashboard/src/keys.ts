@@ -1,5 +1,5 @@
 /** The keyboard: one letter does one thing, unless somebody writes; `g` waits for a second letter. */
-import { signal } from "@preact/signals";
+import { signal } from "./signals.ts";
 import { go } from "./router.ts";
 import { nextTheme, shortcuts } from "./state.ts";
 import { togglePause } from "./live.ts";

@@ -1,12 +1,17 @@
 /**
- * The one live connection. States, as the pill shows them:
+ * The one live connection of this browser. States, as the pill shows them:
  *
  *   connecting → live ⇄ reconnecting → polling (no stream gets through; everything is read every few seconds)
  *   paused (by the user) · asleep (the tab has been hidden for a minute)
  *
+ * Of several tabs one has the connection, by a lock of the browser, and tells the others what it hears; a server allows a
+ * browser six connections, and a seventh tab would get no answer to anything. When that tab is closed, paused or asleep,
+ * the next one goes on behind the last event. Where a browser has no locks (pages without TLS from another host), each tab
+ * has a connection of its own.
+ *
  * Pages hear batches of news four times a second at most, and "read again" after a gap, a pause, or by polling.
  */
-import { signal } from "@preact/signals";
+import { signal } from "./signals.ts";
 import { parseExact } from "./exact.ts";
 import type { JobNews } from "./types.ts";
 
@@ -51,6 +56,19 @@ let retryTimer = 0;
 let pollTimer = 0;
 let sleepTimer = 0;
 let onTrouble: () => void = () => undefined;
+let tabs: BroadcastChannel | null = null;
+let waiting: AbortController | null = null;
+let release: (() => void) | null = null;
+
+/** What one tab tells the others. */
+interface Word {
+  state?: LiveState;
+  place?: string | null;
+  again?: true;
+  asks?: true;
+  kind?: string;
+  data?: string;
+}
 
 /** Hear what happens to jobs, until the returned function is called. */
 export function hear(listener: Hear): () => void {
@@ -72,39 +90,103 @@ export function readAgain(): void {
 /** Connect, and stay connected. `trouble` is called when a connection was refused: the token may count no more. */
 export function startLive(trouble: () => void): void {
   onTrouble = trouble;
+  if (navigator.locks && typeof BroadcastChannel === "function") {
+    tabs = new BroadcastChannel(nameOfServer());
+    tabs.addEventListener("message", (event: MessageEvent<Word>) => heard(event.data));
+  }
   document.addEventListener("visibilitychange", () => {
     clearTimeout(sleepTimer);
     if (document.hidden) sleepTimer = window.setTimeout(sleep, SLEEP_AFTER_MS);
     else if (liveState.value === "asleep") wake();
   });
-  connect();
+  join();
 }
 
 /** Stop what moves on the page, or let it move again. */
 export function togglePause(): void {
   if (liveState.value === "paused") return wake();
-  close();
-  liveState.value = "paused";
+  leave("paused");
 }
 
 /** Ask for nothing more: without a token every try would count as a wrong one. */
 export function stopLive(): void {
-  close();
-  liveState.value = "asleep";
+  leave("asleep");
 }
 
 function sleep(): void {
-  if (liveState.value === "paused") return;
-  close();
-  liveState.value = "asleep";
+  if (liveState.value !== "paused") leave("asleep");
 }
 
 function wake(): void {
   failures = 0;
   hadGap = true;
   liveState.value = "connecting";
-  connect();
+  join();
 }
+
+// --- one connection for all tabs
+
+/** Servers below different paths of one host are different servers. */
+function nameOfServer(): string {
+  return `headway ${new URL(".", document.baseURI).pathname}`;
+}
+
+/** Have the connection when nobody has it, and listen to whoever has it until then. */
+function join(): void {
+  if (tabs === null) return connect();
+  waiting?.abort();
+  const mine = (waiting = new AbortController());
+  const hold = (): Promise<void> =>
+    new Promise((done) => {
+      release = done;
+      // Who had it may have missed nothing; without a place to go on from, we cannot know.
+      if (place === null && liveState.value !== "connecting") hadGap = true;
+      connect();
+    });
+  navigator.locks.request(nameOfServer(), { signal: mine.signal }, hold).catch(() => undefined); // Refused when we left before.
+  tabs.postMessage({ asks: true } satisfies Word);
+}
+
+function leave(state: LiveState): void {
+  close();
+  liveState.value = state;
+  waiting?.abort();
+  release?.();
+  release = null;
+}
+
+/** Tell the other tabs, when we are the one that has the connection. */
+function tellTabs(word: Word): void {
+  if (release !== null) tabs?.postMessage(word);
+}
+
+function heard(word: Word): void {
+  if (word.asks) return tellTabs({ state: liveState.value, place });
+  if (release !== null || liveState.value === "paused" || liveState.value === "asleep") return;
+  if (word.place) place = word.place;
+  if (word.state) {
+    liveState.value = word.state;
+    if (word.state === "live" && hadGap) {
+      hadGap = false;
+      readAgain();
+    }
+  }
+  if (word.again) readAgain();
+  if (word.kind !== undefined) collect(word.kind, word.data ?? "");
+}
+
+function become(state: LiveState): void {
+  if (liveState.value === state) return;
+  liveState.value = state;
+  tellTabs({ state });
+}
+
+function allReadAgain(): void {
+  readAgain();
+  tellTabs({ again: true });
+}
+
+// --- the connection
 
 function close(): void {
   source?.close();
@@ -118,39 +200,45 @@ function close(): void {
 
 function connect(): void {
   close();
-  if (failures >= FAILURES_TO_POLL) pollTimer = window.setInterval(readAgain, POLL_MS);
+  if (failures >= FAILURES_TO_POLL) pollTimer = window.setInterval(allReadAgain, POLL_MS);
   const address = place === null ? "api/stream" : `api/stream?cursor=${encodeURIComponent(place)}`;
   const opened = new EventSource(address);
   source = opened;
-  opened.addEventListener("ready", () => {
-    clearInterval(pollTimer);
-    failures = 0;
-    liveState.value = "live";
-    if (hadGap) readAgain();
+  opened.addEventListener("ready", (event) => {
+    place = event.lastEventId || place;
+    works();
+    if (hadGap) allReadAgain();
     hadGap = false;
   });
   opened.addEventListener("resync", (event) => {
     place = event.lastEventId || place;
-    failures = 0;
-    liveState.value = "live";
+    works();
     hadGap = false;
-    readAgain();
+    allReadAgain();
   });
-  for (const kind of NEWS_KINDS) opened.addEventListener(kind, (event) => take(kind, event));
+  for (const kind of NEWS_KINDS) {
+    opened.addEventListener(kind, ({ data, lastEventId }: MessageEvent<string>) => {
+      place = lastEventId || place;
+      works();
+      collect(kind, data);
+      tellTabs({ kind, data });
+    });
+  }
   opened.addEventListener("error", () => {
     if (source === opened) broken(opened);
   });
 }
 
-function take(kind: string, event: MessageEvent<string>): void {
-  place = event.lastEventId || place;
-  if (liveState.value !== "live") {
-    clearInterval(pollTimer);
-    failures = 0;
-    liveState.value = "live";
-  }
+function works(): void {
+  clearInterval(pollTimer);
+  failures = 0;
+  become("live");
+  tellTabs({ place });
+}
+
+function collect(kind: string, data: string): void {
   try {
-    batch.push({ kind, job: parseExact(event.data) as unknown as JobNews });
+    batch.push({ kind, job: parseExact(data) as unknown as JobNews });
   } catch {
     return; // Half an event of a connection that broke; the next one tells it again.
   }
@@ -166,10 +254,10 @@ function tell(): void {
 
 function broken(opened: EventSource): void {
   failures++;
-  liveState.value = stateAfter(failures);
+  become(stateAfter(failures));
   opened.close(); // We say when to come back, not the browser: it would try every second, for ever.
   clearInterval(pollTimer);
-  if (failures >= FAILURES_TO_POLL) pollTimer = window.setInterval(readAgain, POLL_MS);
+  if (failures >= FAILURES_TO_POLL) pollTimer = window.setInterval(allReadAgain, POLL_MS);
   if (failures === 1) hadGap = true;
   onTrouble();
   retryTimer = window.setTimeout(connect, waitBefore(failures));

@@ -1,5 +1,5 @@
-/** The log of a job while it grows: follows its end until one scrolls away from it, searches, wraps, copies. */
-import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
+/** The log of a job: its end first, older lines on demand; follows it while it grows, until one scrolls away. */
+import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { apiUrl, ask, wordsOf } from "./api.ts";
 import { copyText } from "./copy.ts";
 import { count, counted, inZone, instant, SECOND, visible } from "./format.ts";
@@ -14,7 +14,7 @@ const EVERY_MS = SECOND;
 
 export function Log({ id, isOver }: { id: string; isOver: boolean }) {
   const [lines, setLines] = useState<readonly LogLine[]>([]);
-  const [left, setLeft] = useState(0);
+  const [hasOlder, setHasOlder] = useState(false);
   const [problem, setProblem] = useState<string | null>(null);
   const [words, setWords] = useState("");
   const [wraps, setWraps] = useState(true);
@@ -23,22 +23,15 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
   const last = useRef<number | null>(null);
   const isReading = useRef(false);
   const frame = useRef<HTMLDivElement>(null);
+  // How far the end was below what is seen, to be kept when lines come in above it.
+  const keeps = useRef<number | null>(null);
 
-  const read = useCallback(async () => {
+  const readPage = (order: "asc" | "desc", cursor: number | null): Promise<Page<LogLine>> => ask<Page<LogLine>>(apiUrl(["jobs", id, "log"], { limit: PAGE, order, cursor }));
+  const reading = async (what: () => Promise<void>): Promise<void> => {
     if (isReading.current) return;
     isReading.current = true;
     try {
-      for (let page: Page<LogLine> | null = null; page === null || page.items.length === PAGE; ) {
-        page = await ask<Page<LogLine>>(apiUrl(["jobs", id, "log"], { limit: PAGE, cursor: last.current }));
-        const found = page.items;
-        if (!found.length) break;
-        last.current = found.at(-1)!.seq;
-        setLines((before) => {
-          const after = [...before, ...found];
-          setLeft((number) => number + Math.max(0, after.length - SHOWN_MAX));
-          return after.slice(-SHOWN_MAX);
-        });
-      }
+      await what();
       setProblem(null);
       setRead(true);
     } catch (error) {
@@ -46,7 +39,45 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
     } finally {
       isReading.current = false;
     }
-  }, [id]);
+  };
+  const read = useCallback(
+    () =>
+      reading(async () => {
+        if (last.current === null) {
+          const end = await readPage("desc", null);
+          if (!end.items.length) return;
+          last.current = end.items[0]!.seq;
+          setLines([...end.items].reverse());
+          setHasOlder(end.next_cursor !== null);
+          return;
+        }
+        for (let found: readonly LogLine[] | null = null; found === null || found.length === PAGE; ) {
+          found = (await readPage("asc", last.current)).items;
+          if (!found.length) break;
+          last.current = found.at(-1)!.seq;
+          const added = found;
+          setLines((before) => {
+            const after = [...before, ...added];
+            if (after.length > SHOWN_MAX) setHasOlder(true);
+            return after.slice(-SHOWN_MAX);
+          });
+        }
+      }),
+    [id],
+  );
+  const readOlder = (): Promise<void> =>
+    reading(async () => {
+      const found = await readPage("desc", lines[0]?.seq ?? null);
+      const element = frame.current;
+      if (element) keeps.current = element.scrollHeight - element.scrollTop;
+      setFollows(false);
+      setLines((before) => [...[...found.items].reverse(), ...before]);
+      setHasOlder(found.next_cursor !== null);
+    });
+  useLayoutEffect(() => {
+    if (keeps.current !== null && frame.current) frame.current.scrollTop = frame.current.scrollHeight - keeps.current;
+    keeps.current = null;
+  }, [lines]);
 
   useEffect(() => void read(), [read, isOver]);
   useEvery(isOver ? undefined : EVERY_MS, () => void read());
@@ -89,11 +120,16 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
       }
     >
       <Problem words={problem} again={() => void read()} />
-      {left > 0 && <p class="faint">{counted(left, "line")} before these are not shown here; `headway jobs logs {id}` has all of them.</p>}
       {lines.length === 0 ? (
         <p class="quiet">{isRead ? "It has logged nothing yet." : "Reading the log …"}</p>
       ) : (
         <div ref={frame} class={`log ${wraps ? "wraps" : ""}`} role="log" aria-live="off" tabIndex={0} aria-label="Log lines" onScroll={onScroll}>
+          {hasOlder && lines.length < SHOWN_MAX && (
+            <button type="button" class="small ghost" onClick={() => void readOlder()}>
+              Older lines
+            </button>
+          )}
+          {hasOlder && lines.length >= SHOWN_MAX && <p class="faint">`headway jobs logs {id}` has what was before.</p>}
           {shown.map((line) => (
             <div key={String(line.seq)} class={`log-line stream-${/^[a-z]+$/.test(line.stream) ? line.stream : "other"}`}>
               <time dateTime={line.at} title={line.at}>
@@ -105,7 +141,12 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
           ))}
         </div>
       )}
-      {needle !== "" && <p class="faint">{count(shown.length)} of {counted(lines.length, "line")}</p>}
+      {needle !== "" && (
+        <p class="faint">
+          {count(shown.length)} of {counted(lines.length, "line")}
+          {hasOlder && "; older ones are not read yet"}
+        </p>
+      )}
     </Card>
   );
 }

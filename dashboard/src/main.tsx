@@ -1,5 +1,5 @@
 /** The beginning: who we are, the live connection, and the page of the address. */
-import { effect } from "@preact/signals";
+import { effect } from "./signals.ts";
 import { Component, render, type ComponentChildren } from "preact";
 import { useTitle } from "./hooks.ts";
 import "../styles.css";

@@ -1,4 +1,5 @@
 /** What is told about jobs, put together with what is known: never backwards, never jumping. */
+import type { Filters } from "./filters.ts";
 import type { Job, JobNews } from "./types.ts";
 
 /** Say whether news are newer than what is known; a running job tells several times of one version. */
@@ -35,20 +36,13 @@ export function mergedList<Known extends JobNews>(list: readonly Known[], news: 
   return hasChanged ? after : list;
 }
 
-/** The filters of the list of jobs that can be checked against news. */
-export interface Wanted {
-  status?: string;
-  type?: string;
-  queue?: string;
-  tenant?: string;
-  schedule?: string;
-  tag?: string;
-  key?: string;
-}
-
-/** Say whether a job belongs into a list with these filters. */
-export function matches(job: JobNews, wanted: Wanted): boolean {
+/** Say whether a new job belongs into a list with these filters; where news do not tell, it does not. */
+export function matches(job: JobNews, wanted: Filters): boolean {
+  const text = wanted.q?.toLowerCase();
   return (
+    !(wanted.until || wanted.batch || wanted.rerun_of) &&
+    (!wanted.ended || job.finished_at !== null) &&
+    (!text || [job.id, job.type, job.key, job.schedule].some((part) => part?.toLowerCase().includes(text))) &&
     (!wanted.status || job.status === wanted.status) &&
     (!wanted.type || job.type === wanted.type) &&
     (!wanted.queue || job.queue === wanted.queue) &&

@@ -95,15 +95,12 @@ async function lookUp(text: string, signal: AbortSignal): Promise<Entry[]> {
     kind: "job",
     act: () => go(href(["jobs", job.id])),
   });
-  // The list of schedules goes by name: what begins with the text follows what is a letter shorter.
   const [jobs, schedules] = await Promise.all([
     ask<Page<Job>>(apiUrl(["jobs"], { q: text, limit: 5 }), { signal }).catch(() => null),
-    ask<Page<Schedule>>(apiUrl(["schedules"], { cursor: text.slice(0, -1), limit: 200 }), { signal }).catch(() => null),
+    ask<Page<Schedule>>(apiUrl(["schedules"], { q: text, limit: 6 }), { signal }).catch(() => null),
   ]);
-  const entries = (jobs?.items ?? []).map(openJob);
-  const names = new Set((jobs?.items ?? []).map((job) => job.schedule).filter((name): name is string => name?.includes(text) ?? false));
-  for (const one of schedules?.items ?? []) if (names.size < 6 && one.name.startsWith(text)) names.add(one.name);
-  for (const name of names) entries.unshift({ words: name, kind: "schedule", act: () => go(href(["schedules", name])) });
+  const openSchedule = ({ name }: Schedule): Entry => ({ words: name, kind: "schedule", act: () => go(href(["schedules", name])) });
+  const entries = [...(schedules?.items ?? []).map(openSchedule), ...(jobs?.items ?? []).map(openJob)];
   entries.push({ words: `Jobs with “${text}”`, kind: "search", act: () => go(href(["jobs"], { q: text })) });
   return entries;
 }

@@ -1,112 +1,64 @@
-/** The last occurrences of a schedule as a row of marks: shape and colour say how each went. Read when it comes into view. */
-import { useEffect, useRef, useState } from "preact/hooks";
-import { signal } from "@preact/signals";
-import { apiUrl, ask } from "./api.ts";
-import { counted, inZone, instant } from "./format.ts";
+/** The last occurrences of a schedule as a row of marks: shape and colour say how each went. */
+import type { JSX } from "preact";
+import { counted } from "./format.ts";
 import { href } from "./router.ts";
 import { lookOf } from "./statuses.ts";
-import type { Job, Occurrence, Page } from "./types.ts";
-import { Icon } from "./ui.tsx";
-
-export interface Recent {
-  occurrence: Occurrence;
-  /** How its job ended, or where it is. */
-  status: string | null;
-}
-
-const SHOWN = 20;
-const AT_ONCE = 3;
-const kept = new Map<string, Recent[]>();
-const stale = signal(0);
-const waiting: (() => Promise<void>)[] = [];
-let busy = 0;
-
-/** Have the marks of a schedule read again when they are looked at. */
-export function forgetRecent(name: string): void {
-  if (kept.delete(name)) stale.value++;
-}
+import type { Job, Occurrence, Recent, Schedule } from "./types.ts";
+import { SHAPES } from "./ui.tsx";
 
 /** Put what was decided together with what became of it. */
-export function joined(occurrences: readonly Occurrence[], jobs: readonly Job[]): Recent[] {
+export function joined(occurrences: readonly Occurrence[], jobs: readonly Job[]): (Occurrence & { status: string | null })[] {
   const states = new Map(jobs.map((job) => [job.id, job.status]));
-  return occurrences.map((occurrence) => ({ occurrence, status: (occurrence.job_id !== null && states.get(occurrence.job_id)) || null }));
+  return occurrences.map((one) => ({ ...one, status: (one.job_id !== null && states.get(one.job_id)) || null }));
 }
 
 /** Say how an occurrence looks: by its job where it has one. */
-export function stateOfRecent(one: Recent): string {
-  return one.occurrence.outcome === "fired" && one.status !== null ? one.status : one.occurrence.outcome;
+export function stateOfRecent(outcome: string, jobStatus: string | null): string {
+  return outcome === "fired" && jobStatus !== null ? jobStatus : outcome;
 }
 
-async function readRecent(name: string): Promise<Recent[]> {
-  const [occurrences, jobs] = await Promise.all([
-    ask<Page<Occurrence>>(apiUrl(["schedules", name, "occurrences"], { limit: SHOWN })),
-    ask<Page<Job>>(apiUrl(["jobs"], { schedule: name, limit: SHOWN })),
-  ]);
-  return joined(occurrences.items, jobs.items);
+const SHOWN = 20;
+const APART = 17;
+
+/** Say how one of them went, and why. */
+function wordsOf(one: Recent): string {
+  return `${one.at}: ${lookOf(stateOfRecent(one.outcome, one.job_status)).word.toLowerCase()}${one.count > 1 ? ` ×${one.count}` : ""}, ${one.reason}`;
 }
 
-function enqueue(work: () => Promise<void>): void {
-  waiting.push(work);
-  void next();
-}
-
-async function next(): Promise<void> {
-  if (busy >= AT_ONCE) return;
-  const work = waiting.shift();
-  if (work === undefined) return;
-  busy++;
-  await work();
-  busy--;
-  void next();
-}
-
-export function Dots({ name }: { name: string }) {
-  const element = useRef<HTMLAnchorElement>(null);
-  const [found, setFound] = useState<Recent[] | null>(kept.get(name) ?? null);
-  const [isSeen, setSeen] = useState(false);
-  const turn = stale.value;
-  useEffect(() => {
-    const watch = new IntersectionObserver((entries) => setSeen(entries.some((entry) => entry.isIntersecting)));
-    if (element.current) watch.observe(element.current);
-    return () => watch.disconnect();
-  }, []);
-  useEffect(() => {
-    if (!isSeen || kept.has(name)) return;
-    kept.set(name, found ?? []);
-    enqueue(async () => {
-      try {
-        const recent = await readRecent(name);
-        kept.set(name, recent);
-        setFound(recent);
-      } catch {
-        kept.delete(name);
-      }
-    });
-  }, [isSeen, turn, name]);
-  const marks = [...(found ?? [])].reverse();
+/** One picture for all marks of a row: a list has a thousand of them, and each must cost little. */
+export function Dots({ schedule }: { schedule: Schedule }) {
+  const marks = schedule.recent ?? [];
+  // The title follows the pointer, for the mark below it.
+  const name = (event: JSX.TargetedPointerEvent<SVGSVGElement>): void => {
+    const box = event.currentTarget.getBoundingClientRect();
+    const one = marks[Math.floor(((event.clientX - box.left) / box.width) * SHOWN)];
+    event.currentTarget.firstElementChild!.textContent = one ? wordsOf(one) : "";
+  };
   return (
-    <a ref={element} class="dots" href={href(["schedules", name])} aria-label={`The last occurrences of ${name}: ${summaryOf(marks)}`}>
-      {marks.map((one) => {
-        const look = lookOf(stateOfRecent(one));
-        const { occurrence } = one;
-        const title = `${inZone(instant(occurrence.instant), undefined)}: ${look.word.toLowerCase()}${occurrence.count > 1 ? ` ×${occurrence.count}` : ""}, ${occurrence.reason}`;
-        return (
-          <span key={occurrence.instant} class={`dot tone-${look.tone}`} title={title}>
-            <Icon shape={look.shape} />
-          </span>
-        );
-      })}
-      {found !== null && marks.length === 0 && <span class="faint">none yet</span>}
+    <a class="dots" href={href(["schedules", schedule.name])} aria-label={`The last occurrences of ${schedule.name}: ${summaryOf(marks)}`}>
+      {marks.length === 0 ? (
+        <span class="faint">none yet</span>
+      ) : (
+        <svg class="icon" viewBox={`0 0 ${SHOWN * APART} 16`} onPointerMove={name}>
+          <title />
+          {marks.map((one, place) => {
+            const look = lookOf(stateOfRecent(one.outcome, one.job_status));
+            const [path, kind = ""] = SHAPES[look.shape];
+            return <path key={one.at} class={`dot tone-${look.tone} ${kind}`} d={path} transform={`translate(${place * APART})`} />;
+          })}
+        </svg>
+      )}
     </a>
   );
 }
 
-function summaryOf(marks: readonly Recent[]): string {
+/** Say in words what the marks show. */
+export function summaryOf(marks: readonly Recent[]): string {
   if (!marks.length) return "none yet";
   const numbers = new Map<string, number>();
   for (const one of marks) {
-    const word = lookOf(stateOfRecent(one)).word.toLowerCase();
-    numbers.set(word, (numbers.get(word) ?? 0) + one.occurrence.count);
+    const word = lookOf(stateOfRecent(one.outcome, one.job_status)).word.toLowerCase();
+    numbers.set(word, (numbers.get(word) ?? 0) + one.count);
   }
   return [...numbers].map(([word, number]) => counted(number, word, word)).join(", ");
 }

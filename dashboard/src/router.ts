@@ -1,5 +1,5 @@
 /** Addresses: `#/jobs?status=FAILED`. Everything that a page shows is in the hash, so that every address can be shared. */
-import { signal } from "@preact/signals";
+import { signal } from "./signals.ts";
 
 export interface Route {
   /** The parts of the path, decoded: `["jobs", "job_01…"]`. */

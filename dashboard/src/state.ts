@@ -1,5 +1,5 @@
 /** What all pages share: who we are, the time, the latest figures, and what the person prefers. */
-import { computed, effect, signal } from "@preact/signals";
+import { effect, signal } from "./signals.ts";
 import { apiUrl, ask, needsSignIn, wordsOf } from "./api.ts";
 import { SECOND } from "./format.ts";
 import { liveState, onReadAgain } from "./live.ts";
@@ -27,7 +27,11 @@ export function may(role: Role): boolean {
   return me.value !== null && RANKS.indexOf(me.value.role) >= RANKS.indexOf(role);
 }
 
-export const seesAll = computed(() => me.value?.tenant === "*");
+export const seesAll = {
+  get value(): boolean {
+    return me.value?.tenant === "*";
+  },
+};
 
 /** Ask who we are; a refusal leads to the sign-in page by itself. */
 export async function readMe(): Promise<void> {

@@ -1,6 +1,6 @@
-/** Figures made of jobs and occurrences: per minute, per day, and what is usual. */
-import { dateIn, DAY, instant, MINUTE } from "./format.ts";
-import type { Job, JobNews, Occurrence } from "./types.ts";
+/** Figures for charts and calendars: over time, by day, and what is usual. */
+import { duration, instant, MINUTE } from "./format.ts";
+import type { Day, Job, Point } from "./types.ts";
 
 /** Return the value below which a share of the values lies; NaN without values. */
 export function quantile(values: readonly number[], share: number): number {
@@ -12,49 +12,42 @@ export function quantile(values: readonly number[], share: number): number {
   return sorted[low]! + (sorted[high]! - sorted[low]!) * (place - low);
 }
 
-export interface Ended {
-  id: string;
-  at: number;
-  took: number;
-  isGood: boolean;
-}
-
-/** Say how a job ended; null when it has not, or was cancelled. */
-export function endedOf(job: JobNews): Ended | null {
-  const at = instant(job.finished_at);
-  if (Number.isNaN(at) || job.status === "CANCELLED") return null;
-  const took = at - instant(job.started_at);
-  return { id: job.id, at, took: Number.isNaN(took) ? 0 : Math.max(0, took), isGood: job.status === "COMPLETED" };
-}
-
-export interface Minutes {
-  /** The beginning of each minute, in seconds, as charts want it. */
+export interface Spans {
+  /** The beginning of each span, in seconds, as charts want it. */
   at: number[];
-  good: number[];
-  bad: number[];
+  /** All that ended, those that failed among them: drawn behind, the two together are as high as there were jobs. */
+  ended: number[];
+  failed: number[];
   usual: (number | null)[];
   slow: (number | null)[];
+  completedInAll: number;
+  failedInAll: number;
 }
 
-/** Count what ended in each minute of a window, with the median and the 95th percentile of how long it took. */
-export function perMinute(ended: Iterable<Ended>, from: number, to: number): Minutes {
-  const first = Math.floor(from / MINUTE);
-  const number = Math.max(1, Math.floor(to / MINUTE) - first + 1);
-  const buckets = Array.from({ length: number }, (): Ended[] => []);
-  for (const one of ended) buckets[Math.floor(one.at / MINUTE) - first]?.push(one);
-  const times = buckets.map((bucket) => bucket.filter((one) => one.isGood).map((one) => one.took / 1000));
-  const orNull = (value: number): number | null => (Number.isNaN(value) ? null : value);
+const SHOWN_MIN = 20;
+
+/** Leave out the time before the first job ended: a young store would have an empty chart with an edge. */
+export function sinceFirst(points: readonly Point[]): readonly Point[] {
+  const first = points.findIndex((point) => point.completed + point.failed + point.timed_out > 0);
+  return points.slice(Math.max(0, Math.min(first, points.length - SHOWN_MIN)));
+}
+
+/** Turn the points of a series into columns; what was cancelled neither failed nor took its time. */
+export function spansOf(points: readonly Point[]): Spans {
+  const failed = points.map((point) => point.failed + point.timed_out);
+  const sum = (values: readonly number[]): number => values.reduce((one, other) => one + other, 0);
   return {
-    at: buckets.map((_, place) => (first + place) * 60),
-    good: buckets.map((bucket) => bucket.filter((one) => one.isGood).length),
-    bad: buckets.map((bucket) => bucket.filter((one) => !one.isGood).length),
-    usual: times.map((values) => orNull(quantile(values, 0.5))),
-    slow: times.map((values) => orNull(quantile(values, 0.95))),
+    at: points.map((point) => instant(point.at) / 1000),
+    ended: points.map((point, place) => point.completed + failed[place]!),
+    failed,
+    usual: points.map((point) => point.duration_p50),
+    slow: points.map((point) => point.duration_p95),
+    completedInAll: sum(points.map((point) => point.completed)),
+    failedInAll: sum(failed),
   };
 }
 
 export interface DayCount {
-  date: string;
   fired: number;
   failed: number;
   skipped: number;
@@ -62,39 +55,16 @@ export interface DayCount {
   other: number;
 }
 
-/** Count what was decided on each day, by the clock of the schedule. */
-export function perDay(occurrences: readonly Occurrence[], failedJobs: ReadonlySet<string>, zone: string | undefined): Map<string, DayCount> {
-  const days = new Map<string, DayCount>();
-  const dayOf = (at: number): DayCount => {
-    const date = dateIn(at, zone);
-    let day = days.get(date);
-    if (day === undefined) {
-      day = { date, fired: 0, failed: 0, skipped: 0, missed: 0, other: 0 };
-      days.set(date, day);
-    }
-    return day;
-  };
-  for (const one of occurrences) {
-    const shares = spread(instant(one.instant), one.until ? instant(one.until) : Number.NaN, one.count);
-    for (const [at, number] of shares) {
-      const day = dayOf(at);
-      if (one.job_id !== null && failedJobs.has(one.job_id)) day.failed += number;
-      else if (one.outcome === "fired") day.fired += number;
-      else if (one.outcome === "skipped") day.skipped += number;
-      else if (one.outcome === "missed") day.missed += number;
-      else day.other += number;
-    }
-  }
-  return days;
-}
-
-/** Spread a run of equal decisions over its days. */
-function spread(from: number, until: number, number: number): [number, number][] {
-  if (Number.isNaN(until) || until - from < DAY || number < 2) return [[from, number]];
-  const days = Math.min(number, Math.floor((until - from) / DAY) + 1, 400);
-  const each = Math.floor(number / days);
-  const extra = number - each * days;
-  return Array.from({ length: days }, (_, place): [number, number] => [from + place * DAY, each + (place < extra ? 1 : 0)]);
+/** Count what was decided on each day; a job that failed is counted as that, not as fired. */
+export function perDay(days: readonly Day[]): Map<string, DayCount> {
+  return new Map(
+    days.map(({ day, outcomes, ended }) => {
+      const { fired = 0, skipped = 0, missed = 0, ...rest } = outcomes;
+      const failed = Math.min(fired, (ended["FAILED"] ?? 0) + (ended["TIMED_OUT"] ?? 0));
+      const other = Object.values(rest).reduce((sum, number) => sum + number, 0);
+      return [day, { fired: fired - failed, failed, skipped, missed, other }];
+    }),
+  );
 }
 
 /** Say which tone a day has, the worst thing first. */
@@ -105,14 +75,26 @@ export function toneOfDay(day: DayCount | undefined): "none" | "bad" | "warn" | 
   return day.fired > 0 ? "good" : day.skipped > 0 ? "warn" : "calm";
 }
 
-/** Find the running jobs that take longer than they should: beyond what is expected, or far beyond what is usual. */
-export function overdue(running: readonly Job[], usualOf: (job: Job) => number, now: number): { job: Job; ran: number; usual: number }[] {
-  const found: { job: Job; ran: number; usual: number }[] = [];
+/** How long a job may run before somebody should look, and why that long. */
+export interface Bound {
+  ms: number;
+  words: string;
+}
+
+/** Say how long a job may run: what its schedule expects, else three times what is usual for its task, else ten minutes. */
+export function boundFor(expected: number | undefined, usual: number | undefined): Bound {
+  if (expected) return { ms: expected, words: `expected at most ${duration(expected)}` };
+  if (usual) return { ms: Math.max(usual * 3, 10_000), words: `usual: ${duration(usual)}` };
+  return { ms: 10 * MINUTE, words: "" };
+}
+
+/** Find the running jobs that take longer than they should, the longest first. */
+export function overdue(running: readonly Job[], boundOf: (job: Job) => Bound, now: number): { job: Job; ran: number; words: string }[] {
+  const found: { job: Job; ran: number; words: string }[] = [];
   for (const job of running) {
     const ran = now - instant(job.started_at);
-    const usual = usualOf(job);
-    const bound = Number.isNaN(usual) ? 10 * MINUTE : Math.max(usual * 3, 10_000);
-    if (ran > bound) found.push({ job, ran, usual });
+    const { ms, words } = boundOf(job);
+    if (ran > ms) found.push({ job, ran, words });
   }
   return found.sort((one, other) => other.ran - one.ran);
 }

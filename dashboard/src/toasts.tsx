@@ -1,5 +1,5 @@
 /** What happened, in a corner: words, where to go on, and the command that does the same. */
-import { signal } from "@preact/signals";
+import { signal } from "./signals.ts";
 import { visible } from "./format.ts";
 import { Command, Icon } from "./ui.tsx";
 

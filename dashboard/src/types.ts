@@ -136,6 +136,30 @@ export interface Occurrence {
   job_id: string | null;
 }
 
+/** An occurrence as the list of schedules shows it: a mark with what became of its job. */
+export interface Recent {
+  at: string;
+  /** More than one for a run of equal decisions. */
+  count: number;
+  outcome: string;
+  reason: string;
+  job_status: string | null;
+  job_id: string | null;
+}
+
+/** What was decided on a day, by the clock of the schedule, and how its jobs ended. */
+export interface Day {
+  day: string;
+  outcomes: Readonly<Record<string, number>>;
+  ended: Readonly<Record<string, number>>;
+}
+
+export interface Calendar {
+  year: number;
+  days: Day[];
+  truncated: boolean;
+}
+
 export interface Trigger {
   kind: string;
   expr?: string;
@@ -177,6 +201,7 @@ export interface Schedule {
   attention: string | null;
   failing: number;
   next?: Preview[];
+  recent?: Recent[];
 }
 
 export interface Plan {
@@ -192,6 +217,8 @@ export interface Queue {
   pending: number;
   oldest_age_seconds: number;
   running: number;
+  /** How many may run at once; none where nobody has set a bound. */
+  limit?: number | null;
   paused: boolean;
   paused_at: string | null;
   paused_by: string | null;
@@ -262,6 +289,39 @@ export interface Stats {
     per_second: number;
     failure_rate: number;
   };
+}
+
+export interface Point {
+  at: string;
+  completed: number;
+  failed: number;
+  cancelled: number;
+  timed_out: number;
+  duration_p50: number | null;
+  duration_p95: number | null;
+}
+
+/** How jobs ended over time. */
+export interface Series {
+  since: string;
+  until: string;
+  step_seconds: number;
+  points: Point[];
+  truncated: boolean;
+}
+
+export interface Count {
+  count: number;
+  is_exact: boolean;
+}
+
+/** What came of many jobs at once, or would. */
+export interface Bulk {
+  matched: number;
+  is_exact: boolean;
+  done: number;
+  refused: { id: string; reason: string }[];
+  more: boolean;
 }
 
 export interface Alert {

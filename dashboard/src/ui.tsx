@@ -1,5 +1,5 @@
 /** The small parts that all pages are made of. */
-import { signal, useComputed } from "@preact/signals";
+import { signal, useText } from "./signals.ts";
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { copyText } from "./copy.ts";
@@ -11,24 +11,26 @@ import type { JobNews } from "./types.ts";
 
 // --- states: shape, word and colour
 
-const SHAPES: Readonly<Record<Shape, JSX.Element>> = {
-  check: <path d="M3 8.5 6.5 12 13 4.5" />,
-  cross: <path d="M4 4l8 8M12 4l-8 8" />,
-  play: <path d="M5 3.5v9l7-4.5z" class="filled" />,
-  ring: <circle cx="8" cy="8" r="5" />,
-  clock: <path d="M8 2.5a5.5 5.5 0 1 0 .01 0M8 5v3.2l2.3 1.6" />,
-  retry: <path d="M12.5 6.5A5 5 0 1 0 13 9M13 3v3.7H9.3" />,
-  block: <path d="M3.5 3.5h9v9h-9zM5 5l6 6" />,
-  dash: <path d="M3 8h10" />,
-  alarm: <path d="M8 2.5 14 13H2zM8 6.5v3M8 11.2v.1" />,
-  pause: <path d="M5.5 3.5v9M10.5 3.5v9" />,
-  half: <path d="M8 3a5 5 0 0 1 0 10zM8 3a5 5 0 1 0 0 10" class="half" />,
+/** Each drawn on a field of 16 by 16, by lines or with its inside filled. */
+export const SHAPES: Readonly<Record<Shape, readonly [path: string, kind?: "filled"]>> = {
+  check: ["M3 8.5 6.5 12 13 4.5"],
+  cross: ["M4 4l8 8M12 4l-8 8"],
+  play: ["M5 3.5v9l7-4.5z", "filled"],
+  ring: ["M8 3a5 5 0 1 0 .01 0"],
+  clock: ["M8 2.5a5.5 5.5 0 1 0 .01 0M8 5v3.2l2.3 1.6"],
+  retry: ["M12.5 6.5A5 5 0 1 0 13 9M13 3v3.7H9.3"],
+  block: ["M3.5 3.5h9v9h-9zM5 5l6 6"],
+  dash: ["M3 8h10"],
+  alarm: ["M8 2.5 14 13H2zM8 6.5v3M8 11.2v.1"],
+  pause: ["M5.5 3.5v9M10.5 3.5v9"],
+  half: ["M8 3a5 5 0 0 1 0 10zM8 3a5 5 0 1 0 0 10"],
 };
 
 export function Icon({ shape }: { shape: Shape }) {
+  const [path, kind] = SHAPES[shape];
   return (
     <svg class="icon" viewBox="0 0 16 16" aria-hidden="true">
-      {SHAPES[shape]}
+      <path d={path} class={kind} />
     </svg>
   );
 }
@@ -75,7 +77,7 @@ export function TimeTip() {
 /** A time, relative; exact in UTC, here and in the zone of the schedule with the pointer or the focus. A click copies it. */
 export function Time({ at, zone, ahead = false }: { at: string | null | undefined; zone?: string | undefined; ahead?: boolean }) {
   const moment = instant(at);
-  const text = useComputed(() => (ahead ? countdown(moment, now.value) : relative(moment, now.value)));
+  const text = useText(() => (ahead ? countdown(moment, now.value) : relative(moment, now.value)), [moment, ahead]);
   if (Number.isNaN(moment)) return <span class="faint">–</span>;
   const show = (event: JSX.TargetedEvent<HTMLElement>): void => {
     const box = event.currentTarget.getBoundingClientRect();
@@ -109,7 +111,7 @@ export function Time({ at, zone, ahead = false }: { at: string | null | undefine
 /** How long something has been going on, counting. */
 export function Since({ at }: { at: string | null | undefined }) {
   const moment = instant(at);
-  const text = useComputed(() => duration(Math.max(0, Math.floor((now.value - moment) / SECOND) * SECOND)));
+  const text = useText(() => duration(Math.max(0, Math.floor((now.value - moment) / SECOND) * SECOND)), [moment]);
   return Number.isNaN(moment) ? <span class="faint">–</span> : <span>{text}</span>;
 }
 
@@ -257,26 +259,109 @@ export function Card({ title, aside, children, id }: { title?: ComponentChildren
   );
 }
 
-/** The head of a column of buttons, which needs no words for those who see them. */
-export const DO = <span class="offscreen">Actions</span>;
+/** A column: its head, and of what kind its cells are (a class). One that is false is left out, with its cells. */
+export type Column = readonly [head: ComponentChildren, kind?: string] | false;
+
+/** The column of buttons, which needs no words for those who see them. */
+export const DO: Column = [<span class="offscreen">Actions</span>, "cell-do"];
+
+/** A row: what is in its cells, column by column. */
+export interface Line {
+  key: string;
+  cells: readonly ComponentChildren[];
+  class?: string;
+  onFocusCapture?: () => void;
+}
 
 /** A table in a frame that scrolls sideways by itself where it must; on a phone each row is a card. */
-export function Table({ label, columns, children }: { label: string; columns: readonly ComponentChildren[]; children: ComponentChildren }) {
+export function Table({ label, columns, lines }: { label: string; columns: readonly Column[]; lines: readonly Line[] }) {
   return (
     <div class="table-frame" role="region" aria-label={label} tabIndex={0}>
       <table>
         <thead>
           <tr>
-            {columns.map((column, place) => (
-              <th key={place} scope="col">
-                {column}
-              </th>
-            ))}
+            {columns.map(
+              (column, place) =>
+                column && (
+                  <th key={place} scope="col">
+                    {column[0]}
+                  </th>
+                ),
+            )}
           </tr>
         </thead>
-        <tbody>{children}</tbody>
+        <tbody>
+          {lines.map(({ cells, ...rest }) => (
+            <tr {...rest}>
+              {columns.map(
+                (column, place) =>
+                  column && (
+                    <td key={place} class={column[1]} data-label={typeof column[0] === "string" ? column[0] : undefined}>
+                      {cells[place]}
+                    </td>
+                  ),
+              )}
+            </tr>
+          ))}
+        </tbody>
       </table>
     </div>
+  );
+}
+
+interface Things<Item> {
+  id: string;
+  title: string;
+  aside?: ComponentChildren;
+  /** What to show above: a problem, a filter. */
+  before?: ComponentChildren;
+  columns: readonly Column[];
+  /** Nothing yet while it is being read. */
+  items: readonly Item[] | undefined;
+  /** What to say where there are none. */
+  empty: ComponentChildren;
+  row: (item: Item, place: number) => Line;
+  children?: ComponentChildren;
+}
+
+/** A card with a table of things, or with words where there are none. */
+export function Collection<Item>({ id, title, aside, before, columns, items, empty, row, children }: Things<Item>) {
+  return (
+    <Card id={id} title={title} aside={aside}>
+      {before}
+      {items?.length === 0 && empty}
+      {items !== undefined && items.length > 0 && <Table label={`Table: ${title.toLowerCase()}`} columns={columns} lines={items.map(row)} />}
+      {children}
+    </Card>
+  );
+}
+
+/** A choice of one of a few; `isInline` for one that explains itself by what it says. */
+export function Select({ label, value, onValue, options, isInline = false }: { label: string; value: string; onValue: (value: string) => void; options: readonly (readonly [value: string, words?: string])[]; isInline?: boolean }) {
+  return (
+    <label class={isInline ? "inline" : ""}>
+      <span class={isInline ? "offscreen" : ""}>{label}</span>
+      <select value={value} onChange={(event) => onValue(event.currentTarget.value)}>
+        {options.map(([one, words]) => (
+          <option key={one} value={one}>
+            {words ?? one}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+/** What the colours of a picture mean. */
+export function Legend({ keys }: { keys: readonly (readonly [string, string])[] }) {
+  return (
+    <span class="legend">
+      {keys.map(([colour, words]) => (
+        <span key={words} class={`key key-${colour}`}>
+          {words}
+        </span>
+      ))}
+    </span>
   );
 }
 

@@ -28,6 +28,14 @@ test("reads the same as the parser of the browser where nothing is lost", () => 
   }
 });
 
+test("a long number is noticed wherever one can begin", () => {
+  for (const number of ["12345678901234567890", "-12345678901234567890", "0.12345678901234567", "-12.123456789012345678", "1e400", "-1.5E400"]) {
+    for (const text of [number, ` ${number}`, `[${number}]`, `[1,${number}]`, `{"a":${number}}`, `{"a": ${number}}`, `[\n${number}\t]`]) {
+      assert.ok(writeExact(parseExact(text)).includes(number), text);
+    }
+  }
+});
+
 test("refuses what is not JSON, also beside long numbers", () => {
   for (const text of ["", "{", "[1,]", "{'a':1}", "12345678901234567890 x", "[12345678901234567890,]", "012345678901234567890", "nul"]) {
     assert.throws(() => parseExact(text), SyntaxError, text);

@@ -41,6 +41,10 @@ test("filters are checked against news", () => {
   assert.ok(!matches(one, { tag: "y" }));
   assert.ok(!matches(one, { status: "FAILED" }));
   assert.ok(!matches(one, { tenant: "other" }));
+  assert.ok(matches(one, { q: "DAI", since: "1h" }));
+  assert.ok(!matches(one, { q: "weekly" }));
+  assert.ok(!matches(one, { ended: "1h" }));
+  assert.ok(!matches(one, { rerun_of: "b" }));
 });
 
 test("failures are grouped by task and kind of error, the largest group first", () => {

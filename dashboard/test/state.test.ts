@@ -3,13 +3,14 @@ import { test } from "node:test";
 import { apiUrl, problemOf, wordsOf } from "../src/api.ts";
 import { rowsOf } from "../src/attempts.tsx";
 import { bodyOf, changesOf, draftOf, EMPTY } from "../src/definition.ts";
-import { filtersOf, readWords, sinceTime } from "../src/filters.ts";
+import { filtersOf, flagsOf, queryOf, readWords, sinceTime } from "../src/filters.ts";
+import { boundOf } from "../src/pages/queues.tsx";
 import { stateOf, troubledFirst } from "../src/pages/schedules.tsx";
-import { joined, stateOfRecent } from "../src/recent.tsx";
+import { joined, stateOfRecent, summaryOf } from "../src/recent.tsx";
 import { href, readHash } from "../src/router.ts";
 import { checkArgs } from "../src/runagain.tsx";
 import { lookOf } from "../src/statuses.ts";
-import { endedOf, overdue, perDay, perMinute, quantile, toneOfDay, windowFor } from "../src/summary.ts";
+import { boundFor, overdue, perDay, quantile, sinceFirst, spansOf, toneOfDay, windowFor } from "../src/summary.ts";
 import { framesOf } from "../src/trace.ts";
 import type { Attempt, Occurrence, Schedule } from "../src/types.ts";
 import { job } from "./samples.ts";
@@ -49,42 +50,52 @@ test("filters are read from words and from addresses", () => {
   assert.equal(sinceTime("never", now), undefined);
 });
 
-test("figures per minute", () => {
-  const at = Date.parse("2027-01-01T00:10:00Z");
-  const ended = [
-    { id: "1", at: at + 1_000, took: 1_000, isGood: true },
-    { id: "2", at: at + 2_000, took: 3_000, isGood: true },
-    { id: "3", at: at + 61_000, took: 9_000, isGood: false },
-    { id: "4", at: at - 600_000, took: 1, isGood: true },
-  ];
-  const minutes = perMinute(ended, at, at + 90_000);
-  assert.deepEqual(minutes.good, [2, 0]);
-  assert.deepEqual(minutes.bad, [0, 1]);
-  assert.deepEqual(minutes.usual, [2, null]);
+test("filters become a query and options of the command line", () => {
+  const now = Date.parse("2027-01-02T00:00:00Z");
+  const query = queryOf({ type: "report", since: "24h", until: "2027-01-01T12:00:00Z", ended: "1h", tag: "" }, now);
+  assert.deepEqual(query, { type: "report", created_after: "2027-01-01T00:00:00.000Z", created_before: "2027-01-01T12:00:00.000Z", finished_after: "2027-01-01T23:00:00.000Z" });
+  assert.deepEqual(flagsOf({ type: "report", rerun_of: "job_1", q: "x" }), { task: "report", "rerun-of": "job_1", text: "x" });
+});
+
+test("a series becomes columns, and what was cancelled is no failure", () => {
+  const point = { at: "2027-01-01T00:00:00Z", completed: 3, failed: 1, cancelled: 7, timed_out: 2, duration_p50: 1.5, duration_p95: null };
+  const spans = spansOf([point, { ...point, completed: 1, failed: 0, timed_out: 0 }]);
+  assert.deepEqual(spans.ended, [6, 1]);
+  assert.deepEqual(spans.failed, [3, 0]);
+  assert.deepEqual([spans.completedInAll, spans.failedInAll], [4, 3]);
+  assert.equal(spans.at[0], Date.parse(point.at) / 1000);
+  assert.deepEqual(spans.slow, [null, null]);
+  assert.deepEqual(spansOf([]).ended, []);
+  const none = { ...point, completed: 0, failed: 0, timed_out: 0 };
+  assert.equal(sinceFirst([...Array(50).fill(none), ...Array(30).fill(point)]).length, 30);
+  assert.equal(sinceFirst([...Array(50).fill(none), point]).length, 20);
+  assert.equal(sinceFirst([none, none]).length, 2);
+  assert.equal(sinceFirst([]).length, 0);
   assert.ok(Number.isNaN(quantile([], 0.5)));
   assert.equal(quantile([1, 2, 3, 4], 0.5), 2.5);
-  assert.equal(endedOf(job("a")), null);
-  assert.equal(endedOf(job("a", { status: "FAILED", finished_at: "2027-01-01T00:00:02Z" }))?.took, 2_000);
 });
 
 test("days by the clock of the schedule", () => {
-  const one = (instant: string, changes: Partial<Occurrence> = {}): Occurrence => ({ schedule: "s", instant, count: 1, outcome: "fired", reason: "", decided_at: instant, job_id: null, ...changes });
-  const days = perDay([one("2027-01-01T23:30:00Z", { job_id: "bad" }), one("2027-01-01T10:00:00Z"), one("2027-01-05T00:00:00Z", { until: "2027-01-07T00:00:00Z", count: 30, outcome: "skipped" })], new Set(["bad"]), "Europe/Berlin");
-  assert.equal(days.get("2027-01-02")?.failed, 1);
-  assert.equal(days.get("2027-01-01")?.fired, 1);
-  assert.equal(days.get("2027-01-06")?.skipped, 10);
-  assert.equal(toneOfDay(days.get("2027-01-02")), "bad");
-  assert.equal(toneOfDay(days.get("2027-01-06")), "warn");
-  assert.equal(toneOfDay(undefined), "none");
+  const days = perDay([
+    { day: "2027-01-01", outcomes: { fired: 3, coalesced: 2, paused: 1 }, ended: { COMPLETED: 3 } },
+    { day: "2027-01-02", outcomes: { fired: 2, skipped: 1 }, ended: { FAILED: 1, TIMED_OUT: 1, COMPLETED: 1 } },
+    { day: "2027-01-03", outcomes: { skipped: 10 }, ended: {} },
+    { day: "2027-01-04", outcomes: { paused: 4 }, ended: { FAILED: 1 } },
+  ]);
+  assert.deepEqual(days.get("2027-01-01"), { fired: 3, failed: 0, skipped: 0, missed: 0, other: 3 });
+  assert.deepEqual(days.get("2027-01-02"), { fired: 0, failed: 2, skipped: 1, missed: 0, other: 0 });
+  assert.deepEqual(["2027-01-01", "2027-01-02", "2027-01-03", "2027-01-04", "2027-01-05"].map((day) => toneOfDay(days.get(day))), ["good", "bad", "warn", "calm", "none"]);
 });
 
 test("what takes too long is found by what is usual", () => {
   const now = Date.parse("2027-01-01T00:05:00Z");
-  const usual = (value: number) => () => value;
-  assert.equal(overdue([job("a")], usual(200_000), now).length, 0);
-  assert.equal(overdue([job("a")], usual(60_000), now)[0]?.ran, 300_000);
-  assert.equal(overdue([job("a")], usual(Number.NaN), now).length, 0);
-  assert.equal(overdue([job("a")], usual(Number.NaN), now + 600_000).length, 1);
+  const within = (expected?: number, usual?: number) => overdue([job("a")], () => boundFor(expected, usual), now);
+  assert.equal(within(undefined, 200_000).length, 0);
+  assert.deepEqual(within(undefined, 60_000).map(({ ran, words }) => [ran, words]), [[300_000, "usual: 1m"]]);
+  assert.deepEqual(within(240_000, 60_000).map(({ words }) => words), ["expected at most 4m"]);
+  assert.equal(within(400_000, 60_000).length, 0);
+  assert.equal(within().length, 0);
+  assert.equal(overdue([job("a")], () => boundFor(undefined, undefined), now + 600_000).length, 1);
   assert.equal(windowFor([1_000, 30_000, 86_400_000]), 60_000);
   assert.equal(windowFor([]), 60_000);
 });
@@ -131,21 +142,33 @@ test("what needs somebody comes first", () => {
 test("occurrences show what became of their jobs", () => {
   const fired: Occurrence = { schedule: "s", instant: "2027-01-01T00:00:00Z", count: 1, outcome: "fired", reason: "", decided_at: "", job_id: "a" };
   const [one, other] = joined([fired, { ...fired, job_id: "unknown" }], [job("a", { status: "FAILED" })]);
-  assert.equal(stateOfRecent(one!), "FAILED");
-  assert.equal(stateOfRecent(other!), "fired");
+  assert.equal(stateOfRecent(one!.outcome, one!.status), "FAILED");
+  assert.equal(stateOfRecent(other!.outcome, other!.status), "fired");
+  const mark = { at: "", outcome: "fired", reason: "", job_status: "FAILED", job_id: "a", count: 1 };
+  assert.equal(summaryOf([mark, { ...mark, outcome: "skipped", job_status: null, count: 12 }]), "1 failed, 12 skipped");
+  assert.equal(summaryOf([]), "none yet");
   assert.equal(lookOf("FAILED").word, "Failed");
   assert.equal(lookOf("constructor").word, "constructor");
 });
 
 test("arguments are checked before they are sent", () => {
-  assert.equal(checkArgs('{"a": 1}'), null);
-  assert.match(checkArgs("[1]") ?? "", /object/);
-  assert.match(checkArgs('{"a": [{"password": "***"}]}') ?? "", /masked/);
-  assert.notEqual(checkArgs("{"), null);
+  assert.equal(checkArgs('{"a": 1}', false), null);
+  assert.match(checkArgs("[1]", true) ?? "", /object/);
+  const masked = '{"a": [{"password": "***"}]}';
+  assert.match(checkArgs(masked, false) ?? "", /masked/);
+  assert.equal(checkArgs(masked, true), null);
+  assert.notEqual(checkArgs("{", false), null);
 });
 
 test("own frames are told from others", () => {
   const parts = framesOf('Traceback (most recent call last):\n  File "/app/.venv/lib/python3.11/site-packages/x/y.py", line 1, in f\n    g()\n  File "/app/jobs.py", line 9, in g\n    1/0\n    ~^~\nZeroDivisionError: division by zero\n');
   assert.deepEqual(parts.map((part) => ("text" in part ? "text" : part.isOwn)), ["text", false, true, "text"]);
   assert.deepEqual("lines" in parts[2]! ? parts[2].lines : [], ["    1/0", "    ~^~"]);
+});
+
+test("how many run of how many that may", () => {
+  assert.equal(boundOf(null, undefined), "");
+  assert.equal(boundOf(null, 8), " of 8 slots");
+  assert.equal(boundOf(5, 8), " of 5 allowed");
+  assert.equal(boundOf(5, 1), " of 5 allowed, 1 slot");
 });

@@ -42,6 +42,13 @@ async def work(ctx: Context, seconds: float = 30.0) -> str:
 
 
 @app.task(retry=ONCE)
+async def tell(ctx: Context, lines: int = 10) -> None:
+    """Say a lot, and be over."""
+    for number in range(lines):
+        ctx.log(f"told line {number}.")
+
+
+@app.task(retry=ONCE)
 def block(seconds: float = 1.0) -> None:
     """Take a process for a while."""
     time.sleep(seconds)

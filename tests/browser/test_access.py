@@ -95,6 +95,26 @@ def test_a_revoked_token_leads_back_to_the_door(guest: Visit, root: httpx.Client
     expect(page.get_by_label("Token")).to_be_visible()
 
 
+def test_an_admin_makes_a_token_and_revokes_it(guest: Visit, root: httpx.Client) -> None:
+    page = guest.open("settings")
+    sign_in(page, token_of(root, "admin")["token"])
+    page.get_by_role("button", name="New token").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Who or what will use it").fill("the night shift")
+    dialog.get_by_label("Role").select_option("viewer")
+    dialog.get_by_role("button", name="Make it").click()
+    secret = dialog.locator(".secret code").inner_text()
+    dialog.get_by_role("button", name="I have it").click()
+    known = {"Authorization": f"Bearer {secret}"}
+    assert httpx.get(f"{guest.url}/api/me", headers=known, trust_env=False).json()["role"] == "viewer"
+    row = page.get_by_role("region", name="Tokens", exact=True).get_by_role("row").filter(has_text="the night shift")
+    expect(row).to_contain_text("Valid")
+    assert secret not in page.content()
+    row.get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke it").click()
+    expect(row).to_contain_text("Revoked")
+
+
 class _Evil(BaseHTTPRequestHandler):
     """A page of somebody else."""
 

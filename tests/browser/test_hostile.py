@@ -39,6 +39,8 @@ def traps(api: httpx.Client) -> Iterator[dict[str, str]]:
     paused = api.post(f"/api/schedules/{quote(NASTY_NAME, safe='')}/pause", json={"reason": NASTY})
     assert paused.status_code == 200, paused.text
     hook = api.post("/api/webhooks", json={"url": HOOK})
+    noted = api.post("/api/webhooks", json={"url": "https://hooks.invalid/noted", "note": NASTY_NAME})
+    assert noted.status_code == 201, noted.text
     ended(api, failed.json()["id"])
     ended(api, completed.json()["id"])
     cancelled = api.post(f"/api/jobs/{waiting.json()['id']}/cancel", json={"reason": NASTY})
@@ -50,6 +52,7 @@ def traps(api: httpx.Client) -> Iterator[dict[str, str]]:
         "schedule": quote(NASTY_NAME, safe=""),
     }
     api.delete(f"/api/schedules/{quote(NASTY_NAME, safe='')}")
+    api.delete(f"/api/webhooks/{noted.json()['id']}")
     if hook.status_code == 201:
         api.delete(f"/api/webhooks/{hook.json()['id']}")
 
@@ -96,3 +99,20 @@ def test_what_is_hostile_is_shown_as_it_is(visit: Visit, traps: dict[str, str]) 
     result = page.get_by_role("region", name="Result")
     expect(result).to_contain_text(NASTY_URL)
     expect(result.get_by_role("link")).to_have_count(0)
+
+
+def test_dialogs_show_it_as_it_is_too(visit: Visit, traps: dict[str, str]) -> None:
+    opened = (
+        (f"jobs/{traps['failed']}", "Run again with other arguments", NASTY_NAME),
+        (f"schedules/{traps['schedule']}", "Change", NASTY_NAME),
+        ("settings", "New secret", "hooks.invalid"),
+    )
+    for path, button, text in opened:
+        page = visit.open(path)
+        page.get_by_role("button", name=button, exact=True).first.click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(text)
+        assert visit.refused() == [], path
+        assert page.locator("dialog img, dialog script").count() == 0, path
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)

@@ -2,10 +2,11 @@
 
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 from tests.browser.test_actions import enqueue
 from tests.support.api import api_process
@@ -87,6 +88,44 @@ def test_new_rows_wait_while_the_pointer_is_over_the_list(visit: Visit, api: htt
     expect(rows).to_have_count(1)
     fresh.click()
     expect(rows).to_have_count(3)
+
+
+def note_stream(streams: list[tuple[int, str]], number: int, asked: Request) -> None:
+    """Keep which page has opened a stream, and where it began."""
+    if "/api/stream" in asked.url:
+        streams.append((number, asked.url))
+
+
+def test_tabs_share_one_connection_and_take_it_over(visit: Visit, api: httpx.Client) -> None:
+    """A browser opens six connections to a server at most; a tab more, and none would get an answer."""
+    streams: list[tuple[int, str]] = []
+    pages = [visit.page, *(visit.context.new_page() for _ in range(6))]
+    for number, page in enumerate(pages):
+        page.on("request", partial(note_stream, streams, number))
+    for page in pages:
+        page.goto(f"{visit.url}/#/jobs?tag=tabs")
+        pill(page, "live")
+    assert [number for number, _ in streams] == [0]
+    enqueue(api, "greet", tags=["tabs"])
+    for page in pages:
+        page.bring_to_front()
+        expect(page.get_by_role("region", name="Jobs").locator("tbody tr")).to_have_count(1)
+    pages[0].keyboard.press(".")  # Who pauses hands it on; the next one goes on behind the last event.
+    pill(pages[0], "paused")
+    end = time.monotonic() + 10
+    while len(streams) < 2:
+        assert time.monotonic() < end
+        pages[1].wait_for_timeout(50)
+    assert streams[1][0] != 0
+    assert "cursor=" in streams[1][1]
+    enqueue(api, "greet", tags=["tabs"])
+    for page in pages[1:]:
+        expect(page.get_by_role("region", name="Jobs").locator("tbody tr")).to_have_count(2)
+    expect(pages[0].get_by_role("region", name="Jobs").locator("tbody tr")).to_have_count(1)
+    pages[0].keyboard.press(".")
+    pill(pages[0], "live")
+    expect(pages[0].get_by_role("region", name="Jobs").locator("tbody tr")).to_have_count(2)
+    assert len(streams) == 2
 
 
 def test_the_page_comes_back_when_the_server_does(browser: Browser, tmp_path: Path) -> None:

@@ -264,6 +264,11 @@ function Result({ job }: { job: Job }) {
 }
 
 function About({ job }: { job: Job }) {
+  const again = useRead<Page<Job>>(isFinal(job.status) ? apiUrl(["jobs"], { rerun_of: job.id, limit: 5 }) : null);
+  useNews((news) => {
+    if (again.data?.items.some((known) => news.some((one) => one.job.id === known.id))) again.again();
+  });
+  const reruns = again.data?.items ?? [];
   const nodes = stats.value?.nodes ?? [];
   const metadata = Object.keys(job.metadata).length > 0;
   return (
@@ -279,6 +284,7 @@ function About({ job }: { job: Job }) {
           job.schedule ? ["Schedule", <ScheduleLink name={job.schedule} />] : null,
           job.occurrence_at && job.schedule ? ["Occurrence", <a href={href(["schedules", job.schedule], { at: job.occurrence_at })}><Time at={job.occurrence_at} /></a>] : null,
           job.rerun_of ? ["Rerun of", <JobLink id={job.rerun_of} />] : null,
+          reruns.length ? ["Run again as", <>{reruns.map((one) => <span key={one.id}><JobLink id={one.id} /> <Badge state={one.status} /> </span>)}</>] : null,
           job.parent ? ["Enqueued by", <JobLink id={job.parent} />] : null,
           job.blocked_by ? ["Waits for", <JobLink id={job.blocked_by} />] : null,
           job.batch ? ["Batch", <a href={href(["jobs"], { batch: job.batch })}>{shortId(job.batch)}</a>] : null,
@@ -313,19 +319,14 @@ function Events({ id, version }: { id: string; version: number }) {
   useEffect(() => again(), [version]);
   if (history.data === null) return history.problem ? <Problem words={history.problem} again={history.again} /> : <Loading what="events" />;
   return (
-    <Table label="Table: events" columns={["When", "What", "More"]}>
-      {history.data.items.map((event) => (
-        <tr key={String(event.seq)}>
-          <td data-label="When" class="figure">
-            <Time at={event.at} />
-          </td>
-          <td data-label="What">{visible(event.event)}</td>
-          <td data-label="More" class="mono small-text">
-            {visible(clip(writeExact(event.data), 300).replace(/^\{\}$/, ""))}
-          </td>
-        </tr>
-      ))}
-    </Table>
+    <Table
+      label="Table: events"
+      columns={[["When", "figure"], ["What"], ["More"]]}
+      lines={history.data.items.map((event) => ({
+        key: String(event.seq),
+        cells: [<Time at={event.at} />, visible(event.event), <code class="small-text">{visible(clip(writeExact(event.data), 300).replace(/^\{\}$/, ""))}</code>],
+      }))}
+    />
   );
 }
 

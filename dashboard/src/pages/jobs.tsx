@@ -1,10 +1,10 @@
 /** Jobs: a list to filter, share, select from. Rows change where they are; new ones wait until they are asked for. */
-import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { bulk } from "../actions.tsx";
 import { apiUrl, ask, wordsOf } from "../api.ts";
 import { command } from "../cli.ts";
-import { filtersOf, readWords, sinceTime, type Filters } from "../filters.ts";
-import { count, counted, duration, instant, shellWord } from "../format.ts";
+import { filtersOf, queryOf, readWords, type Filters } from "../filters.ts";
+import { count, counted, duration, instant } from "../format.ts";
 import { useCalm, useNews, useTitle } from "../hooks.ts";
 import { bindKeys } from "../keys.ts";
 import { liveState, onReadAgain } from "../live.ts";
@@ -13,11 +13,10 @@ import { go, href, route } from "../router.ts";
 import { may, seesAll, serverNow, stats } from "../state.ts";
 import { isFinal, lookOf } from "../statuses.ts";
 import { say } from "../toasts.tsx";
-import { STATUSES, type Job, type Page } from "../types.ts";
-import { Badge, Command, Empty, JobLink, Loading, Pager, Problem, Progress, ScheduleLink, Since, Table, Text, Time } from "../ui.tsx";
+import { STATUSES, type Count, type Job, type Page } from "../types.ts";
+import { Badge, Command, Empty, JobLink, Loading, Pager, Problem, Progress, ScheduleLink, Select, Since, Table, Text, Time } from "../ui.tsx";
 
 const PAGE = 50;
-const MATCHING_PAGES = 10;
 const SINCES: readonly (readonly [string, string])[] = [
   ["", "any time"],
   ["15m", "last 15 minutes"],
@@ -26,10 +25,7 @@ const SINCES: readonly (readonly [string, string])[] = [
   ["7d", "last 7 days"],
 ];
 
-function queryOf(filters: Filters): Record<string, string | undefined> {
-  const { since, ...rest } = filters;
-  return { ...rest, created_after: sinceTime(since, serverNow()) };
-}
+const MORE = ["queue", "tenant", "tag", "key", "batch", "rerun_of", "until", "ended"] as const;
 
 export function JobsPage() {
   const filters = filtersOf(route.value.query);
@@ -68,7 +64,7 @@ function Tabs({ filters }: { filters: Filters }) {
 
 function FilterBar({ filters }: { filters: Filters }) {
   const [text, setText] = useState(filters.q ?? "");
-  const [showsMore, setShowsMore] = useState(Boolean(filters.queue || filters.tenant || filters.tag || filters.key));
+  const [showsMore, setShowsMore] = useState(MORE.some((name) => filters[name]));
   const change = (changes: Filters): void => go(href(["jobs"], { ...filters, ...changes }));
   const tasks = [...new Set((stats.value?.workers ?? []).flatMap((worker) => worker.tasks))].sort();
   const field = (label: string, name: keyof Filters, list?: string) => (
@@ -83,6 +79,11 @@ function FilterBar({ filters }: { filters: Filters }) {
       />
     </label>
   );
+  const times = (label: string, name: "since" | "ended") => {
+    const chosen = filters[name] ?? "";
+    const isOwn = !SINCES.some(([value]) => value === chosen);
+    return <Select label={label} value={chosen} onValue={(value) => change({ [name]: value })} options={isOwn ? [...SINCES, [chosen, `since ${chosen}`]] : SINCES} />;
+  };
   return (
     <form
       class="filters"
@@ -98,23 +99,17 @@ function FilterBar({ filters }: { filters: Filters }) {
       </label>
       {field("Task", "type", "known-tasks")}
       {field("Schedule", "schedule")}
-      <label>
-        Handed in
-        <select value={filters.since ?? ""} onChange={(event) => change({ since: event.currentTarget.value })}>
-          {SINCES.map(([value, words]) => (
-            <option key={value} value={value}>
-              {words}
-            </option>
-          ))}
-          {filters.since && !SINCES.some(([value]) => value === filters.since) && <option value={filters.since}>since {filters.since}</option>}
-        </select>
-      </label>
+      {times("Handed in", "since")}
       {showsMore && (
         <>
           {field("Queue", "queue")}
           {field("Tag", "tag")}
           {field("Key", "key")}
           {seesAll.value && field("Tenant", "tenant")}
+          {field("Handed in before", "until")}
+          {times("Ended", "ended")}
+          {filters.batch && field("Batch", "batch")}
+          {filters.rerun_of && field("Rerun of", "rerun_of")}
         </>
       )}
       <div class="filter-buttons">
@@ -145,7 +140,8 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
   const [problem, setProblem] = useState<string | null>(null);
   const [fresh, setFresh] = useState<ReadonlySet<string>>(new Set());
   const [selected, setSelected] = useState<ReadonlyMap<string, Job>>(new Map());
-  const [isCut, setCut] = useState(false);
+  // All that match, also those that are on no page yet; the number is for the eye, the server counts again.
+  const [matching, setMatching] = useState<Count | null>(null);
   const [focus, setFocus] = useState(-1);
   const frame = useRef<HTMLDivElement>(null);
   const isTouched = useRef(false);
@@ -156,7 +152,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
     const mine = new AbortController();
     reading.current = mine;
     try {
-      const found = await ask<Page<Job>>(apiUrl(["jobs"], { ...queryOf(filters), limit: PAGE, cursor }), { signal: mine.signal });
+      const found = await ask<Page<Job>>(apiUrl(["jobs"], { ...queryOf(filters, serverNow()), limit: PAGE, cursor }), { signal: mine.signal });
       setJobs(found.items);
       setNext(found.next_cursor);
       setFresh(new Set());
@@ -165,7 +161,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
       if (!mine.signal.aborted) setProblem(wordsOf(error));
     }
   }, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     void read();
     const leave = onReadAgain(() => void read());
     return () => {
@@ -193,28 +189,31 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
     if (added.length) setFresh((before) => new Set([...before, ...added.map((job) => job.id)]));
   });
 
-  const toggle = (job: Job): void =>
+  const toggle = (job: Job): void => {
+    setMatching(null);
     setSelected((before) => {
       const after = new Map(before);
       if (!after.delete(job.id)) after.set(job.id, job);
       return after;
     });
+  };
   const clear = (): void => {
     setSelected(new Map());
-    setCut(false);
+    setMatching(null);
   };
   const selectMatching = async (): Promise<void> => {
+    if (!Object.keys(filters).length) return void say({ words: "Filter first, so that it is clear which jobs are meant.", tone: "warn" });
     try {
-      const found = await readMatching(filters);
-      setSelected(new Map(found.jobs.map((job) => [job.id, job])));
-      setCut(found.isCut);
+      setMatching(await ask<Count>(apiUrl(["jobs", "count"], queryOf(filters, serverNow()))));
+      setSelected(new Map(jobs?.map((job) => [job.id, job])));
     } catch (error) {
       say({ words: wordsOf(error), tone: "bad" });
     }
   };
   const act = (verb: "retry" | "cancel"): void => {
     const chosen = selected.size ? [...selected.values()].map((job) => jobs?.find((one) => one.id === job.id) ?? job) : focus >= 0 && jobs?.[focus] ? [jobs[focus]] : [];
-    if (chosen.length && may("operator")) bulk(verb, chosen, isCut, bulkCommand(verb, chosen, filters, isCut), () => (clear(), void read()));
+    if (!may("operator") || !(matching || chosen.length)) return;
+    void bulk(verb, matching ? { filter: queryOf(filters, serverNow()) } : { jobs: chosen }, () => (clear(), void read()));
   };
 
   // At once, so that the key after this one already knows which row has the focus.
@@ -239,7 +238,6 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
   const allOnPage = jobs !== null && jobs.length > 0 && jobs.every((job) => selected.has(job.id));
   const showsTenant = seesAll.value && jobs !== null && new Set(jobs.map((job) => job.tenant)).size > 1;
   const canAct = may("operator");
-  const header = useMemo(() => ["State", "Job", "What it does", "Queue", ...(showsTenant ? ["Tenant"] : []), "Attempt", "Handed in", "Took"], [showsTenant]);
 
   if (problem !== null && jobs === null) return <Problem words={problem} again={() => void read()} />;
   if (jobs === null) return <Loading what="jobs" />;
@@ -258,13 +256,12 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
       {liveState.value === "paused" && <p class="quiet">Paused: nothing changes here.</p>}
       {selected.size > 0 && (
         <div class="selection" role="region" aria-label="Selection">
-          <strong>{counted(selected.size, "job")} selected</strong>
-          {allOnPage && next !== null && !isCut && selected.size <= jobs.length && (
+          <strong>{matching ? `All ${matching.is_exact ? "" : "more than "}${counted(matching.count, "job")} that match selected` : `${counted(selected.size, "job")} selected`}</strong>
+          {allOnPage && matching === null && (next !== null || cursor !== undefined) && (
             <button type="button" class="ghost" onClick={() => void selectMatching()}>
               Select all that match
             </button>
           )}
-          {isCut && <span class="faint">the newest {count(selected.size)}; there are more</span>}
           <button type="button" onClick={() => act("retry")}>
             Retry
           </button>
@@ -279,89 +276,55 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
       <Table
         label="Jobs"
         columns={[
-          ...(canAct
-            ? [
-                <label class="tick">
-                  <input
-                    type="checkbox"
-                    aria-label="Select all on this page"
-                    checked={allOnPage}
-                    onChange={() => setSelected(allOnPage ? new Map() : new Map(jobs.map((job) => [job.id, job])))}
-                  />
-                </label>,
-              ]
-            : []),
-          ...header,
+          canAct && [
+            <label class="tick">
+              <input
+                type="checkbox"
+                aria-label="Select all on this page"
+                checked={allOnPage}
+                onChange={() => (setMatching(null), setSelected(allOnPage ? new Map() : new Map(jobs.map((job) => [job.id, job]))))}
+              />
+            </label>,
+            "cell-tick",
+          ],
+          ["State"],
+          ["Job", "cell-main"],
+          ["What it does", "cell-words"],
+          ["Queue"],
+          showsTenant && ["Tenant"],
+          ["Attempt", "figure"],
+          ["Handed in", "figure"],
+          ["Took", "figure"],
         ]}
-      >
-        {jobs.map((job, place) => (
-          <tr key={job.id} class={`${selected.has(job.id) ? "selected" : ""} ${place === focus ? "current" : ""}`} onFocusCapture={() => setFocus(place)}>
-            {canAct && (
-              <td class="cell-tick">
-                <label class="tick">
-                  <input type="checkbox" aria-label={`Select job ${job.id}`} checked={selected.has(job.id)} onChange={() => toggle(job)} />
-                </label>
-              </td>
-            )}
-            <td data-label="State">
-              <Badge state={job.status} />
-            </td>
-            <td data-label="Job" class="cell-main">
+        lines={jobs.map((job, place) => ({
+          key: job.id,
+          class: `${selected.has(job.id) ? "selected" : ""} ${place === focus ? "current" : ""}`,
+          onFocusCapture: () => setFocus(place),
+          cells: [
+            <label class="tick">
+              <input type="checkbox" aria-label={`Select job ${job.id}`} checked={selected.has(job.id)} onChange={() => toggle(job)} />
+            </label>,
+            <Badge state={job.status} />,
+            <>
               <JobLink id={job.id}>
                 <strong>
                   <Text of={job.type} most={60} />
                 </strong>
               </JobLink>
-              <div class="small-text faint">
-                {job.schedule ? <ScheduleLink name={job.schedule} /> : job.key ? <Text of={job.key} most={50} /> : <code>{job.id.slice(-8)}</code>}
-              </div>
-            </td>
-            <td data-label="What it does" class="cell-words">
-              {job.status === "RUNNING" ? <Progress job={job} /> : <Text of={job.why} most={140} />}
-            </td>
-            <td data-label="Queue">
-              <Text of={job.queue} most={30} />
-            </td>
-            {showsTenant && (
-              <td data-label="Tenant">
-                <Text of={job.tenant} most={30} />
-              </td>
-            )}
-            <td data-label="Attempt" class="figure">
-              {job.attempts > job.max_attempts ? job.attempts : `${job.attempts}/${job.max_attempts}`}
-            </td>
-            <td data-label="Handed in" class="figure">
-              <Time at={job.created_at} />
-            </td>
-            <td data-label="Took" class="figure">
-              {isFinal(job.status) ? job.started_at && job.finished_at ? duration(instant(job.finished_at) - instant(job.started_at)) : "–" : job.status === "RUNNING" ? <Since at={job.started_at} /> : "–"}
-            </td>
-          </tr>
-        ))}
-      </Table>
+              <div class="small-text faint">{job.schedule ? <ScheduleLink name={job.schedule} /> : job.key ? <Text of={job.key} most={50} /> : <code>{job.id.slice(-8)}</code>}</div>
+            </>,
+            job.status === "RUNNING" ? <Progress job={job} /> : <Text of={job.why} most={140} />,
+            <Text of={job.queue} most={30} />,
+            <Text of={job.tenant} most={30} />,
+            job.attempts > job.max_attempts ? job.attempts : `${job.attempts}/${job.max_attempts}`,
+            <Time at={job.created_at} />,
+            job.status === "RUNNING" ? <Since at={job.started_at} /> : isFinal(job.status) && job.started_at ? duration(instant(job.finished_at) - instant(job.started_at)) : "–",
+          ],
+        }))}
+      />
       <Pager isFirst={cursor === undefined} next={next} onFirst={() => go(href(["jobs"], filters))} onNext={(place) => go(href(["jobs"], { ...filters, cursor: place }))} />
     </div>
   );
-}
-
-/** Read what matches, page by page, up to what is taken at once. */
-async function readMatching(filters: Filters): Promise<{ jobs: Job[]; isCut: boolean }> {
-  const jobs: Job[] = [];
-  let cursor: string | undefined;
-  for (let page = 0; page < MATCHING_PAGES; page++) {
-    const found: Page<Job> = await ask<Page<Job>>(apiUrl(["jobs"], { ...queryOf(filters), limit: 200, cursor }));
-    jobs.push(...found.items);
-    if (found.next_cursor === null) return { jobs, isCut: false };
-    cursor = found.next_cursor;
-  }
-  return { jobs, isCut: true };
-}
-
-function bulkCommand(verb: string, jobs: readonly Job[], filters: Filters, isCut: boolean): string {
-  if (jobs.length === 1 && jobs[0]) return command(["jobs", verb, jobs[0].id]);
-  if (!isCut && jobs.length <= 10) return `for id in ${jobs.map((job) => shellWord(job.id)).join(" ")}; do ${command(["jobs", verb, "$id"]).replace("'$id'", '"$id"')}; done`;
-  const list = command(["jobs", "list", "--json"], { status: filters.status, task: filters.type, queue: filters.queue, tenant: filters.tenant, schedule: filters.schedule, limit: String(jobs.length) });
-  return `${list} | jq -r '.[].id' | xargs -n1 ${command(["jobs", verb])}`;
 }
 
 function NoJobs({ filters }: { filters: Filters }) {

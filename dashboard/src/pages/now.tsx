@@ -1,23 +1,22 @@
 /** Now: how things are, in words first. What needs somebody comes before what runs, and that before figures. */
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { apiUrl, ask } from "../api.ts";
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { apiUrl } from "../api.ts";
 import { Chart } from "../chart.tsx";
 import { command } from "../cli.ts";
-import { clip, count, counted, duration, errorKind, HOUR, instant, MINUTE, percent, rate, SECOND } from "../format.ts";
+import { clip, count, counted, duration, errorKind, HOUR, instant, percent, rate, SECOND } from "../format.ts";
 import { useCalm, useEvery, useNews, useRead, useTitle } from "../hooks.ts";
 import { groupedByError, mergedList } from "../merge.ts";
 import { href } from "../router.ts";
 import { may, now, serverNow, stats, statsProblem } from "../state.ts";
 import { isFinal } from "../statuses.ts";
-import { endedOf, perMinute, windowFor, type Ended } from "../summary.ts";
-import type { Alert, Job, JobNews, Page, Stats } from "../types.ts";
-import { Badge, Card, Command, Empty, Icon, JobLink, Loading, Problem, Progress, ScheduleLink, Since, Text, Time } from "../ui.tsx";
+import { sinceFirst, spansOf, windowFor } from "../summary.ts";
+import type { Alert, Job, JobNews, Page, Series, Stats } from "../types.ts";
+import { Badge, Card, Command, Empty, Icon, JobLink, Loading, Problem, Progress, ScheduleLink, Select, Since, Text, Time } from "../ui.tsx";
 import { retryJob } from "../actions.tsx";
 
 const RUNNING_SHOWN = 20;
 const STAYS_MS = 4_000;
 const FAILED_READ = 100;
-const ENDED_PAGES = 5;
 
 export function NowPage() {
   useTitle("");
@@ -31,7 +30,7 @@ export function NowPage() {
       <div class="columns">
         <div>
           <Running figures={figures} />
-          <Charts figures={figures} />
+          <Charts />
         </div>
         <div>
           <Coming figures={figures} />
@@ -287,8 +286,10 @@ function Waiting({ figures }: { figures: Stats }) {
 // --- what failed
 
 function Failures() {
-  const failed = useRead<Page<Job>>(apiUrl(["jobs"], { status: "FAILED", limit: FAILED_READ }), { every: 30 * SECOND });
-  const timedOut = useRead<Page<Job>>(apiUrl(["jobs"], { status: "TIMED_OUT", limit: 20 }), { every: 30 * SECOND });
+  // The hour before the page was opened, for the server; what has become older since is left out here.
+  const finished_after = useMemo(() => new Date(serverNow() - HOUR).toISOString(), []);
+  const failed = useRead<Page<Job>>(apiUrl(["jobs"], { status: "FAILED", finished_after, limit: FAILED_READ }), { every: 30 * SECOND });
+  const timedOut = useRead<Page<Job>>(apiUrl(["jobs"], { status: "TIMED_OUT", finished_after, limit: FAILED_READ }), { every: 30 * SECOND });
   const again = useCalm(() => (failed.again(), timedOut.again()), 2 * SECOND);
   useNews((news) => {
     if (news.some((one) => one.job.status === "FAILED" || one.job.status === "TIMED_OUT")) again();
@@ -302,7 +303,7 @@ function Failures() {
     );
   }, [failed.data, timedOut.data]);
   return (
-    <Card id="failures" title="Failed in the last hour" aside={groups.length > 0 && <a href={href(["jobs"], { status: "FAILED" })}>All failed</a>}>
+    <Card id="failures" title="Failed in the last hour" aside={groups.length > 0 && <a href={href(["jobs"], { status: "FAILED", ended: "1h" })}>All of them</a>}>
       <Problem words={failed.problem} again={failed.again} />
       {groups.length === 0 && !failed.isReading && failed.problem === null && <p class="quiet">Nothing has failed.</p>}
       <ul class="groups">
@@ -335,79 +336,53 @@ function Failures() {
 
 // --- charts
 
-/** What ended in the last hour: read once, then kept up by the news. */
-function useEnded(): { ended: Map<string, Ended>; from: number; isCut: boolean; turn: number } {
-  const kept = useRef(new Map<string, Ended>());
-  const [state, setState] = useState({ from: serverNow() - HOUR, isCut: false, turn: 0 });
-  useEffect(() => {
-    const mine = new AbortController();
-    void readEnded(kept.current, mine.signal).then((found) => mine.signal.aborted || setState((before) => ({ ...found, turn: before.turn + 1 })));
-    return () => mine.abort();
-  }, []);
-  useNews((news) => {
-    let hasNew = false;
-    for (const { job } of news) {
-      const ended = isFinal(job.status) ? endedOf(job) : null;
-      if (ended === null || kept.current.has(job.id)) continue;
-      kept.current.set(job.id, ended);
-      hasNew = true;
-    }
-    if (hasNew) setState((before) => ({ ...before, turn: before.turn + 1 }));
-  });
-  useEvery(30 * SECOND, () => {
-    const since = serverNow() - HOUR;
-    for (const [id, one] of kept.current) if (one.at < since) kept.current.delete(id);
-    setState((before) => ({ ...before, from: Math.max(before.from, since), turn: before.turn + 1 }));
-  });
-  return { ended: kept.current, ...state };
-}
+const WINDOWS: readonly (readonly [string, string])[] = [
+  ["1h", "Last hour"],
+  ["6h", "Last 6 hours"],
+  ["24h", "Last day"],
+];
 
-async function readEnded(kept: Map<string, Ended>, signal: AbortSignal): Promise<{ from: number; isCut: boolean }> {
-  const since = serverNow() - HOUR;
-  let cursor: string | undefined;
-  let oldest = serverNow();
-  try {
-    for (let page = 0; page < ENDED_PAGES; page++) {
-      const found = await ask<Page<Job>>(apiUrl(["jobs"], { created_after: new Date(since).toISOString(), limit: 200, cursor }), { signal });
-      for (const job of found.items) {
-        const ended = isFinal(job.status) ? endedOf(job) : null;
-        if (ended) kept.set(job.id, ended);
-        oldest = Math.min(oldest, instant(job.created_at));
-      }
-      if (found.next_cursor === null) return { from: since, isCut: false };
-      cursor = found.next_cursor;
-    }
-    return { from: oldest, isCut: true };
-  } catch {
-    return { from: since, isCut: false };
-  }
-}
-
-function Charts({ figures }: { figures: Stats }) {
-  const { ended, from, isCut, turn } = useEnded();
-  const minute = Math.floor(now.value / MINUTE);
-  const minutes = useMemo(() => perMinute(ended.values(), from, serverNow()), [turn, from, minute]);
+function Charts() {
+  const [window, setWindow] = useState("1h");
+  const read = useRead<Series>(apiUrl(["stats", "series"], { window }), { every: 10 * SECOND });
+  const series = read.data;
+  const spans = useMemo(() => spansOf(sinceFirst(series?.points ?? [])), [series]);
   const counts = useMemo(
     () => [
-      // Drawn behind the failed ones, so that the two together are as high as there were jobs.
-      { label: "completed", values: minutes.good.map((number, place) => number + (minutes.bad[place] ?? 0)), colour: "good", kind: "bars" as const },
-      { label: "failed", values: minutes.bad, colour: "bad", kind: "bars" as const },
+      { label: "completed", values: spans.ended, colour: "good", kind: "bars" as const },
+      { label: "failed", values: spans.failed, colour: "bad", kind: "bars" as const },
     ],
-    [minutes],
+    [spans],
   );
   const times = useMemo(
     () => [
-      { label: "median", values: minutes.usual, colour: "accent" },
-      { label: "95 of 100 are faster", values: minutes.slow, colour: "faint" },
+      { label: "median", values: spans.usual, colour: "accent" },
+      { label: "95 of 100 are faster", values: spans.slow, colour: "faint" },
     ],
-    [minutes],
+    [spans],
   );
-  const hour = figures.last_hour;
-  if (ended.size === 0) return null;
+  if (series === null) return <Problem words={read.problem} again={read.again} />;
+  const ended = spans.completedInAll + spans.failedInAll;
+  const share = percent(ended ? spans.failedInAll / ended : 0);
+  const last = spans.usual.filter((value) => value !== null).at(-1);
   return (
-    <Card id="charts" title="Last hour" aside={<span class="faint">{isCut ? "the newest 1,000 jobs" : `${rate(hour.per_second)} · ${percent(hour.failure_rate)} failed`}</span>}>
-      <Chart title="Jobs a minute" summary={`${count(hour.COMPLETED)} completed, ${count(hour.FAILED + hour.TIMED_OUT)} failed.`} at={minutes.at} lines={counts} unit="count" />
-      <Chart title="How long they took" summary={`In the last minutes the median was ${duration((minutes.usual.filter((one) => one !== null).at(-1) ?? 0) * SECOND)}.`} at={minutes.at} lines={times} unit="seconds" />
+    <Card
+      id="charts"
+      title="Ended"
+      aside={<Select label="How far back" isInline value={window} onValue={setWindow} options={WINDOWS} />}
+    >
+      <Problem words={read.problem} again={read.again} />
+      {ended === 0 ? (
+        <p class="quiet">No job has ended in this time.</p>
+      ) : (
+        <>
+          <p class="faint">
+            {count(ended)} ended{series.truncated && ", the newest of more"}, {rate(ended / (spans.at.length * series.step_seconds))}, {share} failed.
+          </p>
+          <Chart title={`Jobs per ${duration(series.step_seconds * SECOND)}`} summary={`${count(spans.completedInAll)} completed, ${count(spans.failedInAll)} failed, ${share}.`} at={spans.at} lines={counts} unit="count" />
+          <Chart title="How long they took" summary={last ? `At the end the median was ${duration(last * SECOND)}.` : ""} at={spans.at} lines={times} unit="seconds" />
+        </>
+      )}
     </Card>
   );
 }

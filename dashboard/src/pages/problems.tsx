@@ -10,9 +10,9 @@ import { onReadAgain } from "../live.ts";
 import { groupedByError, type Group } from "../merge.ts";
 import { href } from "../router.ts";
 import { may, now, stats } from "../state.ts";
-import { overdue, quantile } from "../summary.ts";
+import { boundFor, overdue, quantile } from "../summary.ts";
 import type { Alert, Delivery, Job, Page, Schedule } from "../types.ts";
-import { Badge, Card, Command, DO, Fold, Icon, JobLink, Problem, ScheduleLink, Table, Text, Time } from "../ui.tsx";
+import { Badge, Card, Collection, Command, DO, Fold, Icon, JobLink, Problem, ScheduleLink, Text, Time } from "../ui.tsx";
 import { whereTo } from "./now.tsx";
 
 const LETTER_PAGES = 5;
@@ -164,7 +164,7 @@ function LongRunning() {
   const [expected, setExpected] = useState<ReadonlyMap<string, number>>(new Map());
   useEffect(() => {
     let isLeft = false;
-    void Promise.all(names.filter((name) => !expected.has(name)).map((name) => ask<Schedule>(apiUrl(["schedules", name])).then((one) => [name, one.expect ? readDuration(one.expect) : Number.NaN] as const, () => [name, Number.NaN] as const))).then(
+    void Promise.all(names.filter((name) => !expected.has(name)).map((name) => ask<Schedule>(apiUrl(["schedules", name])).then((one) => [name, one.expect ? readDuration(one.expect) : 0] as const, () => [name, 0] as const))).then(
       (found) => !isLeft && found.length > 0 && setExpected((before) => new Map([...before, ...found])),
     );
     return () => {
@@ -179,27 +179,20 @@ function LongRunning() {
     }
     return new Map([...times].filter(([, values]) => values.length >= 3).map(([task, values]) => [task, quantile(values, 0.5)]));
   }, [ended.data]);
-  const found = overdue(
-    running.data?.items ?? [],
-    (job) => {
-      const bound = job.schedule ? (expected.get(job.schedule) ?? Number.NaN) : Number.NaN;
-      return Number.isNaN(bound) ? (usual.get(job.type) ?? Number.NaN) : bound / 3;
-    },
-    now.value,
-  );
+  const found = overdue(running.data?.items ?? [], (job) => boundFor(job.schedule === null ? undefined : expected.get(job.schedule), usual.get(job.type)), now.value);
   return (
     <Card id="long" title="Longer than they should">
       <Problem words={running.problem} again={running.again} />
       {running.data && found.length === 0 && <p class="quiet">Every job that runs is within what is usual for its task.</p>}
       <ul class="lines">
-        {found.slice(0, 20).map(({ job, ran, usual: time }) => (
+        {found.slice(0, 20).map(({ job, ran, words }) => (
           <li key={job.id}>
             <span>
               <JobLink id={job.id}>
                 <Text of={job.type} most={60} />
               </JobLink>{" "}
               runs for {duration(ran)}
-              {!Number.isNaN(time) && <span class="faint"> (usual: {duration(time)})</span>}
+              {words && <span class="faint"> ({words})</span>}
               <span class="faint">
                 {" "}
                 · last heard <Time at={job.updated_at} />
@@ -266,38 +259,32 @@ function Flagged() {
 function Undelivered() {
   const read = useRead<Page<Delivery>>(apiUrl(["deliveries"], { status: "FAILED", limit: 50 }), { every: 30 * SECOND });
   return (
-    <Card id="undelivered" title="Undelivered webhooks">
-      <Problem words={read.problem} again={read.again} />
-      {read.data?.items.length === 0 && <p class="quiet">Every message was delivered, or is on its way.</p>}
-      {(read.data?.items.length ?? 0) > 0 && (
-        <Table label="Table: undelivered webhooks" columns={["To", "What", "Tries", "Last answer", DO]}>
-          {read.data?.items.map((delivery) => {
-            const last = delivery.outcomes.at(-1);
-            return (
-              <tr key={delivery.id}>
-                <td data-label="To" class="cell-words">
-                  <Text of={delivery.url} most={80} />
-                </td>
-                <td data-label="What">
-                  {visible(delivery.event)} {delivery.job && <JobLink id={delivery.job} />}
-                </td>
-                <td data-label="Tries" class="figure">
-                  {delivery.tries}
-                </td>
-                <td data-label="Last answer">
-                  {last ? <><Text of={last.error ?? String(last.code ?? "")} most={100} /> <Time at={last.at} /></> : "–"}
-                </td>
-                <td class="cell-do">
-                  <button type="button" class="small" onClick={() => void replayDelivery(delivery, read.again)}>
-                    Send again
-                  </button>
-                </td>
-              </tr>
-            );
-          })}
-        </Table>
-      )}
+    <Collection
+      id="undelivered"
+      title="Undelivered webhooks"
+      before={<Problem words={read.problem} again={read.again} />}
+      columns={[["To", "cell-words"], ["What"], ["Tries", "figure"], ["Last answer"], DO]}
+      items={read.data?.items}
+      empty={<p class="quiet">Every message was delivered, or is on its way.</p>}
+      row={(delivery) => {
+        const last = delivery.outcomes.at(-1);
+        return {
+          key: delivery.id,
+          cells: [
+            <Text of={delivery.url} most={80} />,
+            <>
+              {visible(delivery.event)} {delivery.job && <JobLink id={delivery.job} />}
+            </>,
+            delivery.tries,
+            last ? <><Text of={last.error ?? String(last.code ?? "")} most={100} /> <Time at={last.at} /></> : "–",
+            <button type="button" class="small" onClick={() => void replayDelivery(delivery, read.again)}>
+              Send again
+            </button>,
+          ],
+        };
+      }}
+    >
       <Command line={command(["webhooks", "deliveries"], { status: "FAILED" })} />
-    </Card>
+    </Collection>
   );
 }

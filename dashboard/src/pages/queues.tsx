@@ -6,7 +6,7 @@ import { useTitle } from "../hooks.ts";
 import { href } from "../router.ts";
 import { may, now, readStats, seesAll, stats, statsProblem } from "../state.ts";
 import type { Node, Stats, Worker } from "../types.ts";
-import { Badge, Card, Command, DO, Empty, Facts, Fold, Loading, Problem, Since, Table, Text, Time } from "../ui.tsx";
+import { Badge, Card, Collection, Command, DO, Empty, Facts, Fold, Loading, Problem, Since, Table, Text, Time } from "../ui.tsx";
 
 const WAKE_UPS: Readonly<Record<string, string>> = {
   notify: "told by the database (LISTEN/NOTIFY)",
@@ -39,65 +39,61 @@ function takes(worker: Worker, queue: string): boolean {
   return worker.queues.some((name) => name === "*" || name === queue || (name.endsWith("*") && queue.startsWith(name.slice(0, -1))));
 }
 
+/** Say of how many: what is allowed where somebody has set a bound, and what the workers have room for. */
+export function boundOf(limit: number | null | undefined, slots: number | undefined): string {
+  if (limit === null || limit === undefined) return slots === undefined ? "" : ` of ${counted(slots, "slot")}`;
+  return ` of ${count(limit)} allowed${slots !== undefined && slots < limit ? `, ${counted(slots, "slot")}` : ""}`;
+}
+
 function Queues({ figures }: { figures: Stats }) {
   const canAct = may("operator") && seesAll.value;
   const after = (): void => void readStats();
   return (
-    <Card id="queues" title="Queues">
-      {figures.queues.length === 0 ? (
+    <Collection
+      id="queues"
+      title="Queues"
+      columns={[["Queue", "cell-main"], ["State"], ["Waiting", "figure"], ["Oldest", "figure"], ["Running", "figure"], ["Workers", "figure"], canAct && DO]}
+      items={figures.queues}
+      empty={
         <Empty title="Every queue is empty">
           <p>A queue is here while something waits or runs in it, or while it is paused.</p>
         </Empty>
-      ) : (
-        <Table label="Table: queues" columns={["Queue", "State", "Waiting", "Oldest", "Running", "Workers", ...(canAct ? [DO] : [])]}>
-          {figures.queues.map((queue) => {
-            const workers = (figures.workers ?? []).filter((worker) => takes(worker, queue.name) && !worker.draining);
-            const slots = workers.reduce((sum, worker) => sum + worker.slots, 0);
-            return (
-              <tr key={queue.name}>
-                <td data-label="Queue" class="cell-main">
-                  <a href={href(["jobs"], { queue: queue.name })}>
-                    <strong>
-                      <Text of={queue.name} most={60} />
-                    </strong>
-                  </a>
-                </td>
-                <td data-label="State">
-                  {queue.paused ? <Badge state="paused" /> : figures.workers && workers.length === 0 ? <Badge state="held" word="No worker" /> : <Badge state="on" word="Open" />}
-                  {queue.paused && (
-                    <div class="small-text faint">
-                      {queue.paused_by && <>by <Text of={queue.paused_by} most={40} /> </>}
-                      <Time at={queue.paused_at} />
-                      {queue.reason && <>: <Text of={queue.reason} most={120} /></>}
-                    </div>
-                  )}
-                </td>
-                <td data-label="Waiting" class="figure">
-                  <a href={href(["jobs"], { queue: queue.name, status: "PENDING" })}>{count(queue.pending)}</a>
-                </td>
-                <td data-label="Oldest" class="figure">
-                  {queue.pending ? duration(queue.oldest_age_seconds * SECOND) : "–"}
-                </td>
-                <td data-label="Running" class="figure">
-                  <a href={href(["jobs"], { queue: queue.name, status: "RUNNING" })}>{count(queue.running)}</a>
-                  {figures.workers && ` of ${counted(slots, "slot")}`}
-                </td>
-                <td data-label="Workers" class="figure">
-                  {figures.workers ? workers.length : "–"}
-                </td>
-                {canAct && (
-                  <td class="cell-do">
-                    <button type="button" class="small" onClick={() => toggleQueue(queue, after)} aria-label={`${queue.paused ? "Resume" : "Pause"} the queue ${clip(queue.name, 40)}`}>
-                      {queue.paused ? "Resume" : "Pause"}
-                    </button>
-                  </td>
-                )}
-              </tr>
-            );
-          })}
-        </Table>
-      )}
-    </Card>
+      }
+      row={(queue) => {
+        const workers = (figures.workers ?? []).filter((worker) => takes(worker, queue.name) && !worker.draining);
+        const slots = workers.reduce((sum, worker) => sum + worker.slots, 0);
+        return {
+          key: queue.name,
+          cells: [
+            <a href={href(["jobs"], { queue: queue.name })}>
+              <strong>
+                <Text of={queue.name} most={60} />
+              </strong>
+            </a>,
+            <>
+              {queue.paused ? <Badge state="paused" /> : figures.workers && workers.length === 0 ? <Badge state="held" word="No worker" /> : <Badge state="on" word="Open" />}
+              {queue.paused && (
+                <div class="small-text faint">
+                  {queue.paused_by && <>by <Text of={queue.paused_by} most={40} /> </>}
+                  <Time at={queue.paused_at} />
+                  {queue.reason && <>: <Text of={queue.reason} most={120} /></>}
+                </div>
+              )}
+            </>,
+            <a href={href(["jobs"], { queue: queue.name, status: "PENDING" })}>{count(queue.pending)}</a>,
+            queue.pending ? duration(queue.oldest_age_seconds * SECOND) : "–",
+            <>
+              <a href={href(["jobs"], { queue: queue.name, status: "RUNNING" })}>{count(queue.running)}</a>
+              {boundOf(queue.limit, figures.workers && slots)}
+            </>,
+            figures.workers ? workers.length : "–",
+            <button type="button" class="small" onClick={() => toggleQueue(queue, after)} aria-label={`${queue.paused ? "Resume" : "Pause"} the queue ${clip(queue.name, 40)}`}>
+              {queue.paused ? "Resume" : "Pause"}
+            </button>,
+          ],
+        };
+      }}
+    />
   );
 }
 
@@ -105,58 +101,53 @@ function Workers({ figures }: { figures: Stats }) {
   const workers = figures.workers ?? [];
   const canAct = may("operator");
   return (
-    <Card id="workers" title="Workers" aside={<span class="faint">{counted(workers.length, "worker")}</span>}>
-      {workers.length === 0 ? (
+    <Collection
+      id="workers"
+      title="Workers"
+      aside={<span class="faint">{counted(workers.length, "worker")}</span>}
+      columns={[["Worker", "cell-main"], ["State"], ["Busy"], ["Heartbeat", "figure"], ["Alive for", "figure"], ["Queues"], ["Version"], canAct && DO]}
+      items={workers}
+      empty={
         <Empty title="No worker is alive">
           <p>{figures.jobs.PENDING ? `${counted(figures.jobs.PENDING, "job waits", "jobs wait")} for one. Start it beside the store:` : "Start one beside the store:"}</p>
           <Command line="headway worker --app MODULE:APP" />
         </Empty>
-      ) : (
-        <Table label="Table: workers" columns={["Worker", "State", "Busy", "Heartbeat", "Alive for", "Queues", "Version", ...(canAct ? [DO] : [])]}>
-          {workers.map((worker) => (
-            <tr key={worker.id}>
-              <td data-label="Worker" class="cell-main">
-                <strong>
-                  <Text of={worker.name} most={60} />
-                </strong>
-                <div class="small-text faint">
-                  <code title={worker.id}>{shortId(worker.id)}</code> · {counted(worker.children, "process", "processes")}
-                </div>
-              </td>
-              <td data-label="State">
-                <Badge state={worker.draining ? "draining" : "alive"} />
-              </td>
-              <td data-label="Busy">
-                <div class="gauge" role="meter" aria-label={`Busy slots of ${clip(worker.name, 40)}`} aria-valuemin={0} aria-valuemax={worker.slots} aria-valuenow={worker.running}>
-                  <i style={{ "--part": String(worker.slots ? Math.min(1, worker.running / worker.slots) : 0) }} />
-                </div>
-                <span class="figure">
-                  {worker.running} of {worker.slots}
-                </span>
-              </td>
-              <td data-label="Heartbeat" class={`figure ${now.value - instant(worker.beat_at) > 15 * SECOND ? "tone-bad" : ""}`}>
-                <Time at={worker.beat_at} />
-              </td>
-              <td data-label="Alive for" class="figure">
-                <Since at={worker.started_at} />
-              </td>
-              <td data-label="Queues">
-                <Text of={worker.queues.map((name) => (name === "*" ? "all" : name)).join(", ")} most={100} />
-                <Fold title={counted(worker.tasks.length, "task")}>{() => <p class="small-text">{visible(worker.tasks.join(", "))}</p>}</Fold>
-              </td>
-              <td data-label="Version">{visible(worker.version)}</td>
-              {canAct && (
-                <td class="cell-do">
-                  <button type="button" class="small" disabled={worker.draining} onClick={() => drainWorker(worker, () => void readStats())} aria-label={`Drain ${clip(worker.name, 40)}`}>
-                    Drain
-                  </button>
-                </td>
-              )}
-            </tr>
-          ))}
-        </Table>
-      )}
-    </Card>
+      }
+      row={(worker) => ({
+        key: worker.id,
+        cells: [
+          <>
+            <strong>
+              <Text of={worker.name} most={60} />
+            </strong>
+            <div class="small-text faint">
+              <code title={worker.id}>{shortId(worker.id)}</code> · {counted(worker.children, "process", "processes")}
+            </div>
+          </>,
+          <Badge state={worker.draining ? "draining" : "alive"} />,
+          <>
+            <div class="gauge" role="meter" aria-label={`Busy slots of ${clip(worker.name, 40)}`} aria-valuemin={0} aria-valuemax={worker.slots} aria-valuenow={worker.running}>
+              <i style={{ "--part": String(worker.slots ? Math.min(1, worker.running / worker.slots) : 0) }} />
+            </div>
+            <span class="figure">
+              {worker.running} of {worker.slots}
+            </span>
+          </>,
+          <span class={now.value - instant(worker.beat_at) > 15 * SECOND ? "tone-bad" : ""}>
+            <Time at={worker.beat_at} />
+          </span>,
+          <Since at={worker.started_at} />,
+          <>
+            <Text of={worker.queues.map((name) => (name === "*" ? "all" : name)).join(", ")} most={100} />
+            <Fold title={counted(worker.tasks.length, "task")}>{() => <p class="small-text">{visible(worker.tasks.join(", "))}</p>}</Fold>
+          </>,
+          visible(worker.version),
+          <button type="button" class="small" disabled={worker.draining} onClick={() => drainWorker(worker, () => void readStats())} aria-label={`Drain ${clip(worker.name, 40)}`}>
+            Drain
+          </button>,
+        ],
+      })}
+    />
   );
 }
 
@@ -176,44 +167,35 @@ function Deciding({ figures }: { figures: Stats }) {
           ]}
         />
         {(figures.shards?.length ?? 0) > 1 && (
-          <Table label="Table: shards" columns={["Shard", "Held by", "Token", "Since"]}>
-            {figures.shards?.map((shard) => (
-              <tr key={shard.role}>
-                <td data-label="Shard">{visible(shard.role)}</td>
-                <td data-label="Held by">
-                  <Text of={shard.name} most={60} />
-                </td>
-                <td data-label="Token" class="figure">
-                  {String(shard.token)}
-                </td>
-                <td data-label="Since" class="figure">
-                  <Time at={shard.since} />
-                </td>
-              </tr>
-            ))}
-          </Table>
+          <Table
+            label="Table: shards"
+            columns={[["Shard"], ["Held by"], ["Token", "figure"], ["Since", "figure"]]}
+            lines={(figures.shards ?? []).map((shard) => ({ key: shard.role, cells: [visible(shard.role), <Text of={shard.name} most={60} />, String(shard.token), <Time at={shard.since} />] }))}
+          />
         )}
         <Command line={command(["status"])} />
       </Card>
-      <Card id="nodes" title="Processes" aside={<span class="faint">{counted(nodes.length, "process", "processes")}</span>}>
-        <Table label="Table: processes" columns={["Name", "Does", "Heartbeat", "Wake-ups", "Clock"]}>
-          {nodes.map((node) => (
-            <tr key={node.id}>
-              <td data-label="Name" class="cell-main">
-                <Text of={node.name} most={60} />
-              </td>
-              <td data-label="Does">{visible(node.roles.join(", "))}</td>
-              <td data-label="Heartbeat" class="figure">
-                <Time at={node.beat_at} />
-              </td>
-              <td data-label="Wake-ups">{visible(String(node.state["wake_ups"] ?? "–"))}</td>
-              <td data-label="Clock" class="figure">
-                {typeof node.state["skew_s"] === "number" ? (Math.abs(node.state["skew_s"]) < 0.05 ? "right" : `off by ${duration(Math.abs(node.state["skew_s"]) * SECOND)}`) : "–"}
-              </td>
-            </tr>
-          ))}
-        </Table>
-      </Card>
+      <Collection
+        id="nodes"
+        title="Processes"
+        aside={<span class="faint">{counted(nodes.length, "process", "processes")}</span>}
+        columns={[["Name", "cell-main"], ["Does"], ["Heartbeat", "figure"], ["Wake-ups"], ["Clock", "figure"]]}
+        items={nodes}
+        empty={null}
+        row={(node) => {
+          const skew = node.state["skew_s"];
+          return {
+            key: node.id,
+            cells: [
+              <Text of={node.name} most={60} />,
+              visible(node.roles.join(", ")),
+              <Time at={node.beat_at} />,
+              visible(String(node.state["wake_ups"] ?? "–")),
+              typeof skew === "number" ? (Math.abs(skew) < 0.05 ? "right" : `off by ${duration(Math.abs(skew) * SECOND)}`) : "–",
+            ],
+          };
+        }}
+      />
     </div>
   );
 }

@@ -1,7 +1,7 @@
 /** Schedule: when it fires, what was decided and why, how long its jobs take, and whether the ledger is whole. */
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { pauseSchedule, removeSchedule, resumeSchedule, runNow } from "../actions.tsx";
-import { apiUrl, ask, wordsOf } from "../api.ts";
+import { apiUrl } from "../api.ts";
 import { Backfill } from "../backfill.tsx";
 import { Chart } from "../chart.tsx";
 import { command } from "../cli.ts";
@@ -12,18 +12,17 @@ import { HeatMap } from "../heatmap.tsx";
 import { useCalm, useEvery, useNews, useRead, useTitle } from "../hooks.ts";
 import { JsonView } from "../jsonview.tsx";
 import { bindKeys } from "../keys.ts";
-import { joined, stateOfRecent, type Recent } from "../recent.tsx";
+import { joined, stateOfRecent } from "../recent.tsx";
 import { go, href, route } from "../router.ts";
 import { may, now, serverNow } from "../state.ts";
 import { perDay, quantile } from "../summary.ts";
 import { isFinal } from "../statuses.ts";
-import type { Audit, Job, Occurrence, Page, Schedule } from "../types.ts";
-import { Badge, Card, Command, Empty, Facts, JobLink, Linked, Loading, Problem, Table, Text, Time } from "../ui.tsx";
+import type { Audit, Calendar, Job, Occurrence, Page, Schedule } from "../types.ts";
+import { Badge, Card, Collection, Command, Empty, Facts, JobLink, Legend, Linked, Loading, Problem, Select, Text, Time } from "../ui.tsx";
 import { stateOf } from "./schedules.tsx";
 
 const JOBS_READ = 100;
 const OCCURRENCES_SHOWN = 25;
-const YEAR_PAGES = 10;
 
 export function SchedulePage({ name }: { name: string }) {
   useTitle(name);
@@ -101,7 +100,7 @@ export function SchedulePage({ name }: { name: string }) {
       )}
       <div class="columns aside-first">
         <div>
-          <Ledger name={name} zone={zone} jobs={jobs.data?.items ?? []} turn={turn} />
+          <Ledger schedule={schedule} zone={zone} turn={turn} />
           <Trend jobs={jobs.data?.items ?? []} expect={schedule.expect} />
           <Occurrences name={name} zone={zone} jobs={jobs.data?.items ?? []} turn={turn} />
         </div>
@@ -153,6 +152,7 @@ export function SchedulePage({ name }: { name: string }) {
 
 function Next({ schedule, zone }: { schedule: Schedule; zone: string | undefined }) {
   const items = schedule.next ?? [];
+  const hasSeconds = items.some((one) => one.local.slice(17, 19) !== "00");
   return (
     <Card id="next" title="Next">
       {items.length === 0 && <p class="quiet">{schedule.trigger.kind === "after" ? "Its instants follow from when its jobs end." : "There is none to come."}</p>}
@@ -160,7 +160,7 @@ function Next({ schedule, zone }: { schedule: Schedule; zone: string | undefined
         {items.map((one) => (
           <li key={one.instant}>
             <span>
-              <span class="mono">{one.local.slice(0, one.local.slice(17, 19) === "00" ? 16 : 19).replace("T", " ")}</span> <span class="faint small-text">{zone ?? "UTC"}</span>
+              <span class="mono">{one.local.slice(0, hasSeconds ? 19 : 16).replace("T", " ")}</span> <span class="faint small-text">{zone ?? "UTC"}</span>
               {one.note && <div class="hint tone-warn">{visible(one.note)}</div>}
             </span>
             <Time at={one.instant} zone={zone} ahead />
@@ -173,49 +173,39 @@ function Next({ schedule, zone }: { schedule: Schedule; zone: string | undefined
 
 // --- the ledger
 
-async function readYear(name: string, since: string, signal: AbortSignal): Promise<{ found: Occurrence[]; readFrom: string | null }> {
-  const found: Occurrence[] = [];
-  let cursor: string | undefined;
-  for (let page = 0; page < YEAR_PAGES; page++) {
-    const answer: Page<Occurrence> = await ask<Page<Occurrence>>(apiUrl(["schedules", name, "occurrences"], { since, limit: 200, cursor }), { signal });
-    found.push(...answer.items);
-    if (answer.next_cursor === null) return { found, readFrom: null };
-    cursor = answer.next_cursor;
-  }
-  return { found, readFrom: found.at(-1)?.instant ?? null };
-}
+const LAST = "last 12 months";
 
-function Ledger({ name, zone, jobs, turn }: { name: string; zone: string | undefined; jobs: readonly Job[]; turn: number }) {
-  const [year, setYear] = useState<{ found: Occurrence[]; readFrom: string | null } | null>(null);
-  const [problem, setProblem] = useState<string | null>(null);
-  const calm = Math.floor(turn / 30); // A year does not have to be read with every job.
-  useEffect(() => {
-    const mine = new AbortController();
-    readYear(name, new Date(serverNow() - 371 * DAY).toISOString(), mine.signal).then(
-      (found) => (setYear(found), setProblem(null)),
-      (error: unknown) => mine.signal.aborted || setProblem(wordsOf(error)),
-    );
-    return () => mine.abort();
-  }, [name, calm]);
-  const failed = useMemo(() => new Set(jobs.filter((job) => job.status === "FAILED" || job.status === "TIMED_OUT").map((job) => job.id)), [jobs]);
-  const days = useMemo(() => perDay(year?.found ?? [], failed, zone), [year, failed, zone]);
+/** A year of decisions: the last twelve months, or a year of the calendar. */
+function Ledger({ schedule, zone, turn }: { schedule: Schedule; zone: string | undefined; turn: number }) {
+  const [chosen, setChosen] = useState(LAST);
   const today = dateIn(now.value, zone);
-  const readFrom = year?.readFrom ? dateIn(instant(year.readFrom), zone) : null;
+  const thisYear = Number(today.slice(0, 4));
+  const firstYear = Math.max(thisYear - 9, Number(schedule.created_at.slice(0, 4)));
+  const years = Array.from({ length: thisYear - firstYear + 1 }, (_, place) => String(thisYear - place));
+  const isLast = chosen === LAST;
+  const address = (year: string): string => apiUrl(["schedules", schedule.name, "calendar"], { year });
+  const latest = useRead<Calendar>(address(isLast ? String(thisYear) : chosen));
+  // The months of the year before are only in the last twelve months, and only where the schedule is that old.
+  const before = useRead<Calendar>(isLast && firstYear < thisYear ? address(String(thisYear - 1)) : null);
+  const calm = Math.floor(turn / 10); // A year does not have to be read with every job.
+  useEffect(() => {
+    if (calm) latest.again();
+  }, [calm]);
+  const days = useMemo(() => perDay([...(before.data?.days ?? []), ...(latest.data?.days ?? [])]), [latest.data, before.data]);
   return (
     <Card
       id="ledger"
       title="The year"
       aside={
-        <span class="legend">
-          <span class="key key-good">fired</span>
-          <span class="key key-warn">skipped</span>
-          <span class="key key-bad">failed or missed</span>
-        </span>
+        <>
+          <Legend keys={[["good", "fired"], ["warn", "skipped"], ["bad", "failed or missed"]]} />
+          <Select label="Which year" isInline value={chosen} onValue={setChosen} options={[LAST, ...years].map((year) => [year])} />
+        </>
       }
     >
-      <Problem words={problem} />
-      <HeatMap days={days} today={today} readFrom={readFrom} />
-      {readFrom && <p class="faint small-text">It fires often: the newest {count(year?.found.length ?? 0)} decisions are shown, back to {readFrom}.</p>}
+      <Problem words={latest.problem} again={latest.again} />
+      <HeatMap days={days} from={isLast ? "" : chosen} last={isLast ? today : `${chosen}-12-31`} />
+      {(latest.data?.truncated || before.data?.truncated) && <p class="faint small-text">It fires very often: older decisions of the year are not counted here. The audit counts all.</p>}
     </Card>
   );
 }
@@ -256,38 +246,38 @@ function Occurrences({ name, zone, jobs, turn }: { name: string; zone: string | 
   useEffect(() => {
     if (turn && !cursor && !wanted) read.again();
   }, [turn]);
-  const rows: Recent[] = useMemo(() => joined(read.data?.items ?? [], jobs), [read.data, jobs]);
+  const rows = useMemo(() => read.data && joined(read.data.items, jobs), [read.data, jobs]);
   return (
-    <Card id="occurrences" title="Occurrences" aside={(wanted || cursor) && <a href={href(["schedules", name])}>Newest</a>}>
-      <Problem words={read.problem} again={read.again} />
-      {read.data !== null && rows.length === 0 && <p class="quiet">Nothing has been decided yet.</p>}
-      {rows.length > 0 && (
-        <Table label="Table: occurrences" columns={["Instant", "Outcome", "Why", "Job"]}>
-          {rows.map((one) => (
-            <tr key={one.occurrence.instant} class={wanted && instant(wanted) === instant(one.occurrence.instant) ? "selected" : ""}>
-              <td data-label="Instant" class="figure">
-                <Time at={one.occurrence.instant} zone={zone} />
-                {one.occurrence.until && <> to <Time at={one.occurrence.until} zone={zone} /></>}
-              </td>
-              <td data-label="Outcome">
-                <Badge state={one.occurrence.outcome} /> {one.occurrence.count > 1 && `×${count(one.occurrence.count)}`}
-              </td>
-              <td data-label="Why" class="cell-words">
-                <Linked of={one.occurrence.reason} most={160} />
-              </td>
-              <td data-label="Job" class="cell-job">
-                {one.occurrence.job_id ? (
-                  <>
-                    <JobLink id={one.occurrence.job_id} /> {one.status && <Badge state={stateOfRecent(one)} />}
-                  </>
-                ) : (
-                  <span class="faint">–</span>
-                )}
-              </td>
-            </tr>
-          ))}
-        </Table>
-      )}
+    <Collection
+      id="occurrences"
+      title="Occurrences"
+      aside={(wanted || cursor) && <a href={href(["schedules", name])}>Newest</a>}
+      before={<Problem words={read.problem} again={read.again} />}
+      columns={[["Instant", "figure"], ["Outcome"], ["Why", "cell-words"], ["Job", "cell-job"]]}
+      items={rows ?? undefined}
+      empty={<p class="quiet">Nothing has been decided yet.</p>}
+      row={(one) => ({
+        key: one.instant,
+        class: wanted && instant(wanted) === instant(one.instant) ? "selected" : "",
+        cells: [
+          <>
+            <Time at={one.instant} zone={zone} />
+            {one.until && <> to <Time at={one.until} zone={zone} /></>}
+          </>,
+          <>
+            <Badge state={one.outcome} /> {one.count > 1 && `×${count(one.count)}`}
+          </>,
+          <Linked of={one.reason} most={160} />,
+          one.job_id ? (
+            <>
+              <JobLink id={one.job_id} /> {one.status && <Badge state={stateOfRecent(one.outcome, one.status)} />}
+            </>
+          ) : (
+            <span class="faint">–</span>
+          ),
+        ],
+      })}
+    >
       {read.data?.next_cursor && (
         <nav class="pager" aria-label="Older and newer">
           <button type="button" onClick={() => go(href(["schedules", name], { cursor: read.data?.next_cursor ?? undefined }))}>
@@ -295,7 +285,7 @@ function Occurrences({ name, zone, jobs, turn }: { name: string; zone: string | 
           </button>
         </nav>
       )}
-    </Card>
+    </Collection>
   );
 }
 
@@ -310,17 +300,7 @@ function AuditResult({ name, turn }: { name: string; turn: number }) {
     <Card
       id="audit"
       title="Audit"
-      aside={
-        <label class="inline">
-          <span class="offscreen">How far back</span>
-          <select value={days} onChange={(event) => setDays(event.currentTarget.value)}>
-            <option value="1">last day</option>
-            <option value="7">last 7 days</option>
-            <option value="30">last 30 days</option>
-            <option value="365">last year</option>
-          </select>
-        </label>
-      }
+      aside={<Select label="How far back" isInline value={days} onValue={setDays} options={[["1", "last day"], ["7", "last 7 days"], ["30", "last 30 days"], ["365", "last year"]]} />}
     >
       <Problem words={audit.problem} again={audit.again} />
       {found && (

@@ -1,22 +1,22 @@
 /** Schedules: what needs somebody first, then by name; each with its rule in words and its last twenty outcomes. */
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { pauseSchedule, resumeSchedule, runNow } from "../actions.tsx";
-import { apiUrl, ask, wordsOf } from "../api.ts";
+import { apiUrl, ask, wordsOf, type Query } from "../api.ts";
 import { command } from "../cli.ts";
 import { inWords, ruleText, zoneOf } from "../cron.ts";
 import { EditSchedule } from "../editschedule.tsx";
-import { count, counted, instant, SECOND } from "../format.ts";
+import { count, counted, instant, inZone, SECOND } from "../format.ts";
 import { useCalm, useEvery, useNews, useSettled, useTitle } from "../hooks.ts";
 import { bindKeys } from "../keys.ts";
 import { onReadAgain } from "../live.ts";
-import { Dots, forgetRecent } from "../recent.tsx";
+import { Dots } from "../recent.tsx";
 import { go, href, route } from "../router.ts";
 import { may, now, serverNow, stats } from "../state.ts";
 import type { Page, Schedule } from "../types.ts";
-import { Badge, Command, DO, Empty, Loading, Problem, ScheduleLink, Table, Text, Time } from "../ui.tsx";
+import { Badge, Command, DO, Empty, Loading, Problem, ScheduleLink, Select, Table, Text, Time } from "../ui.tsx";
 
-const PAGE = 100;
-const PAGES_SEARCHED = 50;
+const PAGE = 50;
 const LATE_MS = 10 * SECOND;
 
 /** Say in which state a schedule is; the worst thing counts. */
@@ -42,49 +42,63 @@ export function troubledFirst(schedules: readonly Schedule[], at: number): Sched
 interface Found {
   items: Schedule[];
   next: string | null;
-  searched: number;
 }
 
-async function readPage(words: string, after: string | undefined, signal: AbortSignal): Promise<Found> {
-  const needle = words.toLowerCase();
-  const items: Schedule[] = [];
-  let cursor = after;
-  let searched = 0;
-  for (let page = 0; page < (needle ? PAGES_SEARCHED : 1); page++) {
-    const found: Page<Schedule> = await ask<Page<Schedule>>(apiUrl(["schedules"], { limit: needle ? 200 : PAGE, cursor }), { signal });
-    searched += found.items.length;
-    items.push(...found.items.filter((one) => !needle || [one.name, one.task, one.rule, one.queue, ...one.tags].some((text) => text.toLowerCase().includes(needle))));
-    cursor = found.next_cursor ?? undefined;
-    if (cursor === undefined || items.length >= PAGE) break;
-  }
-  return { items, next: cursor ?? null, searched };
+/** The states that one can ask for, and what they are called. */
+const STATES: readonly (readonly [string, string])[] = [
+  ["", "any"],
+  ["active", "active"],
+  ["late", "late"],
+  ["attention", "held"],
+  ["failing", "failing"],
+  ["paused", "paused"],
+  ["ended", "ended"],
+];
+
+async function readPage(wanted: Readonly<Record<string, string | undefined>>, signal: AbortSignal): Promise<Found> {
+  const read = (more: Query): Promise<Page<Schedule>> => ask<Page<Schedule>>(apiUrl(["schedules"], { ...wanted, limit: PAGE, recent: 20, ...more }), { signal });
+  const needy = !wanted["state"] && !wanted["cursor"] && needsSomebody() ? NEEDY : [];
+  // What needs somebody comes first, on whatever page its name is.
+  const [page, ...others] = await Promise.all([read({}), ...needy.map((state) => read({ state }))]);
+  const names = new Set<string>();
+  const items = [...others.flatMap((one) => one.items), ...page.items].filter(({ name }) => !names.has(name) && names.add(name));
+  return { items, next: page.next_cursor };
+}
+
+const NEEDY = ["attention", "late", "failing"] as const;
+
+function needsSomebody(): boolean {
+  const figures = stats.value?.schedules;
+  return figures === undefined || figures.late + figures.attention + (stats.value?.failing.length ?? 0) > 0;
 }
 
 export function SchedulesPage() {
   useTitle("Schedules");
   const { query } = route.value;
   const [text, setText] = useState(query["q"] ?? "");
-  const words = useSettled(text.trim(), 200);
+  const words = useSettled(text.trim(), 20);
   const [found, setFound] = useState<Found | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
   const [focus, setFocus] = useState(-1);
   const frame = useRef<HTMLDivElement>(null);
   const reading = useRef<AbortController | null>(null);
   const after = query["cursor"];
+  const state = query["state"] ?? "";
+  const wanted = { q: words, state, cursor: after };
 
   const read = async (): Promise<void> => {
     reading.current?.abort();
     const mine = new AbortController();
     reading.current = mine;
     try {
-      const page = await readPage(words, after, mine.signal);
+      const page = await readPage(wanted, mine.signal);
       setFound({ ...page, items: troubledFirst(page.items, serverNow()) });
       setProblem(null);
     } catch (error) {
       if (!mine.signal.aborted) setProblem(wordsOf(error));
     }
   };
-  useEffect(() => {
+  useLayoutEffect(() => {
     void read();
     if ((query["q"] ?? "") !== words) go(href(["schedules"], { ...query, q: words, cursor: undefined }), true);
     const leave = onReadAgain(() => void read());
@@ -92,11 +106,11 @@ export function SchedulesPage() {
       leave();
       reading.current?.abort();
     };
-  }, [words, after]);
+  }, [words, after, state]);
   // Their next instants move on as they are decided; the order of the rows stays.
   const refresh = async (): Promise<void> => {
     try {
-      const page = await readPage(words, after, AbortSignal.timeout(20_000));
+      const page = await readPage(wanted, AbortSignal.timeout(20_000));
       const fresh = new Map(page.items.map((one) => [one.name, one]));
       setFound((before) => before && { ...before, items: before.items.map((one) => fresh.get(one.name) ?? one) });
     } catch {
@@ -107,14 +121,13 @@ export function SchedulesPage() {
   const soon = useCalm(() => void refresh(), 2 * SECOND);
   useNews((news) => {
     const names = new Set(news.filter((one) => one.kind !== "progress").map((one) => one.job.schedule));
-    if (found?.items.some((one) => names.has(one.name))) {
-      for (const name of names) if (name !== null) forgetRecent(name);
-      soon();
-    }
+    if (found?.items.some((one) => names.has(one.name))) soon();
   });
   const replace = (changed: Schedule): void => setFound((before) => before && { ...before, items: before.items.map((one) => (one.name === changed.name ? { ...one, ...changed } : one)) });
 
   const items = found?.items ?? [];
+  // What has not changed is not drawn anew: a page of schedules has a thousand marks.
+  const cells = useMemo(() => items.map((schedule) => cellsOf(schedule, replace)), [found]);
   useLayoutEffect(() => {
     const move = (step: number): void => {
       const place = Math.max(0, Math.min(items.length - 1, focus + step));
@@ -124,7 +137,6 @@ export function SchedulesPage() {
     return bindKeys({ j: () => move(1), k: () => move(-1), Enter: () => items[focus] && go(href(["schedules", items[focus].name])) });
   });
 
-  const total = stats.value?.schedules.total;
   const canAct = may("operator");
   return (
     <div ref={frame}>
@@ -141,33 +153,28 @@ export function SchedulesPage() {
       <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
         <label class="grow">
           Filter
-          <input data-filter type="search" value={text} placeholder="name, task, rule, queue or tag" onInput={(event) => setText(event.currentTarget.value)} spellcheck={false} />
+          <input data-filter type="search" value={text} placeholder="name or task" onInput={(event) => setText(event.currentTarget.value)} spellcheck={false} />
         </label>
-        {total !== undefined && (
-          <p class="faint filter-note" role="status">
-            {words && found ? `${count(items.length)} of ${count(found.searched)} match` : counted(total, "schedule")}
-            {stats.value?.schedules.late ? ` · ${stats.value.schedules.late} late` : ""}
-            {stats.value?.schedules.paused ? ` · ${stats.value.schedules.paused} paused` : ""}
-          </p>
-        )}
+        <Select label="State" value={state} onValue={(value) => go(href(["schedules"], { q: words, state: value }))} options={STATES} />
+        <Numbers match={(words || state) && found ? `${count(items.length)}${found.next === null ? "" : " and more"}` : ""} />
       </form>
       <Problem words={problem} again={() => void read()} />
       {found === null && problem === null && <Loading what="schedules" />}
-      {found !== null && items.length === 0 && (words ? <Empty title="No schedule matches" /> : <NoSchedules />)}
+      {found !== null && items.length === 0 && (words || state ? <Empty title="No schedule matches" /> : <NoSchedules />)}
       {items.length > 0 && (
-        <Table label="Schedules" columns={["State", "Schedule", "Rule", "Next", "Last 20", ...(canAct ? [DO] : [])]}>
-          {items.map((schedule, place) => (
-            <Row key={schedule.name} schedule={schedule} isCurrent={place === focus} onFocus={() => setFocus(place)} canAct={canAct} replace={replace} />
-          ))}
-        </Table>
+        <Table
+          label="Schedules"
+          columns={[["State"], ["Schedule", "cell-main"], ["Rule", "cell-words"], ["Next", "figure"], ["Last 20"], canAct && DO]}
+          lines={items.map((schedule, place) => ({ key: schedule.name, class: place === focus ? "current" : "", onFocusCapture: () => setFocus(place), cells: cells[place]! }))}
+        />
       )}
       {found !== null && (found.next !== null || after !== undefined) && (
         <nav class="pager" aria-label="Older and newer">
-          <a class="button" href={href(["schedules"], { q: words })} {...(after === undefined ? { "aria-disabled": "true" as const } : {})}>
+          <a class="button" href={href(["schedules"], { q: words, state })} {...(after === undefined ? { "aria-disabled": "true" as const } : {})}>
             First
           </a>
           {found.next !== null && (
-            <a class="button" href={href(["schedules"], { q: words, cursor: found.next })}>
+            <a class="button" href={href(["schedules"], { q: words, state, cursor: found.next })}>
               More
             </a>
           )}
@@ -178,48 +185,71 @@ export function SchedulesPage() {
   );
 }
 
-function Row({ schedule, isCurrent, onFocus, canAct, replace }: { schedule: Schedule; isCurrent: boolean; onFocus: () => void; canAct: boolean; replace: (changed: Schedule) => void }) {
+function Numbers({ match }: { match: string }) {
+  const figures = stats.value?.schedules;
+  if (figures === undefined) return null;
+  return (
+    <p class="faint filter-note" role="status">
+      {match ? `${match} of ${count(figures.total)} match` : counted(figures.total, "schedule")}
+      {figures.late ? ` · ${figures.late} late` : ""}
+      {figures.paused ? ` · ${figures.paused} paused` : ""}
+    </p>
+  );
+}
+
+/** The state by the clock: a component of its own, so that a second that passes draws nothing else anew. */
+function State({ schedule }: { schedule: Schedule }) {
+  return <Badge state={stateOf(schedule, now.value)} />;
+}
+
+function cellsOf(schedule: Schedule, replace: (changed: Schedule) => void): ComponentChildren[] {
   const zone = zoneOf(schedule.trigger);
   const words = inWords(schedule.trigger);
-  const state = stateOf(schedule, now.value);
+  return [
+    <State schedule={schedule} />,
+    <>
+      <strong>
+        <ScheduleLink name={schedule.name} />
+      </strong>
+      <div class="small-text faint">
+        <Text of={schedule.task} most={60} />
+        {schedule.attention && <> · <Text of={schedule.attention} most={100} /></>}
+        {schedule.failing > 0 && ` · ${counted(schedule.failing, "failure")} in a row`}
+      </div>
+    </>,
+    <>
+      {words && <div><Text of={words} most={100} /></div>}
+      <div class="small-text faint mono">
+        <Text of={ruleText(schedule.trigger)} most={60} /> {zone}
+      </div>
+    </>,
+    schedule.next_at && !schedule.paused ? <NextAt at={schedule.next_at} zone={zone} /> : <span class="faint">{schedule.paused ? "paused" : schedule.trigger.kind === "after" ? "when its job ends" : "none"}</span>,
+    <Dots schedule={schedule} />,
+    <>
+      <button type="button" class="small" onClick={() => void runNow(schedule)} aria-label={`Run now: ${schedule.name}`}>
+        Run now
+      </button>
+      <button type="button" class="small ghost" onClick={() => (schedule.paused ? void resumeSchedule(schedule, replace) : pauseSchedule(schedule, replace))} aria-label={`${schedule.paused ? "Resume" : "Pause"} ${schedule.name}`}>
+        {schedule.paused ? "Resume" : "Pause"}
+      </button>
+    </>,
+  ];
+}
+
+/** The next instant: how soon, by the clock here, and by that of the schedule where it is another. */
+function NextAt({ at, zone }: { at: string; zone: string | undefined }) {
+  const here = inZone(instant(at), undefined);
+  const there = zone && inZone(instant(at), zone);
   return (
-    <tr class={isCurrent ? "current" : ""} onFocusCapture={onFocus}>
-      <td data-label="State">
-        <Badge state={state} />
-      </td>
-      <td data-label="Schedule" class="cell-main">
-        <strong>
-          <ScheduleLink name={schedule.name} />
-        </strong>
+    <>
+      <Time at={at} zone={zone} ahead />
+      <div class="small-text faint">{here.slice(0, 16)}</div>
+      {there && there !== here && (
         <div class="small-text faint">
-          <Text of={schedule.task} most={60} />
-          {schedule.attention && <> · <Text of={schedule.attention} most={100} /></>}
-          {schedule.failing > 0 && ` · ${counted(schedule.failing, "failure")} in a row`}
+          {there.slice(0, 16)} {zone}
         </div>
-      </td>
-      <td data-label="Rule" class="cell-words">
-        {words && <div><Text of={words} most={100} /></div>}
-        <div class="small-text faint mono">
-          <Text of={ruleText(schedule.trigger)} most={60} /> {zone}
-        </div>
-      </td>
-      <td data-label="Next" class="figure">
-        {schedule.paused ? <span class="faint">paused</span> : schedule.next_at ? <Time at={schedule.next_at} zone={zone} ahead /> : <span class="faint">{schedule.trigger.kind === "after" ? "when its job ends" : "none"}</span>}
-      </td>
-      <td data-label="Last 20">
-        <Dots name={schedule.name} />
-      </td>
-      {canAct && (
-        <td class="cell-do">
-          <button type="button" class="small" onClick={() => void runNow(schedule)} aria-label={`Run now: ${schedule.name}`}>
-            Run now
-          </button>
-          <button type="button" class="small ghost" onClick={() => (schedule.paused ? void resumeSchedule(schedule, replace) : pauseSchedule(schedule, replace))} aria-label={`${schedule.paused ? "Resume" : "Pause"} ${schedule.name}`}>
-            {schedule.paused ? "Resume" : "Pause"}
-          </button>
-        </td>
       )}
-    </tr>
+    </>
   );
 }
 

@@ -1,17 +1,17 @@
 /** Settings: who one is and what that allows, how the pages behave, tokens, webhooks, and what people did. */
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { removeWebhook, revokeToken, signOut, testWebhook, toggleWebhook } from "../actions.tsx";
-import { apiUrl, ask, wordsOf } from "../api.ts";
+import { apiUrl, ask } from "../api.ts";
 import { command } from "../cli.ts";
-import { Dialog } from "../dialog.tsx";
+import { Dialog, Field, FormDialog } from "../dialog.tsx";
 import { writeExact, type Json } from "../exact.ts";
 import { clip, visible } from "../format.ts";
 import { useRead, useTitle } from "../hooks.ts";
 import { go, href, route } from "../router.ts";
 import { announces, may, me, seesAll, shortcuts, theme, type Theme } from "../state.ts";
-import { say } from "../toasts.tsx";
 import type { Action, Page, Role, Token, Webhook } from "../types.ts";
-import { Badge, Card, Command, Copy, DO, Facts, Problem, Table, Text, Time } from "../ui.tsx";
+import { Badge, Card, Collection, Command, Copy, DO, Facts, Problem, Select, Text, Time, type Column, type Line } from "../ui.tsx";
 
 const MAY: Readonly<Record<Role, string>> = {
   viewer: "may read and follow; tracebacks are left out",
@@ -68,14 +68,7 @@ function Behaviour() {
   return (
     <Card id="behaviour" title="These pages" aside={<span class="faint">kept in this browser only</span>}>
       <div class="stack">
-      <label>
-        Theme
-        <select value={theme.value} onChange={(event) => (theme.value = event.currentTarget.value as Theme)}>
-          <option value="system">as the system</option>
-          <option value="light">light</option>
-          <option value="dark">dark</option>
-        </select>
-      </label>
+      <Select label="Theme" value={theme.value} onValue={(value) => (theme.value = value as Theme)} options={[["system", "as the system"], ["light"], ["dark"]]} />
       <label class="inline">
         <input type="checkbox" checked={shortcuts.value === "on"} onChange={() => (shortcuts.value = shortcuts.value === "on" ? "off" : "on")} /> single letters are shortcuts
       </label>
@@ -87,59 +80,99 @@ function Behaviour() {
   );
 }
 
+// --- what is shown once
+
+/** Asks for something that has a secret, makes it, and shows the secret this once. */
+function SecretForm({ title, what, words, verb = "Make it", command: line, make, onClose, children }: { title: string; what: string; words: string; verb?: string; command: string; make: () => Promise<string>; onClose: () => void; children: ComponentChildren }) {
+  const [secret, setSecret] = useState<string | null>(null);
+  if (secret === null) {
+    return (
+      <FormDialog title={title} onClose={onClose} act={async () => setSecret(await make())} verb={verb} command={line}>
+        {children}
+      </FormDialog>
+    );
+  }
+  return (
+    <Dialog title={title} onClose={onClose}>
+      <p>{words}</p>
+      <p class="secret">
+        <code>{secret}</code> <Copy text={secret} what={what} />
+      </p>
+      <footer>
+        <button type="button" class="main" onClick={onClose}>
+          I have it
+        </button>
+      </footer>
+    </Dialog>
+  );
+}
+
+/** A card with what admins keep, and a button that makes one more. */
+function Kept<Item>({ id, title, word, columns, empty, row, form }: { id: string; title: string; word: string; columns: readonly Column[]; empty: ComponentChildren; row: (item: Item, again: () => void) => Line; form: (onClose: () => void) => ComponentChildren }) {
+  const read = useRead<Page<Item>>(apiUrl([id], { limit: 100 }));
+  const [isMaking, setMaking] = useState(false);
+  return (
+    <Collection
+      id={id}
+      title={title}
+      aside={
+        <button type="button" class="small" onClick={() => setMaking(true)}>
+          New {word}
+        </button>
+      }
+      before={<Problem words={read.problem} again={read.again} />}
+      columns={[...columns, DO]}
+      items={read.data?.items}
+      empty={empty}
+      row={(item) => row(item, read.again)}
+    >
+      {isMaking && form(() => (setMaking(false), read.again()))}
+    </Collection>
+  );
+}
+
+function ofTenant(tenant: string) {
+  return tenant === "*" ? "all" : <Text of={tenant} most={60} />;
+}
+
 // --- tokens
 
 function Tokens() {
-  const read = useRead<Page<Token>>(apiUrl(["tokens"], { limit: 100 }));
-  const [isMaking, setMaking] = useState(false);
-  const items = read.data?.items ?? [];
   return (
-    <Card
+    <Kept<Token>
       id="tokens"
       title="Tokens"
-      aside={
-        <button type="button" class="small" onClick={() => setMaking(true)}>
-          New token
-        </button>
-      }
-    >
-      <Problem words={read.problem} again={read.again} />
-      {read.data && items.length === 0 && (
+      word="token"
+      columns={[["Name", "cell-main"], ["State"], ["Role"], ["Tenant"], ["Made"], ["Expires"]]}
+      empty={
         <div class="quiet">
           <p>There are none: whoever reaches this address may do everything. The first token ends that; make it one of an admin for all tenants, and sign in with it.</p>
           <Command line={command(["tokens", "create", "me", "--role", "admin"])} />
         </div>
-      )}
-      {items.length > 0 && (
-        <Table label="Table: tokens" columns={["Name", "State", "Role", "Tenant", "Made", "Expires", DO]}>
-          {items.map((token) => (
-            <tr key={token.id}>
-              <td data-label="Name" class="cell-main">
-                <Text of={token.name} most={80} />
-                <div class="small-text faint mono">{token.id}</div>
-              </td>
-              <td data-label="State">
-                <Badge state={token.state === "expired" ? "off" : token.state} {...(token.state === "expired" ? { word: "Expired" } : {})} />
-              </td>
-              <td data-label="Role">{token.role}</td>
-              <td data-label="Tenant">{token.tenant === "*" ? "all" : <Text of={token.tenant} most={60} />}</td>
-              <td data-label="Made">
-                <Time at={token.created_at} /> by <Text of={token.created_by} most={60} />
-              </td>
-              <td data-label="Expires">{token.expires_at ? <Time at={token.expires_at} ahead /> : "never"}</td>
-              <td class="cell-do">
-                {token.state === "valid" && (
-                  <button type="button" class="small grave" onClick={() => revokeToken(token, read.again)} aria-label={`Revoke the token of ${clip(token.name, 40)}`}>
-                    Revoke
-                  </button>
-                )}
-              </td>
-            </tr>
-          ))}
-        </Table>
-      )}
-      {isMaking && <NewToken onClose={() => (setMaking(false), read.again())} />}
-    </Card>
+      }
+      row={(token, again) => ({
+        key: token.id,
+        cells: [
+          <>
+            <Text of={token.name} most={80} />
+            <div class="small-text faint mono">{token.id}</div>
+          </>,
+          <Badge state={token.state === "expired" ? "off" : token.state} {...(token.state === "expired" ? { word: "Expired" } : {})} />,
+          token.role,
+          ofTenant(token.tenant),
+          <>
+            <Time at={token.created_at} /> by <Text of={token.created_by} most={60} />
+          </>,
+          token.expires_at ? <Time at={token.expires_at} ahead /> : "never",
+          token.state === "valid" && (
+            <button type="button" class="small grave" onClick={() => revokeToken(token, again)} aria-label={`Revoke the token of ${clip(token.name, 40)}`}>
+              Revoke
+            </button>
+          ),
+        ],
+      })}
+      form={(onClose) => <NewToken onClose={onClose} />}
+    />
   );
 }
 
@@ -148,136 +181,78 @@ function NewToken({ onClose }: { onClose: () => void }) {
   const [role, setRole] = useState<Role>("operator");
   const [tenant, setTenant] = useState(seesAll.value ? "*" : (me.value?.tenant ?? ""));
   const [expires, setExpires] = useState("90d");
-  const [problem, setProblem] = useState<string | null>(null);
-  const [value, setValue] = useState<string | null>(null);
-  const make = async (): Promise<void> => {
-    try {
-      const body: { [name: string]: Json } = { name, role, tenant, ...(expires.trim() ? { expires_in: expires.trim() } : {}) };
-      setValue((await ask<Token & { token: string }>(apiUrl(["tokens"]), { method: "POST", body })).token);
-    } catch (error) {
-      setProblem(wordsOf(error));
-    }
+  const make = async (): Promise<string> => {
+    const body: { [name: string]: Json } = { name, role, tenant, ...(expires.trim() ? { expires_in: expires.trim() } : {}) };
+    return (await ask<{ token: string }>(apiUrl(["tokens"]), { method: "POST", body })).token;
   };
-  const line = command(["tokens", "create", name || "NAME"], { role, tenant: tenant === "*" ? undefined : tenant, expires });
   return (
-    <Dialog title="New token" onClose={onClose}>
-      {value !== null ? (
-        <>
-          <p>This is the token. It is shown this once; only a hash of it is kept.</p>
-          <p class="secret">
-            <code>{value}</code> <Copy text={value} what="The token" />
-          </p>
-          <footer>
-            <button type="button" class="main" onClick={onClose}>
-              I have it
-            </button>
-          </footer>
-        </>
-      ) : (
-        <form
-          onSubmit={(event) => {
-            event.preventDefault();
-            void make();
-          }}
-        >
-          {me.value?.token_id === null && <p class="hint tone-warn">The first token ends access without one, for this page too: you will have to sign in.</p>}
-          <label>
-            Who or what will use it
-            <input required value={name} onInput={(event) => setName(event.currentTarget.value)} />
-          </label>
-          <label>
-            Role
-            <select value={role} onChange={(event) => setRole(event.currentTarget.value as Role)}>
-              {(Object.keys(MAY) as Role[]).map((one) => (
-                <option key={one} value={one}>
-                  {one}: {MAY[one]}
-                </option>
-              ))}
-            </select>
-          </label>
-          <label>
-            Tenant, * for all
-            <input required disabled={!seesAll.value} value={tenant} onInput={(event) => setTenant(event.currentTarget.value)} />
-          </label>
-          <label>
-            Counts for so long, empty for ever
-            <input value={expires} onInput={(event) => setExpires(event.currentTarget.value)} />
-          </label>
-          <Command line={line} label="The same in a terminal" />
-          <Problem words={problem} />
-          <footer>
-            <button type="button" onClick={onClose}>
-              Leave it
-            </button>
-            <button type="submit" class="main">
-              Make it
-            </button>
-          </footer>
-        </form>
-      )}
-    </Dialog>
+    <SecretForm
+      title="New token"
+      what="The token"
+      words="This is the token. It is shown this once; only a hash of it is kept."
+      command={command(["tokens", "create", name || "NAME"], { role, tenant: tenant === "*" ? undefined : tenant, expires })}
+      make={make}
+      onClose={onClose}
+    >
+      {me.value?.token_id === null && <p class="hint tone-warn">The first token ends access without one, for this page too: you will have to sign in.</p>}
+      <Field label="Who or what will use it" required value={name} onValue={setName} />
+      <Select label="Role" value={role} onValue={(value) => setRole(value as Role)} options={(Object.keys(MAY) as Role[]).map((one) => [one, `${one}: ${MAY[one]}`])} />
+      <Field label="Tenant, * for all" required disabled={!seesAll.value} value={tenant} onValue={setTenant} />
+      <Field label="Counts for so long, empty for ever" value={expires} onValue={setExpires} />
+    </SecretForm>
   );
 }
 
 // --- webhooks
 
 function Webhooks() {
-  const read = useRead<Page<Webhook>>(apiUrl(["webhooks"], { limit: 100 }));
-  const [isMaking, setMaking] = useState(false);
-  const items = read.data?.items ?? [];
+  const [rotating, setRotating] = useState<Webhook | null>(null);
   return (
-    <Card
-      id="webhooks"
-      title="Webhooks"
-      aside={
-        <button type="button" class="small" onClick={() => setMaking(true)}>
-          New webhook
-        </button>
-      }
-    >
-      <Problem words={read.problem} again={read.again} />
-      {read.data && items.length === 0 && <p class="quiet">Nobody is told when jobs end. A webhook tells a URL of yours, signed and retried for a day.</p>}
-      {items.length > 0 && (
-        <Table label="Table: webhooks" columns={["To", "State", "About", "Tenant", "Made", DO]}>
-          {items.map((hook) => (
-            <tr key={hook.id}>
-              <td data-label="To" class="cell-words">
-                <Text of={hook.url ?? "the callback_url of jobs"} most={120} />
-                {hook.note && (
-                  <div class="small-text faint">
-                    <Text of={hook.note} most={120} />
-                  </div>
-                )}
-              </td>
-              <td data-label="State">
-                <Badge state={hook.enabled ? "on" : "off"} />
-              </td>
-              <td data-label="About">{visible(hook.events.map((event) => (event === "*" ? "every end" : event)).join(", "))}</td>
-              <td data-label="Tenant">{hook.tenant === "*" ? "all" : <Text of={hook.tenant} most={60} />}</td>
-              <td data-label="Made">
-                <Time at={hook.created_at} />
-              </td>
-              <td class="cell-do">
-                {hook.url && (
-                  <button type="button" class="small" onClick={() => void testWebhook(hook)}>
-                    Test
-                  </button>
-                )}
-                <button type="button" class="small ghost" onClick={() => void toggleWebhook(hook, read.again)}>
-                  {hook.enabled ? "Disable" : "Enable"}
+    <>
+      <Kept<Webhook>
+        id="webhooks"
+        title="Webhooks"
+        word="webhook"
+        columns={[["To", "cell-words"], ["State"], ["About"], ["Tenant"], ["Made"]]}
+        empty={<p class="quiet">Nobody is told when jobs end. A webhook tells a URL of yours, signed and retried for a day.</p>}
+        row={(hook, again) => ({
+          key: hook.id,
+          cells: [
+            <>
+              <Text of={hook.url ?? "the callback_url of jobs"} most={120} />
+              <div class="small-text faint">
+                <Text of={hook.note} most={120} />
+              </div>
+              {hook.secrets > 1 && <div class="small-text faint">signed with {hook.secrets} secrets</div>}
+            </>,
+            <Badge state={hook.enabled ? "on" : "off"} />,
+            visible(hook.events.map((event) => (event === "*" ? "every end" : event)).join(", ")),
+            ofTenant(hook.tenant),
+            <Time at={hook.created_at} />,
+            <>
+              {hook.url && (
+                <button type="button" class="small" onClick={() => void testWebhook(hook)}>
+                  Test
                 </button>
-                {hook.url && (
-                  <button type="button" class="small grave" onClick={() => removeWebhook(hook, read.again)}>
-                    Remove
-                  </button>
-                )}
-              </td>
-            </tr>
-          ))}
-        </Table>
-      )}
-      {isMaking && <NewWebhook onClose={() => (setMaking(false), read.again())} />}
-    </Card>
+              )}
+              <button type="button" class="small ghost" onClick={() => setRotating(hook)}>
+                New secret
+              </button>
+              <button type="button" class="small ghost" onClick={() => void toggleWebhook(hook, again)}>
+                {hook.enabled ? "Disable" : "Enable"}
+              </button>
+              {hook.url && (
+                <button type="button" class="small grave" onClick={() => removeWebhook(hook, again)}>
+                  Remove
+                </button>
+              )}
+            </>,
+          ],
+        })}
+        form={(onClose) => <NewWebhook onClose={onClose} />}
+      />
+      {rotating && <NewSecret hook={rotating} onClose={() => setRotating(null)} />}
+    </>
   );
 }
 
@@ -285,68 +260,31 @@ function NewWebhook({ onClose }: { onClose: () => void }) {
   const [url, setUrl] = useState("");
   const [events, setEvents] = useState("*");
   const [note, setNote] = useState("");
-  const [problem, setProblem] = useState<string | null>(null);
-  const [secret, setSecret] = useState<string | null>(null);
-  const make = async (): Promise<void> => {
-    try {
-      const made = await ask<Webhook & { secret: string }>(apiUrl(["webhooks"]), { method: "POST", body: { url, events: events.split(/[\s,]+/).filter(Boolean), note } });
-      setSecret(made.secret);
-      say({ words: "The webhook is made.", command: command(["webhooks", "add", url]) });
-    } catch (error) {
-      setProblem(wordsOf(error));
-    }
-  };
+  const make = async (): Promise<string> => (await ask<{ secret: string }>(apiUrl(["webhooks"]), { method: "POST", body: { url, events: events.split(/[\s,]+/).filter(Boolean), note } })).secret;
   return (
-    <Dialog title="New webhook" onClose={onClose}>
-      {secret !== null ? (
-        <>
-          <p>This secret signs the messages. It is shown this once.</p>
-          <p class="secret">
-            <code>{secret}</code> <Copy text={secret} what="The secret" />
-          </p>
-          <footer>
-            <button type="button" class="main" onClick={onClose}>
-              I have it
-            </button>
-          </footer>
-        </>
-      ) : (
-        <form
-          onSubmit={(event) => {
-            event.preventDefault();
-            void make();
-          }}
-        >
-          <label>
-            URL
-            <input required type="url" value={url} placeholder="https://example.org/hook" onInput={(event) => setUrl(event.currentTarget.value)} />
-          </label>
-          <label>
-            Events, * for all
-            <input required value={events} list="webhook-events" onInput={(event) => setEvents(event.currentTarget.value)} />
-          </label>
-          <datalist id="webhook-events">
-            {EVENTS.map((event) => (
-              <option key={event} value={event} />
-            ))}
-          </datalist>
-          <label>
-            Note
-            <input value={note} maxLength={200} onInput={(event) => setNote(event.currentTarget.value)} />
-          </label>
-          <Command line={command(["webhooks", "add", url || "URL"])} label="The same in a terminal" />
-          <Problem words={problem} />
-          <footer>
-            <button type="button" onClick={onClose}>
-              Leave it
-            </button>
-            <button type="submit" class="main">
-              Make it
-            </button>
-          </footer>
-        </form>
-      )}
-    </Dialog>
+    <SecretForm title="New webhook" what="The secret" words="This secret signs the messages. It is shown this once." command={command(["webhooks", "add", url || "URL"], { note })} make={make} onClose={onClose}>
+      <Field label="URL" type="url" required placeholder="https://example.org/hook" value={url} onValue={setUrl} />
+      <Field label="Events, * for all" required list="webhook-events" value={events} onValue={setEvents} />
+      <datalist id="webhook-events">
+        {EVENTS.map((event) => (
+          <option key={event} value={event} />
+        ))}
+      </datalist>
+      <Field label="Note" maxLength={200} value={note} onValue={setNote} />
+    </SecretForm>
+  );
+}
+
+function NewSecret({ hook, onClose }: { hook: Webhook; onClose: () => void }) {
+  const [keep, setKeep] = useState("24h");
+  const make = async (): Promise<string> => (await ask<{ secret: string }>(apiUrl(["webhooks", hook.id, "rotate"]), { method: "POST", body: { keep: keep.trim() } })).secret;
+  return (
+    <SecretForm title="New secret" what="The secret" words="This secret signs from now on. It is shown this once." command={command(["webhooks", "rotate", hook.id], { keep })} make={make} onClose={onClose}>
+      <p class="mono">
+        <Text of={hook.url ?? "the callback_url of jobs"} most={120} />
+      </p>
+      <Field label="The old one signs beside it for so long; 0s when it has leaked" required value={keep} onValue={setKeep} />
+    </SecretForm>
   );
 }
 
@@ -355,7 +293,6 @@ function NewWebhook({ onClose }: { onClose: () => void }) {
 function Trail() {
   const { query } = route.value;
   const read = useRead<Page<Action>>(apiUrl(["trail"], { limit: 50, cursor: query["cursor"], actor: query["actor"], action: query["action"], target: query["target"] }));
-  const items = read.data?.items ?? [];
   const field = (label: string, name: string) => (
     <label>
       {label}
@@ -363,38 +300,40 @@ function Trail() {
     </label>
   );
   return (
-    <Card id="trail" title="What people did">
-      <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
-        {field("Who", "actor")}
-        {field("What", "action")}
-        {field("To what", "target")}
-      </form>
-      <Problem words={read.problem} again={read.again} />
-      {read.data && items.length === 0 && <p class="quiet">Nothing yet. Every action of an operator or admin is a line here, and none can be changed.</p>}
-      {items.length > 0 && (
-        <Table label="Trail" columns={["When", "Who", "What", "To what", "More"]}>
-          {items.map((action, place) => (
-            <tr key={`${action.at} ${place}`}>
-              <td data-label="When" class="figure">
-                <Time at={action.at} />
-              </td>
-              <td data-label="Who">
-                <Text of={action.actor} most={60} />
-                <div class="small-text faint">
-                  <Text of={action.origin} most={60} />
-                </div>
-              </td>
-              <td data-label="What">{visible(action.action)}</td>
-              <td data-label="To what" class="mono small-text">
-                <Text of={action.target} most={80} />
-              </td>
-              <td data-label="More" class="mono small-text cell-words">
-                {visible(clip(writeExact(action.detail), 200))}
-              </td>
-            </tr>
-          ))}
-        </Table>
-      )}
+    <Collection
+      id="trail"
+      title="What people did"
+      before={
+        <>
+          <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
+            {field("Who", "actor")}
+            {field("What", "action")}
+            {field("To what", "target")}
+          </form>
+          <Problem words={read.problem} again={read.again} />
+        </>
+      }
+      columns={[["When", "figure"], ["Who"], ["What"], ["To what", "small-text"], ["More", "cell-words"]]}
+      items={read.data?.items}
+      empty={<p class="quiet">Nothing yet. Every action of an operator or admin is a line here, and none can be changed.</p>}
+      row={(action, place) => ({
+        key: `${action.at} ${place}`,
+        cells: [
+          <Time at={action.at} />,
+          <>
+            <Text of={action.actor} most={60} />
+            <div class="small-text faint">
+              <Text of={action.origin} most={60} />
+            </div>
+          </>,
+          visible(action.action),
+          <code>
+            <Text of={action.target} most={80} />
+          </code>,
+          <code class="small-text">{visible(clip(writeExact(action.detail), 200))}</code>,
+        ],
+      })}
+    >
       <nav class="pager" aria-label="Older and newer">
         {query["cursor"] && (
           <a class="button" href={href(["settings"], { ...query, cursor: undefined })}>
@@ -408,6 +347,6 @@ function Trail() {
         )}
       </nav>
       <Command line={command(["trail"])} />
-    </Card>
+    </Collection>
   );
 }

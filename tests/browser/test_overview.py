@@ -1,0 +1,111 @@
+"""What pages show at a glance: how jobs ended over time, what became of the last occurrences, a year in one picture."""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.test_actions import WITHIN_S, ended, enqueue
+from tests.support.browser import Visit
+
+
+@pytest.fixture
+def many(api: httpx.Client) -> Iterator[list[str]]:
+    """More schedules than a page has, of which the last by name needs somebody."""
+    names = [f"many-{number:03d}" for number in range(60)]
+    for name in names:
+        made = api.put(f"/api/schedules/{name}", json={"task": "fail", "cron": "0 6 * * *", "tz": "Asia/Tokyo"})
+        assert made.status_code == 201, made.text
+    yield names
+    for name in names:
+        api.delete(f"/api/schedules/{name}")
+
+
+def test_how_jobs_ended_is_drawn_and_said(visit: Visit, api: httpx.Client) -> None:
+    ended(api, enqueue(api, "fail"))
+    ended(api, enqueue(api, "greet"))
+    asked: list[str] = []
+    visit.page.on("request", lambda request: asked.append(request.url))
+    page = visit.open()
+    card = page.get_by_role("region", name="Ended")
+    picture = card.get_by_role("img").first
+    expect(picture.locator("canvas")).to_be_visible()
+    assert re.search(r"\d+ completed, [1-9]\d* failed", picture.get_attribute("aria-label") or "")
+    expect(card).to_contain_text("failed.")
+    card.get_by_label("How far back").select_option("24h")
+    expect(card).to_contain_text("Jobs per")
+    series = [url for url in asked if "/api/stats/series" in url]
+    assert any("window=1h" in url for url in series)
+    assert any("window=24h" in url for url in series)
+    assert not [url for url in asked if "/api/jobs?" in url and "cursor=" in url]  # No page of jobs is read for it.
+
+
+def test_failures_of_the_last_hour_lead_to_a_list_of_them(visit: Visit, api: httpx.Client) -> None:
+    ended(api, enqueue(api, "fail", {"message": "the roof leaks"}))
+    page = visit.open()
+    card = page.get_by_role("region", name="Failed in the last hour")
+    expect(card).to_contain_text("OSError: the roof leaks")
+    card.get_by_role("link", name="All of them").click()
+    expect(page.get_by_role("combobox", name="Ended")).to_have_value("1h")
+    expect(page.get_by_role("region", name="Jobs")).to_contain_text("fail")
+
+
+def test_schedules_are_found_by_text_and_state(visit: Visit, api: httpx.Client, many: list[str]) -> None:
+    page = visit.open("schedules")
+    rows = page.get_by_role("region", name="Schedules").locator("tbody tr")
+    expect(rows).to_have_count(50)
+    page.get_by_role("searchbox", name="Filter").fill("MANY-05")
+    expect(rows).to_have_count(10)
+    expect(rows.first).to_contain_text("06:00 Asia/Tokyo")  # By its own clock, beside the one here.
+    assert "q=MANY-05" in page.url
+    api.post("/api/schedules/many-055/pause", json={"reason": "a test"})
+    page.get_by_label("State").select_option("paused")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("many-055")
+    page.reload()  # Both are in the address.
+    expect(rows).to_have_count(1)
+    page.get_by_role("searchbox", name="Filter").fill("nothing is called that")
+    expect(page.get_by_text("No schedule matches")).to_be_visible()
+
+
+def test_what_needs_somebody_is_first_whatever_its_name(visit: Visit, api: httpx.Client, many: list[str]) -> None:
+    for _ in range(3):
+        job = api.post("/api/schedules/many-059/trigger", json={}).json()
+        ended(api, job["id"])
+    end = datetime.now(UTC).timestamp() + WITHIN_S
+    while api.get("/api/schedules/many-059").json()["failing"] < 3:
+        assert datetime.now(UTC).timestamp() < end
+    page = visit.open("schedules")
+    first = page.get_by_role("region", name="Schedules").locator("tbody tr").first
+    expect(first).to_contain_text("many-059")
+    expect(first).to_contain_text("Failing")
+
+
+def test_the_last_occurrences_are_marks_with_words(visit: Visit, api: httpx.Client) -> None:
+    page = visit.open("schedules")
+    row = page.get_by_role("row").filter(has_text="quick")
+    marks = row.get_by_role("link", name="The last occurrences of quick")
+    expect(marks.locator("svg")).to_be_visible()
+    assert "completed" in (marks.get_attribute("aria-label") or "")
+    marks.locator("svg").hover(position={"x": 5, "y": 7})
+    expect(marks.locator("title")).to_have_text(re.compile(r"^20\d\d-.*Z: \w+, .+"))
+    assert marks.locator(".dot").count() <= 20
+
+
+def test_a_year_of_decisions_is_a_calendar(visit: Visit, api: httpx.Client) -> None:
+    page = visit.open("schedules/quick")
+    card = page.get_by_role("region", name="The year")
+    picture = card.locator(".heat-frame")
+    expect(picture).to_have_attribute("aria-label", re.compile(r"decisions on [1-9]\d* days?: [1-9]\d* fired well"))
+    today = datetime.now(UTC).date().isoformat()
+    known = api.get("/api/schedules/quick/calendar", params={"year": today[:4]}).json()["days"]
+    assert known[-1]["outcomes"]["fired"] >= 1
+    expect(picture.locator("title").last).to_have_text(re.compile(rf"^{known[-1]['day']}: .*\d+ fired"))
+    assert len(picture.locator("title").all_text_contents()) > 365
+    card.get_by_label("Which year").select_option(today[:4])
+    expect(picture.locator("title").first).to_have_text(f"{today[:4]}-01-01: nothing")
+    expect(picture.locator("title").last).to_have_text(re.compile(f"^{today[:4]}-12-31"))
+    assert len(picture.locator("title").all_text_contents()) in (365, 366)
