@@ -411,12 +411,13 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[F], F]:
     return register
 
 
+_SERVERS: Final = frozenset({"headway.cli.api", "headway.cli.serve"})  # They run for long, and their loop counts.
 _CONTEXT: Final[dict[Any, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def _entry(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a command: its own parameters are followed by the global ones, and its session is made of those."""
-    is_server = function.__module__ == "headway.cli.api"
+    is_server = function.__module__ in _SERVERS
 
     def enter(ctx: typer.Context, **given: Any) -> Any:
         ctx.obj = session = _session(ctx.obj, {name: given.pop(name) for name in _GLOBALS})
