@@ -155,7 +155,7 @@ class ScheduleAudit:
         self._last: Occurrence | None = None
 
     def _expected(self, after: Instant, until: Instant) -> Iterator[Block]:
-        ends = [*self._effective[1:], until]
+        ends = [*self._effective, until][1:]
         for revision, end in zip(self._revisions, ends, strict=True):
             if revision.spec is not None:
                 yield from blocks_of(revision.spec, max(after, revision.effective_at), min(until, end))
@@ -430,9 +430,11 @@ async def _audit_one(
 async def _compare(source: AuditSource, cursor: Cursor, after: Instant, until: Instant | None) -> AuditReport:
     name, decided_through = cursor
     revisions = await source.revisions(name)
+    if not revisions:  # A schedule is stored with its first definition, and none is ever deleted.
+        raise DefinitionError("its definitions are gone, so nobody can say what should have been decided")
     end = _FOREVER if until is None else until
     comparing = ScheduleAudit(name, revisions, decided_through=decided_through, after=after, until=end)
-    if revisions and after > revisions[0].effective_at:
+    if after > revisions[0].effective_at:
         for record in await source.occurrences(name, before=after + 1, limit=1):
             comparing.straddle(record)
     async for record, finished_at in _records(source, cursor, after, end):

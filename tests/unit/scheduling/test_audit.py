@@ -726,6 +726,15 @@ async def test_a_definition_that_cannot_be_read_is_said_and_does_not_stop_the_au
     assert (await world.audit("t")).ok  # Its revisions tell the same, and can be read.
 
 
+async def test_definitions_that_are_gone_are_said_and_do_not_stop_the_audit() -> None:
+    world = await tampered()
+    world.sql("delete from headway_revisions where schedule = 's'")
+    report = await world.audit()
+    [finding] = report.unreadable.kept
+    assert (finding.schedule, "definitions are gone" in finding.reason) == ("s", True)
+    assert (report.schedules, report.ok) == (2, False)
+
+
 class Meanwhile:
     """A ledger to which something happens right after each call of one of its methods."""
 
