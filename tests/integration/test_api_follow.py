@@ -16,6 +16,7 @@ import httpx
 import pytest
 import websockets
 
+from headway.instants import SECOND, parse_instant
 from tests.support.api import ApiProcess, api_process
 from tests.support.postgres import PostgresServer
 
@@ -275,8 +276,7 @@ async def test_progress_arrives_soon_after_it_was_written(api: ApiProcess) -> No
         async with asyncio.timeout(60), client.stream("GET", f"/api/jobs/{job_id}/events") as response:
             async for kind, _, data in events(response):
                 if kind == "progress":
-                    written = time.strptime(data["updated_at"][:19], "%Y-%m-%dT%H:%M:%S")
-                    late.append(time.time() - (time.mktime(written) - time.timezone + float(data["updated_at"][19:-1])))
+                    late.append(time.time() - parse_instant(data["updated_at"]) / SECOND)
                 if kind == "done":
                     break
         assert len(late) >= 5
