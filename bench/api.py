@@ -16,6 +16,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime
 from functools import partial
 from statistics import quantiles
 from typing import Any, Final
@@ -260,7 +261,9 @@ async def _followers(place: Place, run: Run) -> list[Figure]:
             if part.startswith(b"done"):
                 done += 1
             if part.startswith(b"progress") and (at := part.find(b'"updated_at":"')) > 0:
-                late.append(now - _seconds(part[at + 14 : at + 41].split(b'"')[0].decode()))
+                late.append(
+                    now - datetime.fromisoformat(part[at + 14 : part.index(b'"', at + 14)].decode()).timestamp()
+                )
 
     async with database(place) as url, work(url, jobs) as app, api_server(url) as (port, server):
         made = await app.tasks["sleeper"].enqueue_many([{"seconds": seconds + run.size(25, 3)}] * jobs)
@@ -307,9 +310,3 @@ async def _updates(place: Place, run: Run) -> list[Figure]:
         ),
         plain("api", place.name, "ends of these that were not told", [jobs - len(done)], "", Target("<=", 0)),
     ]
-
-
-def _seconds(text: str) -> float:
-    whole, _, fraction = text.rstrip("Z").partition(".")
-    moment = time.strptime(whole, "%Y-%m-%dT%H:%M:%S")
-    return time.mktime(moment) - time.timezone + float(f"0.{fraction or 0}")

@@ -11,8 +11,9 @@ place that a follower comes back with (`17.2.1801375200104000`: version 17, and 
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final, Self
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -31,6 +32,7 @@ from headway.store.feed import Change, Line
 
 HEARTBEAT_S: Final = 15.0
 VALID_EVERY_S: Final = 2.0
+PULSE_S: Final = 1.0
 SEND_S_MAX: Final = 30.0
 WAIT_S_MAX: Final = 60.0
 SUBSCRIPTIONS_MAX: Final = 100
@@ -214,31 +216,35 @@ class Stream:
         try:
             start = {"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *headers]}
             await send(start)
-            await _send(send, b"retry: 1000\n\n" + b"".join(event.sse for event in first))
-            if not (self._ends_with_done and any(event.kind in ("done", "gone") for event in first)):
-                await self._go_on(call, follower, send)
-            await _send(send, b"", is_last=True)
+            with _Attendance(follower) as attendance:
+                await attendance.hear(send, b"retry: 1000\n\n" + b"".join(event.sse for event in first))
+                if not (self._ends_with_done and any(event.kind in ("done", "gone") for event in first)):
+                    await self._go_on(call, follower, partial(attendance.hear, send))
+                await attendance.hear(send, b"", is_last=True)
         except (TimeoutError, StoreUnavailable):
             pass  # Who does not read is not waited for, and who cannot be told comes back; the server closes the line.
         finally:
             hub.leave(follower)
             gone.cancel()
 
-    async def _go_on(self, call: Call, follower: Follower, send: Send) -> None:
+    async def _go_on(self, call: Call, follower: Follower, say: Callable[[bytes], Awaitable[None]]) -> None:
         async for events in spoken(call.services, call.principal, call, follower):
-            await _send(send, b"".join(event.sse for event in events) if events else b": still here\n\n")
+            await say(b"".join([event.sse for event in events]) if events else b": still here\n\n")
             if self._ends_with_done and any(event.kind in ("done", "gone") for event in events):
                 return
 
 
 async def spoken(services: Any, principal: Principal, call: Call, follower: Follower) -> AsyncIterator[list[Event]]:
-    """Yield events as they come, and nothing as a heartbeat; ends when the follower is dropped or may hear no more."""
+    """Yield events as they come, and nothing as a heartbeat; ends when the follower is dropped or may hear no more.
+
+    Somebody has to wake the follower now and then also when nothing happens: see `_Attendance`.
+    """
     clock = call.clock
     beat_at, valid_at = clock.monotonic() + HEARTBEAT_S, clock.monotonic() + VALID_EVERY_S
     while not services.is_closing:
-        await clock.rest(max(0.0, min(beat_at, valid_at) - clock.monotonic()), follower.wake)
+        await follower.wake.wait()
         now = clock.monotonic()
-        if now >= valid_at:
+        if now + PULSE_S / 2 >= valid_at:
             if services.gate is not None and not await services.gate.still_valid(principal):
                 return
             valid_at = now + VALID_EVERY_S
@@ -257,10 +263,44 @@ _SSE_HEADERS: Final = (
 )
 
 
-async def _send(send: Send, data: bytes, *, is_last: bool = False) -> None:
-    """Send a part of the stream; `TimeoutError` when the one at the other end has not read for long."""
-    async with asyncio.timeout(SEND_S_MAX):
-        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+class _Attendance:
+    """Wakes a follower every so often, and gives up on one who does not read.
+
+    One timer does both for as long as the stream lasts: one for each event would cost more than the event.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._since: float | None = None  # Since when something is being sent.
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(PULSE_S, self._beat)
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._timer.cancel()
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(PULSE_S, self._beat)
+        self._follower.wake.set()
+        if self._since is not None and self._loop.time() - self._since > SEND_S_MAX and self._task is not None:
+            self._is_over = True
+            self._task.cancel()
+
+    async def hear(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
+        """Send a part of the stream; `TimeoutError` when the one at the other end has not read for long."""
+        self._since = self._loop.time()
+        try:
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        except asyncio.CancelledError:
+            if self._is_over and self._task is not None and self._task.uncancel() == 0:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._since = None
 
 
 async def _gone(receive: Receive, follower: Follower) -> None:
@@ -411,10 +451,11 @@ class Conversation:
     async def _speak(self, name: str, follower: Follower, first: list[Event]) -> None:
         try:
             await self._say(first)
-            async for events in spoken(self._call.services, self._call.principal, self._call, follower):
-                await self._say(events)
-                if name != "*" and any(event.kind in ("done", "gone") for event in events):
-                    return
+            with _Attendance(follower):
+                async for events in spoken(self._call.services, self._call.principal, self._call, follower):
+                    await self._say(events)
+                    if name != "*" and any(event.kind in ("done", "gone") for event in events):
+                        return
             if follower.is_dropped:
                 await self._say_error("dropped", "you read too slowly; subscribe again from where you are", name)
         except TimeoutError:

@@ -29,7 +29,7 @@ class _Quiet(uvicorn.Server):
 class _Gathering:
     """A transport that sends the head of an answer together with its body: one packet, and one wake-up of who reads it.
 
-    What is written waits for the next write or the next turn of the loop, whichever comes first.
+    A head waits for the next write or the next turn of the loop, whichever comes first.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -42,9 +42,11 @@ class _Gathering:
         if self._held:
             data, self._held = self._held + data, b""
             self._transport.write(data)
-        elif data:
+        elif data.startswith(b"HTTP/"):
             self._held = data
             self._soon(self._flush)
+        else:
+            self._transport.write(data)
 
     def close(self) -> None:
         """Close after everything is sent."""
