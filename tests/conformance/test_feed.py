@@ -29,8 +29,8 @@ async def test_only_what_is_followed_is_fed_and_every_version_of_it(shared: Back
     ]
     assert not is_more
     assert (await feed.read(position))[0] == []
-    assert [line.line for line in await feed.log_since(job_id, 2)] == ["one", "two"]
-    assert await feed.log_since(job_id, 3) == []
+    assert [line.line for line in await feed.log_between(job_id, 2, 9)] == ["one", "two"]
+    assert await feed.log_between(job_id, 3, 9) == []
     assert [change.job.version for change in await feed.of_job(job_id, 2)] == [3, 4]
     assert await feed.versions([job_id, "job_nobody"]) == {job_id: 4}
 

@@ -103,11 +103,8 @@ async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> li
     live = [] if shown is job else [Event("progress", change_shape(shown, now))]
     if known is not None and version == job.version:
         return live
-    lines = [
-        line
-        for line in await call.store.feed.log_since(job.id, version)
-        if line.version <= job.version and not _was_told(line, known)
-    ]
+    logged = await call.store.feed.log_between(job.id, version, job.version)
+    lines = [line for line in logged if not _was_told(line, known)]
     if known is not None and version < job.version:
         fed = [change for change in await call.store.feed.of_job(job.id, version) if change.job.version <= job.version]
         if len(fed) == job.version - version:

@@ -377,9 +377,9 @@ class Hub:
     async def _tell_change(self, channel: _Channel, change: Change) -> None:
         job = change.job
         kind = "progress" if (channel.status, channel.attempt) == (job.status, job.attempt) else "status"
-        lines = (
-            await self._store.feed.log_since(job.id, channel.version) if change.log_bytes > channel.log_bytes else []
-        )
+        lines = []
+        if change.log_bytes > channel.log_bytes:  # Those of later versions are told with these.
+            lines = await self._store.feed.log_between(job.id, channel.version, job.version)
         shown = channel.learn(job)
         channel.log_bytes = change.log_bytes
         data = msgspec.json.encode(change_shape(shown, self._clock.now()))
@@ -394,7 +394,7 @@ class Hub:
             channel = self._channels.get(job.id)
             if channel is None or job.version <= channel.version:
                 continue
-            lines = await self._store.feed.log_since(job.id, channel.version)
+            lines = await self._store.feed.log_between(job.id, channel.version, job.version)
             is_gap = job.id in gaps and not job.status.is_final
             kind = "done" if job.status.is_final else "resync" if is_gap else "status"
             shown = channel.learn(job)

@@ -106,12 +106,12 @@ class StoreFeed:
         read = self._driver.peek if len(ids) <= PEEK_MAX else self._driver.fetch
         return await read(call(statement, ids=as_json(ids)))
 
-    async def log_since(self, job_id: str, version: int) -> list[Line]:
-        """Read the lines that a job logged after one of its versions; a job's log is bounded, and so are these."""
+    async def log_between(self, job_id: str, after: int, until: int) -> list[Line]:
+        """Read the lines that a job logged after one of its versions, up to another; bounded, as its log is."""
         lines: list[Line] = []
-        while len(page := await self._log_page(job_id, version, lines[-1].seq if lines else 0)) == LOG_PAGE:
+        while len(page := await self._log_page(job_id, after, lines[-1].seq if lines else 0)) == LOG_PAGE:
             lines += page
-        return lines + page
+        return [line for line in lines + page if line.version <= until]
 
     async def last_line(self, job_id: str, version: int) -> tuple[int, int]:
         """Return attempt and time of the last line that a job had logged by one of its versions; zeroes for none."""

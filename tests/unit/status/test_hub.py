@@ -1,4 +1,4 @@
-"""Followers are bounded: whoever does not read is dropped, and leaves nothing behind."""
+"""Followers are bounded and told once: whoever does not read is dropped, and leaves nothing behind."""
 
 import asyncio
 from collections.abc import MutableMapping
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headway.clock import Clock
-from headway.model import NewJob
+from headway.instants import SECOND
+from headway.model import NewJob, Report
 from headway.settings import Settings
 from headway.status import follow
 from headway.status.hub import BYTES_MAX, EVENTS_MAX, Event, Follower, Hub
@@ -56,5 +57,23 @@ async def test_a_stream_that_nobody_reads_ends(tmp_path: Path, monkeypatch: pyte
             await stream({"type": "http"}, receive, send)
         assert sent == ["http.response.start", "http.response.body"]
         assert hub.count() == 0
+    finally:
+        await store.close()
+
+
+async def test_lines_of_versions_that_are_read_together_are_told_once(tmp_path: Path) -> None:
+    clock = Clock(node="test")
+    store = await Store.open(f"sqlite:///{tmp_path}/headway.db", clock)
+    hub = Hub(store, clock)
+    try:
+        [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work")])
+        follower = await hub.follow_job(row.id)
+        await store.queue.claim("default", node="test", lease=60 * SECOND, limit=1)
+        for number in range(3):
+            line = (None, "log", str(number))
+            await store.queue.report([Report(job_id=row.id, attempt=1, progress=number, lines=(line,))])
+        await hub.tick()
+        told = [event.sse.decode() for event in follower.take() if event.kind == "log"]
+        assert [text.count('"line":') for text in told] == [1, 1, 1], told
     finally:
         await store.close()
