@@ -27,6 +27,7 @@ from tests.support.zookeeper import ZookeeperEnsemble, ZookeeperServer
 LEASE = 2 * SECOND
 LONG = 30 * SECOND
 WAIT_S_MAX = 30.0
+FEW_SECONDS = 10.0
 
 HOLDER = """
 import asyncio, sys
@@ -194,6 +195,30 @@ async def test_a_node_that_was_made_after_we_gave_up_does_not_stay(url: str, ope
             if not asking.cancelled():
                 await gone.release(["role"], holder="gone")
         await until(lambda: other.acquire("role", holder="other", duration=LONG), "a node of nobody's blocks the lock")
+
+
+async def test_a_server_that_took_a_connection_and_forgot_it_is_asked_again(open_at: OpenEngine) -> None:
+    """As one may that is starting: the connection stands, and nobody ever answers on it."""
+    try:
+        server = ZookeeperServer()
+    except ServerMissing as missing:
+        _do_without(missing)
+    forgotten: list[asyncio.StreamWriter] = []
+
+    async def forget(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        forgotten.append(writer)
+
+    silent = await asyncio.start_server(forget, "127.0.0.1", server.port)
+    engine = open_at(server.url())
+    with pytest.raises(EngineUnavailable, match="zookeeper"):
+        await engine.acquire("role", holder="ada", duration=LONG)
+    silent.close()  # Nobody else is taken in; who was waits on.
+    assert forgotten
+    with server:
+        took_s = await until(lambda: engine.acquire("role", holder="ada", duration=LONG), "it was not asked again")
+    for writer in forgotten:
+        writer.close()
+    assert took_s < FEW_SECONDS
 
 
 async def test_users_keep_others_away(zookeeper: ZookeeperServer, open_at: OpenEngine, eye: KazooClient) -> None:

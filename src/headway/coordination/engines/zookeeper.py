@@ -355,7 +355,7 @@ class ZookeeperEngine:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Threads of the client, which connect in our way: soon tired of one endpoint, and with our own rules for TLS."""
+    """Threads of the client, which connect in our way: soon tired of an endpoint, and with our own rules for TLS."""
 
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -368,6 +368,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         connection = socket.create_connection(address, min(timeout, CONNECT_S_MAX))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection if self._tls is None else self._tls.wrap_socket(connection, server_hostname=hostname)
+
+    def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
+        """Wait for something to happen. Who waits for one connection alone wants the rest of a message, or its first.
+
+        The client would wait for that as long as a session lasts, also for the greeting of a server that took the
+        connection while it was starting, and has forgotten about it.
+        """
+        is_in_message = len(rlist) + len(wlist) == 1
+        limit_s = min(timeout, CALL_S_MAX) if is_in_message and timeout is not None else timeout
+        return super().select(rlist, wlist, xlist, limit_s)
 
 
 def _take_away(stray: _Stray) -> bool:
