@@ -335,6 +335,21 @@ async def in_process(ctx: Context) -> list[Any]:
 
 
 @app.task
+def talking(ctx: Context, until: str) -> int:
+    """Say all the time which attempt this is, in every way there is."""
+    trace_run(ctx, "begin")
+    for number in itertools.count(1):
+        trace_run(ctx, "said", number)
+        ctx.log(f"{ctx.attempt}: {number}")
+        ctx.metadata["attempt"] = ctx.attempt
+        ctx.progress(90 - 10 * ctx.attempt, f"attempt {ctx.attempt}")
+        if os.path.exists(until):
+            break
+        time.sleep(0.02)
+    return ctx.attempt
+
+
+@app.task
 def lingering(ctx: Context, seconds: float = 1.2) -> None:
     """Take longer than the interval of its schedule, and notice being replaced."""
     trace(f"begin-{ctx.occurrence.schedule if ctx.occurrence else ''}", ctx.job_id, ctx.attempt, time.monotonic())

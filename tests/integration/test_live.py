@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -67,6 +68,7 @@ def count(ctx: Context, until: str) -> int:
 """
 SOON_S = 3.0  # Later than anything told live comes on a busy machine, and before the store is told a second time.
 PATIENCE_S = 40.0
+COMMAND_S_MAX = 20.0  # Python starts, on a busy machine, and a moment for a Redis that does not answer.
 
 
 @pytest.fixture(scope="module")
@@ -408,6 +410,62 @@ async def test_only_the_attempt_that_counts_is_shown(redis: RedisServer, tmp_pat
         finally:
             it.hub.leave(follower)
             await live.close()
+
+
+COMMANDS: dict[str, tuple[tuple[str, ...], Callable[[Any], dict[str, Any]]]] = {
+    "list": (("jobs", "list"), lambda told: told[0]),
+    "show": (("jobs", "show", "{id}"), lambda told: told),
+    "top": (("top", "--once"), lambda told: told["running"][0]),
+}
+
+
+async def by_commands(it: Desk, folder: Path, redis_url: str | None) -> dict[str, tuple[int, int | None]]:
+    """Return the progress that each command shows, and which report that is."""
+    env = {name: value for name, value in os.environ.items() if name != "HEADWAY_REDIS"}
+    env |= {"HEADWAY_REDIS": redis_url} if redis_url else {}
+
+    async def shown(words: tuple[str, ...], job_in: Callable[[Any], dict[str, Any]]) -> tuple[int, int | None]:
+        command = [word.format(id=it.job_id) for word in words]
+        command += ["--json", "--store", f"sqlite:///{folder}/headway.db"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "headway", *command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        async with asyncio.timeout(COMMAND_S_MAX):
+            out, complaints = await process.communicate()
+        assert (process.returncode, complaints) == (0, b""), command
+        job = job_in(json.loads(out))
+        return job["progress"], job.get("live")
+
+    return dict(zip(COMMANDS, await asyncio.gather(*(shown(*how) for how in COMMANDS.values())), strict=True))
+
+
+async def test_commands_show_what_is_live_and_what_is_stored_without_a_redis(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    async with desk(redis, tmp_path, "commands:") as it:
+        url = redis.url(prefix="commands:")
+        live = RedisLive(url, clock=it.clock, node="node_1")
+        live.begin(lambda _job_id, _attempt: True, lambda: None)
+        try:
+            live.tell(said(it.job_id, 1, 5, 30))
+            await until(lambda: live.waiting() == 0, "it is told")
+            assert await by_commands(it, tmp_path, url) == dict.fromkeys(COMMANDS, (30, 5))
+            live.tell(said(it.job_id, 2, 6, 60))  # Of an attempt that the store does not know of.
+            await until(lambda: live.waiting() == 0, "it is told")
+            stored = dict.fromkeys(COMMANDS, (0, None))
+            assert await by_commands(it, tmp_path, url) == stored
+            assert await by_commands(it, tmp_path, None) == stored
+        finally:
+            await live.close()
+        with RedisServer() as silent:
+            assert silent.pid is not None
+            os.kill(silent.pid, signal.SIGSTOP)
+            try:
+                assert await by_commands(it, tmp_path, silent.url()) == stored
+            finally:
+                os.kill(silent.pid, signal.SIGCONT)
+            silent.kill()
+            assert await by_commands(it, tmp_path, silent.url()) == stored
 
 
 async def test_a_redis_that_refuses_us_is_said_once_and_costs_no_time(redis: RedisServer) -> None:

@@ -1,6 +1,6 @@
 """`headway enqueue`: hand in one job, and stay with it if asked to."""
 
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,7 +88,9 @@ async def _enqueued(
     async with app:
         handle = await app.enqueue(task, args, **options)
         store, clock = await app.store(), Clock(node=AUTHOR)
-        yield Desk(store, clock, await hear_time(store, clock)), handle.id
+        desk = Desk(store, clock, await hear_time(store, clock), redis=app.settings.redis)
+        async with aclosing(desk):
+            yield desk, handle.id
 
 
 def _resolve(session: Session, task: str) -> tuple[Headway, str]:

@@ -54,7 +54,7 @@ async def list_(
 ) -> None:
     """List jobs, newest first."""
     async with session.open() as desk:
-        found = await paged(desk.store.queue.page, chosen.read(desk.now), before, limit + 1)
+        found = await desk.told(await paged(desk.store.queue.page, chosen.read(desk.now), before, limit + 1))
         names = await desk.node_names() if any(job.status is Status.RUNNING for job in found) else {}
         now, shapes = desk.now, [desk.job_shape(job, names=names) for job in found[:limit]]
     if session.as_json:
@@ -86,7 +86,7 @@ def _row(shape: Shape, now: Instant) -> tuple[object, ...]:
 async def show(session: Session, job_id: IdArgument) -> None:
     """Show one job: what it is, how far it is, its attempts, what went wrong, and who repeats whom."""
     async with session.open() as desk:
-        job = await _job(desk, job_id)
+        [job] = await desk.told([await _job(desk, job_id)])
         reason = await desk.why(job)
         attempts = [attempt_shape(attempt) for attempt in await desk.store.queue.attempts(job.id)]
         reruns = await desk.store.queue.reruns(job.id)

@@ -92,6 +92,7 @@ class Desk:
     latency_s: float = 0.0
     url: str = ""
     redis: str | None = None  # Where running jobs say live how far they are.
+    _views: "list[LiveView]" = field(default_factory=list, repr=False)  # The one that was opened to hear them.
 
     @property
     def now(self) -> "Instant":
@@ -220,13 +221,23 @@ class Desk:
 
         return (await audit(self.store.ledger, schedule=schedule, since=since, until=until)).to_dict()
 
-    def live(self) -> "LiveView | None":
-        """Return what hears running jobs, if they say live how far they are; whoever asks closes it."""
-        if self.redis is None:
-            return None
-        from headway.live import RedisView
+    async def told(self, jobs: "Sequence[Job]") -> "list[Job]":
+        """Return jobs with what they have said live, if it is to be had within a moment and newer than the store."""
+        from headway.lifecycle import Status
+        from headway.status.reader import overlaid_all
 
-        return RedisView(self.redis, clock=self.clock, node=AUTHOR)
+        if self.redis is None or not any(job.status is Status.RUNNING for job in jobs):
+            return list(jobs)
+        if not self._views:
+            from headway.live import RedisView
+
+            self._views.append(RedisView(self.redis, clock=self.clock, node=AUTHOR))
+        return await overlaid_all(self._views[0], jobs)
+
+    async def aclose(self) -> None:
+        """Hear running jobs no more. The store is closed by who opened it."""
+        while self._views:
+            await self._views.pop().close()
 
     async def hear_time(self) -> None:
         """Tell the clock the store's time."""
@@ -326,7 +337,9 @@ class Session:
             post = Post(lambda: open_transport(settings.transport, clock=clock, node=AUTHOR), clock)
             store = store.announcing(post.announce, clock)
         try:
-            yield Desk(store, clock, await hear_time(store, clock), settings.store, settings.redis)
+            desk = Desk(store, clock, await hear_time(store, clock), settings.store, settings.redis)
+            async with contextlib.aclosing(desk):
+                yield desk
         finally:
             if post is not None:
                 await post.flush_async()

@@ -19,9 +19,7 @@ from headway.errors import StoreUnavailable
 from headway.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant
 from headway.lifecycle import Status
 from headway.model import Job
-from headway.ports import LiveView
 from headway.shapes import job_shape
-from headway.status.reader import overlaid_all
 from headway.why import Detail, Step, error_line, eta_seconds, read_detail
 
 if TYPE_CHECKING:
@@ -65,9 +63,8 @@ class Sight:
 class _Looker:
     """Looks at one job, and around it no more often than it changes."""
 
-    def __init__(self, desk: Desk, job_id: str, live: LiveView | None) -> None:
+    def __init__(self, desk: Desk, job_id: str) -> None:
         self._desk = desk
-        self._live = live
         self._job_id = job_id
         self._names: dict[str, str] = {}
         self._why = ""
@@ -75,7 +72,7 @@ class _Looker:
         self._looked_at: Instant = 0
 
     async def look(self) -> Sight:
-        [job] = await overlaid_all(self._live, [await self._desk.store.queue.get(self._job_id)])
+        [job] = await self._desk.told([await self._desk.store.queue.get(self._job_id)])
         now = self._desk.now
         if job.status is Status.RUNNING and job.node is not None and job.node not in self._names:
             self._names |= await self._desk.node_names()
@@ -87,16 +84,7 @@ class _Looker:
 
 async def sights(desk: Desk, job_id: str) -> AsyncIterator[Sight]:
     """Look at a job until it has ended; the last sight is of its end."""
-    live = desk.live()
-    try:
-        async for sight in _seen(desk, _Looker(desk, job_id, live)):
-            yield sight
-    finally:
-        if live is not None:
-            await live.close()
-
-
-async def _seen(desk: Desk, looker: _Looker) -> AsyncIterator[Sight]:
+    looker = _Looker(desk, job_id)
     sight: Sight | None = None
     away_since: float | None = None
     looks = 0
