@@ -12,7 +12,8 @@ from bench.peers.catalogue import PEERS
 from tests.support.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 100
+PATIENCE_S = 220  # With others beside it.
+pytestmark = pytest.mark.timeout(PATIENCE_S + 20)
 STORES = ("postgresql", "sqlite")
 
 

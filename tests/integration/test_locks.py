@@ -338,6 +338,9 @@ def lock(folder: Path, store: str, *args: str) -> "subprocess.CompletedProcess[s
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
+STAY = "until [ -e enough ]; do sleep 0.05; done"
+
+
 def writing(name: str, then: str) -> Sequence[str]:
     """Return a command that writes its process id and its token into a file, then does something."""
     return ["--", "sh", "-c", f"echo $$ $HEADWAY_LOCK_TOKEN > {name}.new; mv {name}.new {name}; {then}"]
@@ -348,6 +351,12 @@ def written(folder: Path, name: str) -> tuple[int, int]:
     wait_until((folder / name).exists, f"{name} was never written")
     pid, token = (folder / name).read_text().split()
     return int(pid), int(token)
+
+
+def minds(pid: int, number: signal.Signals) -> bool:
+    """Say whether a process has come so far that it answers this signal itself."""
+    [caught] = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def is_alive(pid: int) -> bool:
@@ -393,7 +402,7 @@ def test_a_signal_is_for_the_command_to_answer(tmp_path: Path) -> None:
         written(tmp_path, "again")
         assert "waited for 0.2s" in lock(tmp_path, store, "till", "--wait", "0.2", "--", "true").stderr
         waiting = stack.enter_context(locking(tmp_path, store, "till", *writing("never", "true")))
-        time.sleep(2)
+        wait_until(lambda: minds(waiting.pid, signal.SIGTERM), "it never came to wait")
         waiting.send_signal(signal.SIGINT)  # Nothing runs yet, so it is for the one who waits.
         assert waiting.wait(WAIT_S_MAX) == 128 + signal.SIGINT
     assert not (tmp_path / "never").exists()
@@ -470,10 +479,11 @@ def test_a_store_that_restarts_within_the_ttl_costs_no_lock(tmp_path: Path) -> N
     with PostgresServer() as server:
         store = server.create_database()
         asyncio.run(prepare(store))
-        with locking(tmp_path, store, "till", "--ttl", "6s", *writing("first", "sleep 4")) as holder:
+        with locking(tmp_path, store, "till", "--ttl", "6s", *writing("first", STAY)) as holder:
             written(tmp_path, "first")
             time.sleep(1)
             server.restart()
             refused = lock(tmp_path, store, "till", "--no-wait", "--", "true")
             assert refused.returncode == 75, refused.stderr
+            (tmp_path / "enough").touch()
             assert holder.wait(WAIT_S_MAX) == 0
