@@ -378,7 +378,7 @@ class Hub:
         job = change.job
         kind = "progress" if (channel.status, channel.attempt) == (job.status, job.attempt) else "status"
         lines = []
-        if change.log_bytes > channel.log_bytes:  # Those of later versions are told with these.
+        if change.log_bytes > channel.log_bytes:  # Lines of later versions are told with those versions.
             lines = await self._store.feed.log_between(job.id, channel.version, job.version)
         shown = channel.learn(job)
         channel.log_bytes = change.log_bytes
