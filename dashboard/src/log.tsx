@@ -25,6 +25,7 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
   const frame = useRef<HTMLDivElement>(null);
   // How far the end was below what is seen, to be kept when lines come in above it.
   const keeps = useRef<number | null>(null);
+  const scrolled = useRef(0);
 
   const readPage = (order: "asc" | "desc", cursor: number | null): Promise<Page<LogLine>> => ask<Page<LogLine>>(apiUrl(["jobs", id, "log"], { limit: PAGE, order, cursor }));
   const reading = async (what: () => Promise<void>): Promise<void> => {
@@ -85,7 +86,7 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
     if (news.some((one) => one.job.id === id)) void read();
   });
   useEffect(() => bindKeys({ f: () => setFollows((before) => !before) }), []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (follows && frame.current) frame.current.scrollTop = frame.current.scrollHeight;
   }, [lines, follows, wraps]);
 
@@ -96,7 +97,10 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
     const element = frame.current;
     if (element === null) return;
     const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 30;
-    if (isAtEnd !== follows) setFollows(isAtEnd);
+    // The page is told of a scroll a frame later. Lines that came meanwhile are no wish to stop; going up is one.
+    const goesUp = element.scrollTop < scrolled.current;
+    scrolled.current = element.scrollTop;
+    if (isAtEnd || goesUp) setFollows(isAtEnd);
   };
 
   if (isRead && lines.length === 0 && isOver) return null;

@@ -180,6 +180,13 @@ def test_follow_a_log_while_it_grows(visit: Visit, api: httpx.Client) -> None:
     expect(log).to_contain_text("Transform line 3")
     is_at_end = "element => element.scrollHeight - element.scrollTop - element.clientHeight < 40"
     assert log.evaluate(is_at_end)
+    # Lines that come between a scroll and the word of it do not end the following; a person who goes up does.
+    log.evaluate("element => { element.style.height = '20px'; element.dispatchEvent(new Event('scroll')); }")
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    expect(page.get_by_label("follow")).to_be_checked()
+    log.evaluate("element => { element.scrollTop = 60; }")
+    log.evaluate("element => { element.scrollTop = 0; }")
+    expect(page.get_by_label("follow")).not_to_be_checked()
     expect(page.locator(".steps li").first).to_contain_text("Load")
     page.get_by_label("Search the log").fill("load line 3")
     expect(log.locator(".log-line")).to_have_count(1)

@@ -173,7 +173,7 @@ def test_what_is_read_is_the_same(both: Both, place: Place, command: str) -> Non
 
 def _line(text: str) -> list[str]:
     text = re.sub(r"\d\d:\d\d:\d\dZ", "T", SPAN.sub("…", text.replace(" by anonymous", " by cli")))
-    return re.sub(r"(seconds +)\d+\.\d+$", r"\1…", text).split()
+    return re.sub(r"(eta seconds +|seconds +(?=\d+\.))[\d.]+$", r"\1…", text).split()
 
 
 def test_status_says_the_same(both: Both) -> None:
