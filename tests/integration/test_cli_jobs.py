@@ -245,6 +245,7 @@ def test_watch_tells_what_changes_and_ends_with_the_job(cli: Cli, hand: Hand) ->
     job_id = new(cli)
     claimed = hand.claim()
     with hand.soon(
+        lambda: cli.await_words("RUNNING"),
         lambda: hand.report(claimed, progress=50, detail='{"step": "Writing", "done": 1, "total": 2}'),
         lambda: hand.end(claimed, Succeeded('"done"')),
     ):

@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 
 from headway.cli.root import run
+
+WORDS_S_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,14 @@ class Cli:
         code = run(args)
         captured = self._capsys.readouterr()
         return Result(code, captured.out, captured.err)
+
+    def await_words(self, words: str) -> None:
+        """Wait in another thread until the command that runs has written this."""
+        deadline = time.monotonic() + WORDS_S_MAX
+        captures: Any = sys.stdout
+        while words not in captures.getvalue():
+            assert time.monotonic() < deadline, f"{words!r} is not said"
+            time.sleep(0.01)
 
     def sql(self, statement: str, *parameters: object) -> list[Any]:
         """Look into the store, or break it, behind Headway's back."""
