@@ -121,13 +121,12 @@ class EngineNode:
                 self._supervisor.begin_live()
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = {loop: group.create_task(loop.run(), name=loop.name) for loop in self.loops}
+                    tasks = {loop: group.create_task(self._live(loop), name=loop.name) for loop in self.loops}
                     await self._stopping.wait()
                     if self._supervisor is not None:
                         await self._stop_deciding([tasks[loop] for loop in self._deciding_loops()])
                         await self._drain(self._supervisor)
-                    for loop in self.loops:
-                        loop.stop()
+                    self._stop_loops()
             finally:
                 await self._say_goodbye()
                 if self._supervisor is not None:
@@ -138,6 +137,18 @@ class EngineNode:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(TRANSPORT_GOODBYE_S_MAX):
                             await self._world.dispatch.transport.close()
+
+    async def _live(self, loop: Loop) -> None:
+        """Run a loop. When it fails, the others are cancelled; one that loses the word of that must not live on."""
+        try:
+            await loop.run()
+        except BaseException:
+            self._stop_loops()
+            raise
+
+    def _stop_loops(self) -> None:
+        for loop in self.loops:
+            loop.stop()
 
     def stop(self) -> None:
         """End soon, in good order: what runs has the grace to end."""

@@ -110,6 +110,7 @@ class Cluster:
             HEADWAY_WORKER_LEASE=f"{WORKER_LEASE_S:g}s",
             HEADWAY_GRACE=f"{GRACE_S:g}s",
             HEADWAY_POLL="0.5s",
+            HEADWAY_DEBUG="1",  # Should one of them end by itself, its last words say where.
             **(_faked(node.clock) if self.rig.has_clocks else {}),
             **self.settings,
             **self.rig.settings([link.port for link in node.engine_links]),

@@ -4,10 +4,15 @@ import asyncio
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
+from redis.exceptions import RedisError
 
+from headway.coordination.engines.redis_client import clients_of, read_address
 from headway.errors import EngineUnavailable, InvalidConfig
 from headway.instants import SECOND
 from headway.ports import Engine
@@ -21,6 +26,33 @@ PASSWORD = "s3cr3t/@:%? word"
 
 async def _take(engine: Engine, name: str = "role", holder: str = "ada") -> int | None:
     return await engine.acquire(name, holder=holder, duration=LONG)
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_a_connection_that_has_just_gone_is_an_absent_server(
+    redis: RedisServer, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """Whatever the event loop calls it; who takes it for a mistake of ours ends the process."""
+
+    async def write_too_late() -> None:
+        address = read_address(redis.url())
+        [client] = clients_of(address, node="test", answer_s=2.0, connections=1)
+        connection: Any = await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+        connection._writer.transport.abort()
+        await asyncio.sleep(0.05)
+
+        async def ask() -> None:
+            await connection.send_command("PING")
+            await connection.read_response()
+
+        with pytest.raises((RedisError, OSError)):
+            await ask()
+        await client.connection_pool.release(connection)
+        assert await client.ping()
+        await client.aclose()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(write_too_late())
 
 
 async def test_a_flushed_redis_has_forgotten_everything(redis: RedisServer, open_at: OpenEngine) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
 import pytest
 
+from headway.errors import StoreUnavailable
 from headway.events import AttemptsLost, Draining, TermLost, TermWon
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Outcome, Released, Succeeded
@@ -155,6 +157,31 @@ async def test_a_bug_in_one_loop_ends_the_node_and_hands_its_roles_over() -> Non
         assert raised.group_contains(ZeroDivisionError)
         now = stage.now()
         assert all(row["until"] <= now for row in stage.sql("select until from headway_leases"))
+
+
+@virtual
+async def test_a_loop_that_loses_the_word_of_its_cancellation_does_not_keep_a_broken_node() -> None:
+    """As a client library may, whose answer comes at the moment of the cancellation."""
+    async with Stage() as stage:
+        await put(stage, "a")
+        actor = Actor(stage.seat())
+        await asyncio.sleep(1.0)
+
+        async def deaf() -> Any:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(100.0)
+            raise StoreUnavailable("it took too long")
+
+        async def broken(shards: Shards, limit: int) -> Due:
+            await asyncio.sleep(2.0)
+            raise ZeroDivisionError("a bug")
+
+        actor.seat.store.queue.next_promotion = deaf  # type: ignore[method-assign]
+        actor.seat.store.ledger.due = broken  # type: ignore[method-assign]
+        async with asyncio.timeout(10.0):
+            with pytest.raises(ExceptionGroup) as raised:
+                await actor.task
+        assert raised.group_contains(ZeroDivisionError)
 
 
 @virtual

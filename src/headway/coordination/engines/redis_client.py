@@ -6,12 +6,14 @@ long there is time.
 
 import os
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from headway.coordination.engines.address import Address
@@ -44,10 +46,10 @@ def clients_of(address: Address, *, node: str, answer_s: float, connections: int
 
 
 def _client(address: Address, endpoint: tuple[str, int], node: str, answer_s: float, connections: int) -> Redis:
-    security: dict[str, Any] = {"connection_class": Connection}
+    security: dict[str, Any] = {"connection_class": _Connection}
     if address.scheme == "rediss":
         security = {
-            "connection_class": SSLConnection,
+            "connection_class": _EncryptedConnection,
             "ssl_ca_certs": address.options.get("ca"),
             "ssl_certfile": address.options.get("cert"),
             "ssl_keyfile": address.options.get("key"),
@@ -69,6 +71,21 @@ def _client(address: Address, endpoint: tuple[str, int], node: str, answer_s: fl
         protocol=2,
     )
     return Redis.from_pool(pool)
+
+
+class _Connection(Connection):
+    """A connection that was lost a moment ago is lost, also where the event loop calls it a mistake to write to it."""
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        """Send; uvloop says `RuntimeError` where asyncio says nothing and the answer stays away."""
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:
+            raise RedisConnectionError(str(error)) from error
+
+
+class _EncryptedConnection(_Connection, SSLConnection):
+    """The same over TLS."""
 
 
 def in_words(error: BaseException, *, answer_s: float) -> str:

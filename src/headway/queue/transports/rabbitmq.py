@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
-from aio_pika.exceptions import AMQPError, ChannelInvalidStateError, DeliveryError
+from aio_pika.exceptions import AMQPError, DeliveryError
 from aiormq.channel import Channel as UnderlayChannel
 
 from headway.clock import Clock
@@ -47,7 +47,8 @@ ANSWER_S_MAX: Final = 4.0
 CHECK_EVERY_S: Final = 5.0
 _PLAUSIBLE: Final = re.compile(rb"[!-~]{1,64}")
 _KINDS: Final = ("classic", "quorum")
-_FAILURES: Final = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
+# A channel that has gone is a RuntimeError to the client, and so is a connection that has gone to uvloop.
+_FAILURES: Final = (AMQPError, RuntimeError, OSError, TimeoutError)
 
 for _client in ("aio_pika", "aiormq"):  # What they tell with a page of traceback is said here in one line, and once.
     logging.getLogger(_client).setLevel(logging.CRITICAL)
