@@ -128,7 +128,9 @@ class Follower:
                 else:
                     self.versions.append(data["version"])
                     if kind == "done":
-                        self.done = data
+                        self.done = {
+                            name: value for name, value in data.items() if name != "why"
+                        }  # It says how long ago.
                 if place is not None:
                     self.last = place
                 heard += 1
