@@ -14,6 +14,8 @@ CODE := $(wildcard src tests bench examples)
 
 # The commands that install into the environment must not be led astray by one that is active.
 unexport VIRTUAL_ENV
+# Tests start hundreds of processes; none of them should compile what another one has.
+unexport PYTHONDONTWRITEBYTECODE
 # Trust whom the system trusts, as pip, curl and apt do.
 export UV_SYSTEM_CERTS ?= true
 

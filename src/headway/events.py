@@ -6,16 +6,16 @@ These events are a commentary on this process. They are not the ledger: what mus
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from headway.instants import Instant
 from headway.lifecycle import Settlement
 from headway.model import Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermWon:
+class TermWon(msgspec.Struct, frozen=True, kw_only=True):
     """This node holds the lease on a role."""
 
     node: str
@@ -23,8 +23,7 @@ class TermWon:
     token: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermLost:
+class TermLost(msgspec.Struct, frozen=True, kw_only=True):
     """This node no longer holds the lease on a role, and why; `is_handed_over` when it gave it up itself."""
 
     node: str
@@ -34,16 +33,14 @@ class TermLost:
     is_handed_over: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulesDecided:
+class SchedulesDecided(msgspec.Struct, frozen=True, kw_only=True):
     """Plans were committed: every decision in them is now in the ledger."""
 
     node: str
     plans: tuple[Plan, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionRefused:
+class DecisionRefused(msgspec.Struct, frozen=True, kw_only=True):
     """The store refused plans: somebody else had decided first, or our lease was gone."""
 
     node: str
@@ -51,8 +48,7 @@ class DecisionRefused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleHeld:
+class ScheduleHeld(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule could not be planned and is set aside until somebody looks at it."""
 
     node: str
@@ -60,24 +56,21 @@ class ScheduleHeld:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsPromoted:
+class JobsPromoted(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting jobs became ready."""
 
     node: str
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesExpired:
+class LeasesExpired(msgspec.Struct, frozen=True, kw_only=True):
     """Running jobs were taken back from workers that stopped extending their leases."""
 
     node: str
     job_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildStarted:
+class ChildStarted(msgspec.Struct, frozen=True, kw_only=True):
     """A child process is ready to run jobs."""
 
     node: str
@@ -85,8 +78,7 @@ class ChildStarted:
     kind: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildEnded:
+class ChildEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A child process is gone, and why."""
 
     node: str
@@ -95,8 +87,7 @@ class ChildEnded:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsSettled:
+class JobsSettled(msgspec.Struct, frozen=True, kw_only=True):
     """Ended attempts were committed, all of which had succeeded but these."""
 
     node: str
@@ -104,8 +95,7 @@ class JobsSettled:
     others: tuple[Settlement, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptsLost:
+class AttemptsLost(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts that are not ours any more; their code was stopped and what they said is not kept.
 
     `is_refused` when we found out because the store did not take their end.
@@ -117,16 +107,14 @@ class AttemptsLost:
     is_refused: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportsRefused:
+class ReportsRefused(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts that are over had something to say about themselves, and the store did not keep it."""
 
     node: str
     job_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
     """How long something took, for those who measure: `claim`, `run` or `settle`. Each is (seconds, how many of them).
 
     One is said for a batch, so that a measurement costs the same for one job and for thousands.
@@ -137,8 +125,7 @@ class Timed:
     lots: tuple[tuple[float, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draining:
+class Draining(msgspec.Struct, frozen=True, kw_only=True):
     """The worker takes no more jobs and ends when those it has are done."""
 
     node: str
@@ -146,16 +133,14 @@ class Draining:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
+class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     """History older than the retention was deleted."""
 
     node: str
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TickFailed:
+class TickFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A loop could not reach the store; it rests and tries again."""
 
     node: str
@@ -164,8 +149,7 @@ class TickFailed:
     rest_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFailed:
+class RequestFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A request could not be answered through a mistake of ours."""
 
     node: str
@@ -173,8 +157,7 @@ class RequestFailed:
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockStepped:
+class ClockStepped(msgspec.Struct, frozen=True, kw_only=True):
     """The measured offset between this process and the store moved by more than a second."""
 
     node: str
@@ -182,8 +165,7 @@ class ClockStepped:
     store_now: Instant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WakeModeChanged:
+class WakeModeChanged(msgspec.Struct, frozen=True, kw_only=True):
     """How this node learns of new work: by notification or by polling."""
 
     node: str
@@ -191,8 +173,7 @@ class WakeModeChanged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLost:
+class EngineLost(msgspec.Struct, frozen=True, kw_only=True):
     """A server beside the store does not answer; what it does for us is done by the store, or waits."""
 
     node: str
@@ -201,16 +182,14 @@ class EngineLost:
     falls_back: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReturned:
+class EngineReturned(msgspec.Struct, frozen=True, kw_only=True):
     """A server beside the store answers again."""
 
     node: str
     engine: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessRefused:
+class AccessRefused(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody came with a token that does not count; `is_limited` when the next ones are not even looked at."""
 
     node: str

@@ -17,7 +17,7 @@ from tests.support.command_line import Cli, Result
 # What passes between two looks, and who has done it.
 PASSING = {"latency_ms", "oldest_age_seconds", "ready_seconds", "eta_seconds", "beat_at", "loops", "lease_seconds"}
 PASSING |= {"undecided_seconds", "oldest_undecided_seconds", "url", "paused_by", "author"}
-SPAN = re.compile(r"(?<![\w.])\d+(\.\d+)?(ms|s|m|h|d)\b( \d+(s|m|h))?")
+SPAN = re.compile(r"\bnow\b|(?<![\w.])\d+(\.\d+)?(ms|s|m|h|d)\b( \d+(s|m|h))?( ago)?")
 STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?Z?")
 JOB_ID = re.compile(r"job_[0-9a-z]{26}")
 
