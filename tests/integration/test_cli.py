@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from headway import __version__
 from headway.instants import parse_instant
 from tests.support.command_line import Cli, Result
 
@@ -20,6 +21,12 @@ def test_migrate_says_before_and_after(cli: Cli) -> None:
     assert cli("migrate", "--json").json == {"store": "sqlite:///headway.db", "before": 0, "after": 4}
     assert cli("migrate", "--json").json == {"store": "sqlite:///headway.db", "before": 4, "after": 4}
     assert cli("migrate").out == "schema 4: nothing to do (sqlite:///headway.db)\n"
+
+
+def test_its_version(cli: Cli) -> None:
+    assert cli("--version").out == f"headway {__version__}\n"
+    assert cli("--version", "--json").json == {"version": __version__}
+    assert cli("--version", "status").code == 2
 
 
 def test_looking_into_a_store_that_is_not_there_makes_none(cli: Cli) -> None:

@@ -18,6 +18,7 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
+from headway import __version__
 from headway.cli.show import stop_writing
 from headway.cli.text import clean
 from headway.errors import (
@@ -126,7 +127,8 @@ def _root() -> Any:
     app = new_group(
         cls=LazyGroup,
         help="Headway decides when jobs are due, exactly once, and can prove it.",
-        epilog="Every option in the first list may also follow the command. Begin with: headway demo",
+        epilog="Every option in the first list may also follow the command; --version says which Headway this is. "
+        "Begin with: headway demo",
     )
     return quickened(typer.main.get_command(app))
 
@@ -173,9 +175,16 @@ def run(args: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # A terminal that cannot show a character must not stop a command.
             stream.reconfigure(errors="backslashreplace")
-    work = partial(_root().main, list(args), prog_name="headway", standalone_mode=False)
     own = args[: args.index("--")] if "--" in args else args  # What follows is another program's.
-    return guarded(work, as_json="--json" in own)
+    as_json = "--json" in own
+    if sorted({*own, "--json"}) == ["--json", "--version"]:
+        return guarded(partial(_tell_version, as_json=as_json), as_json=as_json)
+    work = partial(_root().main, list(args), prog_name="headway", standalone_mode=False)
+    return guarded(work, as_json=as_json)
+
+
+def _tell_version(*, as_json: bool) -> None:
+    print(json.dumps({"version": __version__}) if as_json else f"headway {__version__}")
 
 
 def guarded(work: Callable[[], object], *, as_json: bool) -> int:
