@@ -7,8 +7,8 @@ SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL 
     {now_once}                       the same, worked out once per statement and not for every row; the planner cannot
                                      see it, so it is for values and not for conditions that an index shall serve
     {rows jobs as r (id text, …)}    a JSON parameter as a table with typed columns
-    {in ids}                         is one of a JSON parameter, and found by an index: `where id {in ids}`
-    {list ids}                       a JSON parameter as the right side of `in`, to look at each of many rows
+    {list ids}                       a JSON parameter as the right side of `in`
+    {jobs_of ids}                    the jobs of these ids as `job`, each found by the index, in a small table too
     {addressed} … {end_addressed}    the row is one of those that a subquery picks and locks; it is asked once
     {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
     {notify_ready} …                 a wake-up that travels with the commit; SQLite watches its data version instead
@@ -135,8 +135,10 @@ SQLITE: Final = Dialect(
         "now_once": _fixed("headway_now()"),
         "view_now": _fixed(_SQLITE_WALL),
         "rows": _sqlite_rows,
-        "in": lambda parameter: f"in (select value from json_each(:{parameter}))",
         "list": lambda parameter: f"(select value from json_each(:{parameter}))",
+        "jobs_of": lambda parameter: (
+            f"(select * from headway_jobs where id in (select value from json_each(:{parameter}))) as job"
+        ),
         "addressed": _fixed("rowid in (select rowid"),
         "end_addressed": _fixed(")"),
         "skip_locked": _fixed(""),
@@ -179,9 +181,12 @@ POSTGRES: Final = Dialect(
         "now_once": _fixed(f"(select {_POSTGRES_NOW})"),
         "view_now": _fixed(_POSTGRES_NOW),
         "rows": _postgres_rows,
-        # A join with the list, which is thought to have a hundred rows, would read all of a small table instead.
-        "in": lambda parameter: f"= any (array(select json_array_elements_text(cast(:{parameter} as json))))",
         "list": lambda parameter: f"(select json_array_elements_text(cast(:{parameter} as json)))",
+        # Without the limit it would be a join, for which all of a small table is read.
+        "jobs_of": lambda parameter: (
+            f"json_array_elements_text(cast(:{parameter} as json)) as wanted(id)"
+            " cross join lateral (select * from headway_jobs where headway_jobs.id = wanted.id limit 1) as job"
+        ),
         "addressed": _fixed("ctid = any (array(select ctid"),
         "end_addressed": _fixed("))"),
         "skip_locked": _fixed("for update skip locked"),

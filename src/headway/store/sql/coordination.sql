@@ -11,7 +11,7 @@ where name = 'token' returning value;
 
 -- name: held_by_others
 -- Which of these leases does somebody else hold? Looked at first, so that waiting for a lease writes nothing.
-select name from headway_leases where name {in names} and until > {now} and holder <> :holder;
+select name from headway_leases where name in {list names} and until > {now} and holder <> :holder;
 
 -- name: acquire
 -- Take leases that are free, have run out or are ours. Those held by somebody else do not come back.
@@ -57,7 +57,7 @@ returning name, {notify_leases};
 -- name: fence
 -- Are these leases still ours? Keeps them from being taken until the transaction ends.
 select name, token, {now} as now from headway_leases
-where name {in names} and holder = :holder and until > {now} {share};
+where name in {list names} and holder = :holder and until > {now} {share};
 
 -- name: leases
 -- Read the leases by their beginning.

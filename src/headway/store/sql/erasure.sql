@@ -10,17 +10,17 @@ where tenant = :tenant and (cast(:key as text) is null or key = :key) and id > :
 update headway_jobs
 set args = :nothing, result = null, error = null, metadata = null, detail = null, tags = null, options = null, key = null,
   callback = null, reason = 'erased', log_bytes = 0, updated_at = {now}, version = version + 1
-where id {in ids} and finished_at is not null
+where id in {list ids} and finished_at is not null
 returning id;
 
 -- name: erase_attempts
 -- Forget what attempts said when they failed.
-update headway_attempts set reason = 'erased', error = null where job_id {in ids} returning attempt;
+update headway_attempts set reason = 'erased', error = null where job_id in {list ids} returning attempt;
 
 -- name: erase_events
 -- Forget what was said when something happened to jobs; that it happened stays.
-update headway_events set data = :nothing where job_id is not null and job_id {bytewise} {in ids} returning seq;
+update headway_events set data = :nothing where job_id is not null and job_id {bytewise} in {list ids} returning seq;
 
 -- name: erase_feed
 -- Forget what followers were told of jobs.
-delete from headway_feed where job_id {in ids} returning seq;
+delete from headway_feed where job_id in {list ids} returning seq;

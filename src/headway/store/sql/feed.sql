@@ -41,15 +41,15 @@ returning xid, seq;
 
 -- name: versions
 -- Read the versions of these jobs, to find out whether any change was missed.
-select id, version from headway_jobs where id {in ids};
+select job.id, job.version from {jobs_of ids};
 
 -- name: stamps
 -- Read of these jobs what changes whenever anything of them does: an extended lease is not another version.
-select id, version, lease_until from headway_jobs where id {in ids};
+select job.id, job.version, job.lease_until from {jobs_of ids};
 
 -- name: jobs_by_id
 -- Read these jobs.
-select * from headway_jobs where id {in ids};
+select job.* from {jobs_of ids};
 
 -- name: log_since
 -- Read the lines that a job logged after one of its versions.

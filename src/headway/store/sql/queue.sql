@@ -65,7 +65,7 @@ returning id, {notify_ready};
 -- Make the jobs ready that waited for one of these; by the rules of promote_blocked.
 with free as materialized (
   select min(id) as id from headway_next_in_line
-  where run_at <= {now} and blocked_by {in ids}
+  where run_at <= {now} and blocked_by in {list ids}
   group by case when exclusive = 1 then schedule else id end
 )
 update headway_jobs
@@ -76,12 +76,12 @@ returning id, {notify_ready};
 -- name: lock_lines
 -- Keep the schedules of these jobs, and so the lines that the jobs stand in, from being changed by anybody else.
 select name from headway_schedules
-where name in (select schedule from headway_jobs where id {in ids} and schedule is not null)
+where name in (select schedule from headway_jobs where id in {list ids} and schedule is not null)
 order by name {lock};
 
 -- name: lock_jobs
 -- Keep these jobs from changing between two statements that look at their status.
-select id from headway_jobs where id {in ids} order by id {lock};
+select id from headway_jobs where id in {list ids} order by id {lock};
 
 -- name: leave_line
 -- After an edit to overlap=allow: who waits in line still waits for its predecessor, but for nobody else.
@@ -95,7 +95,7 @@ update headway_jobs
 set blocked_by = gone.before_it, version = version + 1
 from (
   select id as gone_id, blocked_by as before_it from headway_jobs
-  where id {in ids} and status = 'CANCELLED' and blocked_by is not null
+  where id in {list ids} and status = 'CANCELLED' and blocked_by is not null
 ) as gone
 where headway_jobs.status = 'BLOCKED' and headway_jobs.blocked_by = gone.gone_id
 returning id;
@@ -207,14 +207,14 @@ limit :limit {skip_locked};
 update headway_jobs
 set status = 'CANCELLED', reason = :reason, parked = null, finished_at = {now}, updated_at = {now},
   version = version + 1
-where id {in ids} and status in ('SCHEDULED', 'PENDING', 'RETRYING', 'BLOCKED')
+where id in {list ids} and status in ('SCHEDULED', 'PENDING', 'RETRYING', 'BLOCKED')
 returning id, schedule, blocked_by;
 
 -- name: request_cancel
 -- Ask for the end of running jobs; their workers hear it with the next extension.
 update headway_jobs
 set cancel_requested_at = {now}, reason = :reason, updated_at = {now}, version = version + 1
-where id {in ids} and status = 'RUNNING' and cancel_requested_at is null
+where id in {list ids} and status = 'RUNNING' and cancel_requested_at is null
 returning id, {notify_stop};
 
 -- name: asked_to_stop
@@ -263,20 +263,20 @@ on conflict (job_id, name) do nothing;
 
 -- name: steps
 -- Read the results of finished steps.
-select job_id, name, result from headway_steps where job_id {in ids};
+select job_id, name, result from headway_steps where job_id in {list ids};
 
 -- name: unpark
 -- Let parked jobs of these tasks be looked at again: those that nobody knew, or all of them.
 update headway_jobs
 set parked = null, run_at = case when run_at > {now} then run_at else {now} end, updated_at = {now},
   version = version + 1
-where parked is not null and task {in tasks} and status = 'BLOCKED' and (parked = :cause or :cause = '')
+where parked is not null and task in {list tasks} and status = 'BLOCKED' and (parked = :cause or :cause = '')
 returning id, {notify_waiting};
 
 -- name: unpark_jobs
 -- Let these parked jobs be looked at again.
 update headway_jobs set parked = null, updated_at = {now}, version = version + 1
-where id {in ids} and coalesce(parked, '') <> '' and status || '' = 'BLOCKED'
+where id in {list ids} and coalesce(parked, '') <> '' and status || '' = 'BLOCKED'
 returning id, {notify_waiting};
 
 -- name: overdue
@@ -301,12 +301,12 @@ limit :limit;
 -- name: review
 -- Take dead letters off the list.
 update headway_jobs set reviewed_at = {now}, version = version + 1
-where id {in ids} and status in ('FAILED', 'TIMED_OUT') and reviewed_at is null
+where id in {list ids} and status in ('FAILED', 'TIMED_OUT') and reviewed_at is null
 returning id;
 
 -- name: reruns
 -- Find the jobs that repeat these.
-select id, rerun_of from headway_jobs where rerun_of {in ids} order by id;
+select id, rerun_of from headway_jobs where rerun_of in {list ids} order by id;
 
 -- name: queues_paused
 -- Read the queues from which nothing is taken.
@@ -409,18 +409,18 @@ limit :limit;
 -- name: jobs_to_act_by_id
 -- Which of these jobs are there for a tenant, and to which of them can something be done?
 select id, tenant, case when {fit} then 1 else 0 end as is_fit from headway_jobs
-where id {in ids} and (cast(:tenant as text) is null or tenant = :tenant)
+where id in {list ids} and (cast(:tenant as text) is null or tenant = :tenant)
 order by id;
 
 -- name: jobs_to_repeat
 -- Read of these jobs what a job that repeats one is made of.
 select id, tenant, task, queue, priority, status, max_attempts, exclusive, schedule, occurrence_at, args, tags, options,
   metadata, parent, parked, callback
-from headway_jobs where id {in ids} order by id;
+from headway_jobs where id in {list ids} order by id;
 
 -- name: job_states
 -- Where are these jobs?
-select id, status, cancel_requested_at from headway_jobs where id {in ids};
+select id, status, cancel_requested_at from headway_jobs where id in {list ids};
 
 -- name: latest
 -- Read the newest job of a kind.
@@ -521,19 +521,19 @@ delete from headway_jobs where id in (select id from old) returning id;
 
 -- name: prune_attempts
 -- Delete the attempts of pruned jobs.
-delete from headway_attempts where job_id {in ids};
+delete from headway_attempts where job_id in {list ids};
 
 -- name: prune_log
 -- Delete the log of pruned jobs.
-delete from headway_log where job_id {in ids};
+delete from headway_log where job_id in {list ids};
 
 -- name: prune_steps
 -- Delete the step results of pruned jobs.
-delete from headway_steps where job_id {in ids};
+delete from headway_steps where job_id in {list ids};
 
 -- name: prune_job_events
 -- Delete the events of pruned jobs.
-delete from headway_events where job_id is not null and job_id {bytewise} {in ids};
+delete from headway_events where job_id is not null and job_id {bytewise} in {list ids};
 
 -- name: prune_events
 -- Delete events that no job keeps: those of schedules, and of jobs that are gone.

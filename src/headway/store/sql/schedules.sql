@@ -52,7 +52,7 @@ returning name;
 update headway_schedules
 set next_at = case when ends_at is null or {now} + delay <= ends_at then {now} + delay end,
   version = version + 1, updated_at = {now}
-where name {in names} and delay is not null and removed_at is null and (next_at is null or next_at > {now})
+where name in {list names} and delay is not null and removed_at is null and (next_at is null or next_at > {now})
   and not exists (
     select 1 from headway_jobs j where j.schedule = headway_schedules.name and j.finished_at is null
   )
@@ -103,7 +103,7 @@ limit :limit;
 
 -- name: definitions
 -- Read the definitions of these schedules.
-select name, definition from headway_schedules where name {in names};
+select name, definition from headway_schedules where name in {list names};
 
 -- name: schedule_add
 -- Create schedules; one whose name exists already does not come back.

@@ -30,7 +30,7 @@ order by id limit :limit;
 
 -- name: endpoints_by_id
 -- Read some of them, for those who send.
-select * from headway_endpoints where id {in ids};
+select * from headway_endpoints where id in {list ids};
 
 -- name: change_endpoint
 -- Write what was changed.
