@@ -33,6 +33,17 @@ def test_a_job_is_handed_in_once_per_key(http: httpx.Client) -> None:
     assert http.get(f"/api/jobs/{job['id']}", headers={"If-None-Match": read.headers["etag"]}).status_code == 304
 
 
+def test_answers_without_a_body_are_sent_too(http: httpx.Client) -> None:
+    """On one connection: whatever is left unsent would come before the next answer, or never."""
+    job = http.post("/api/jobs", json={"type": "report", "args": {}}).json()
+    for _ in range(2):
+        head = http.head(f"/api/jobs/{job['id']}")
+        assert (head.status_code, head.content, int(head.headers["content-length"]) > 100) == (200, b"", True)
+        known = http.get(f"/api/jobs/{job['id']}", headers={"If-None-Match": head.headers["etag"]})
+        assert (known.status_code, known.content) == (304, b"")
+        assert http.get(f"/api/jobs/{job['id']}").json()["id"] == job["id"]
+
+
 def test_bulk_is_all_or_nothing(http: httpx.Client) -> None:
     good = {"type": "bulk", "args": {"n": 1}}
     done = http.post("/api/jobs/bulk", json={"jobs": [good, {**good, "key": "b1"}]})

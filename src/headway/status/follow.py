@@ -73,7 +73,8 @@ async def visible_job(call: Call, job_id: str) -> Job:
     """Read a job; one of another tenant is not there."""
     reader: JobReader = call.services.reader
     job = await reader.get(job_id)
-    call.see(job.tenant, JobNotFound(f"no job has the id {job_id!r}"))
+    if not call.principal.sees(job.tenant):
+        raise JobNotFound(f"no job has the id {job_id!r}")
     return job
 
 

@@ -29,31 +29,30 @@ class _Quiet(uvicorn.Server):
 class _Gathering:
     """A transport that sends the head of an answer together with its body: one packet, and one wake-up of who reads it.
 
-    A head waits for the next write or the next turn of the loop, whichever comes first.
+    A head that says how long the body is waits for it, since it comes at once; that of a stream does not wait.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held = b""
-        self._soon = asyncio.get_running_loop().call_soon
 
     def write(self, data: bytes) -> None:
         """Send this soon, after what waits."""
         if self._held:
             data, self._held = self._held + data, b""
             self._transport.write(data)
-        elif data.startswith(b"HTTP/"):
+        elif data.startswith(b"HTTP/") and b"\r\ncontent-length: " in data:
             self._held = data
-            self._soon(self._flush)
         else:
             self._transport.write(data)
 
     def close(self) -> None:
         """Close after everything is sent."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what waits: there was no body after all."""
         if self._held:
             data, self._held = self._held, b""
             self._transport.write(data)
@@ -67,7 +66,13 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Have what is written gathered."""
-        super().connection_made(_Gathering(transport))  # type: ignore[arg-type]
+        self._gathering = _Gathering(transport)
+        super().connection_made(self._gathering)  # type: ignore[arg-type]
+
+    def on_response_complete(self) -> None:
+        """See that all of it is sent before the next one begins."""
+        self._gathering.flush()
+        super().on_response_complete()
 
 
 def bind(host: str, port: int) -> socket.socket:
