@@ -2,17 +2,20 @@
 
 One worker, one job every 50 ms, so that each finds the worker idle. All contestants have their turn in each round, what
 was measured while others used the machine is measured again, and the percentiles are of all rounds together. The better
-side has the smaller figure: a ratio above 1 is in our favour.
+side has the smaller figure: a ratio above 1 is in our favour. Nobody starts a job before two commits, so it is told what
+a bare one takes in the same minutes: a disk that is slow now and then makes the 99th percentile of all of them.
 """
 
+import asyncio
 import sys
+import time
 from collections import defaultdict
 from typing import Final
 
 from bench.figures import Figure, Target, percentile, plain
 from bench.peers.catalogue import Contestant, headway
 from bench.peers.stage import Failed, Grounds, rivals, stage
-from bench.places import Place, Run
+from bench.places import Place, Run, database
 from bench.watch import DISTURBED_MAX, TRIES_MAX, Bystanders, calm
 
 GAP_S: Final = 0.05
@@ -33,7 +36,9 @@ async def measure(run: Run) -> list[Figure]:
 async def _measure_on(place: Place, run: Run, grounds: Grounds) -> list[Figure]:
     own = headway(place.name)
     late_ms: dict[str, list[float]] = defaultdict(list)
+    bare_ms: list[float] = []
     for _ in range(min(run.repetitions, ROUNDS_MAX)):
+        bare_ms += await _bare_commits(place, run)
         for contestant in (own, *rivals(run, place)):
             try:
                 late_ms[contestant.name] += await _pick_ups(contestant, grounds, run)
@@ -45,12 +50,33 @@ async def _measure_on(place: Place, run: Run, grounds: Grounds) -> list[Figure]:
         plain("latency", place.name, f"pick-up, p{percent}", [percentile(late_ms[own.name], percent)], "ms")
         for percent in PERCENTILES
     ]
+    figures += [
+        plain("latency", place.name, f"a bare insert and its commit, p{percent}", [percentile(bare_ms, percent)], "ms")
+        for percent in PERCENTILES
+    ]
     for rival in rivals(run, place):
         if late_ms[rival.name]:
             figures += [
                 _against(place, rival, late_ms[own.name], late_ms[rival.name], percent) for percent in PERCENTILES
             ]
     return figures
+
+
+async def _bare_commits(place: Place, run: Run) -> list[float]:
+    """Insert rows into a table without an index, spaced as the jobs are; return the milliseconds of each."""
+    took_ms = []
+    async with database(place) as url:
+        bare = await place.bare(url)
+        try:
+            await bare.execute("create table bare_commits (number integer)")
+            for number in range(run.size(200, 20)):
+                await asyncio.sleep(GAP_S)
+                started = time.perf_counter()
+                await bare.execute(f"insert into bare_commits values ({number})")
+                took_ms.append((time.perf_counter() - started) * 1_000)
+        finally:
+            await bare.close()
+    return took_ms
 
 
 async def _pick_ups(contestant: Contestant, grounds: Grounds, run: Run) -> list[float]:
