@@ -2,8 +2,8 @@
 
 One worker, one job every 50 ms, so that each finds the worker idle. All contestants have their turn in each round, what
 was measured while others used the machine is measured again, and the percentiles are of all rounds together. The better
-side has the smaller figure: a ratio above 1 is in our favour. Nobody starts a job before two commits, so it is told what
-a bare one takes in the same minutes: a disk that is slow now and then makes the 99th percentile of all of them.
+side has the smaller figure: a ratio above 1 is in our favour. Nobody starts a job before two commits, so what a bare
+one takes in the same minutes is told too: a disk that is slow now and then makes the 99th percentile of all of them.
 """
 
 import asyncio
