@@ -121,7 +121,7 @@ class EngineNode:
                 self._supervisor.begin_live()
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = {loop: group.create_task(self._live(loop), name=loop.name) for loop in self.loops}
+                    tasks = {loop: group.create_task(self._run(loop), name=loop.name) for loop in self.loops}
                     await self._stopping.wait()
                     if self._supervisor is not None:
                         await self._stop_deciding([tasks[loop] for loop in self._deciding_loops()])
@@ -138,7 +138,7 @@ class EngineNode:
                         async with asyncio.timeout(TRANSPORT_GOODBYE_S_MAX):
                             await self._world.dispatch.transport.close()
 
-    async def _live(self, loop: Loop) -> None:
+    async def _run(self, loop: Loop) -> None:
         """Run a loop. When it fails, the others are cancelled; one that loses the word of that must not live on."""
         try:
             await loop.run()

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def test_a_connection_that_has_just_gone_is_an_absent_server(
         [client] = clients_of(address, node="test", answer_s=2.0, connections=1)
         connection: Any = await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         connection._writer.transport.abort()
-        await asyncio.sleep(0.05)
+        with suppress(OSError):
+            await connection._writer.wait_closed()
 
         async def ask() -> None:
             await connection.send_command("PING")

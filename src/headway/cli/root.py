@@ -177,7 +177,7 @@ def run(args: Sequence[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     own = args[: args.index("--")] if "--" in args else args  # What follows is another program's.
     as_json = "--json" in own
-    if sorted({*own, "--json"}) == ["--json", "--version"]:
+    if "--version" in own and {*own} <= {"--version", "--json"}:
         return guarded(partial(_tell_version, as_json=as_json), as_json=as_json)
     work = partial(_root().main, list(args), prog_name="headway", standalone_mode=False)
     return guarded(work, as_json=as_json)

@@ -232,11 +232,6 @@ class Call:
         """The one tenant that the caller may see; None for all."""
         return self.principal.one_tenant
 
-    def see(self, tenant: str, error: HeadwayError) -> None:
-        """Raise this error, as for something that does not exist, unless the caller may see the tenant."""
-        if not self.principal.sees(tenant):
-            raise error
-
     def need_all_tenants(self) -> None:
         """Refuse a caller of one tenant what concerns all of them."""
         if self.tenant is not None:

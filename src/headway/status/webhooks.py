@@ -186,7 +186,8 @@ def _deliverer(call: Call) -> Any:
 async def _endpoint(call: Call) -> Endpoint:
     """Find the webhook of the path, as far as the caller may see it."""
     endpoint = await call.store.webhooks.get(call.path("id"))
-    call.see(endpoint.tenant, NotFound("no webhook has this id"))
+    if not call.principal.sees(endpoint.tenant):
+        raise NotFound("no webhook has this id")
     return endpoint
 
 
