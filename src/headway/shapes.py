@@ -67,6 +67,17 @@ def _is_secret(name: object, value: object) -> bool:
 
 def job_shape(job: Job, now: Instant, *, why: str | None = None, node_name: str | None = None) -> Shape:
     """Write a job the way the HTTP API does; without a `why` it says what the job alone can tell."""
+    return {**job_facts(job), **job_outlook(job, now, why=why, node_name=node_name)}
+
+
+def job_outlook(job: Job, now: Instant, *, why: str | None = None, node_name: str | None = None) -> Shape:
+    """Write what changes with the time although the job does not."""
+    words = glance(job, now, node_name) if why is None else why
+    return {"why": words, "eta_seconds": eta_seconds(job, now)}
+
+
+def job_facts(job: Job) -> Shape:
+    """Write what stays the same until the job changes."""
     detail = read_detail(job)
     live = {"live": detail.serial} if detail.serial and job.status is Status.RUNNING else {}
     return {
@@ -106,8 +117,6 @@ def job_shape(job: Job, now: Instant, *, why: str | None = None, node_name: str 
         "args": masked(read_json(job.args)),
         "result": masked(read_json(job.result)),
         "error": read_error(job.error),
-        "why": glance(job, now, node_name) if why is None else why,
-        "eta_seconds": eta_seconds(job, now),
         "version": job.version,
         **live,
     }

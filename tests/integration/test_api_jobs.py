@@ -1,6 +1,8 @@
 """Jobs over HTTP, with a real server: hand in, look at, stop; and what is refused."""
 
 import json
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +44,60 @@ def test_answers_without_a_body_are_sent_too(http: httpx.Client) -> None:
         known = http.get(f"/api/jobs/{job['id']}", headers={"If-None-Match": head.headers["etag"]})
         assert (known.status_code, known.content) == (304, b"")
         assert http.get(f"/api/jobs/{job['id']}").json()["id"] == job["id"]
+
+
+def _raw(http: httpx.Client) -> socket.socket:
+    """Connect without any library between us and the packets."""
+    return socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10)
+
+
+def test_an_answer_comes_in_one_packet(http: httpx.Client) -> None:
+    body = json.dumps({"type": "report", "args": {}}).encode()
+    posted = b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    posted += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    with _raw(http) as connection:
+        for request in (posted, b"GET /api/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+            connection.sendall(request)
+            head, _, answer = connection.recv(1 << 20).partition(b"\r\n\r\n")
+            assert head.startswith((b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 201 Created\r\n"))
+            assert b"\r\ndate: " in head
+            assert f"content-length: {len(answer)}".encode() in head.split(b"\r\n")
+            assert json.loads(answer)
+
+
+def test_requests_in_a_row_are_answered_in_order(http: httpx.Client) -> None:
+    ids = [http.post("/api/jobs", json={"type": "report", "args": {}}).json()["id"] for _ in range(5)]
+    asked = b"".join(f"GET /api/jobs/{job_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for job_id in ids)
+    last = b"GET /api/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with _raw(http) as connection:
+        connection.sendall(asked + last)
+        told = b""
+        while data := connection.recv(1 << 20):  # Until the server closes, as it was asked to.
+            told += data
+    assert re.findall(rb"\r\n\r\n{\"id\":\"([^\"]+)\"", told) == [job_id.encode() for job_id in ids]
+    assert told.count(b"HTTP/1.1 200 OK\r\n") == 6
+    assert told.count(b"connection: close\r\n") == 1
+
+
+def test_a_client_of_old_times_is_answered_and_left(http: httpx.Client) -> None:
+    with _raw(http) as connection:
+        connection.sendall(b"GET /livez HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        told = b""
+        while data := connection.recv(1 << 20):
+            told += data
+    assert told.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_who_asks_before_he_sends_a_body_is_told_to_go_on(http: httpx.Client) -> None:
+    body = json.dumps({"type": "report", "args": {}}).encode()
+    head = b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+    with _raw(http) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
+        assert connection.recv(1 << 20) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert connection.recv(1 << 20).startswith(b"HTTP/1.1 201 Created\r\n")
+        connection.sendall(head + b"Content-Length: 99999999\r\n\r\n")
+        assert connection.recv(1 << 20).startswith(b"HTTP/1.1 413 ")  # Without having sent any of it.
 
 
 def test_bulk_is_all_or_nothing(http: httpx.Client) -> None:

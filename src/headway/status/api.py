@@ -10,6 +10,7 @@ the first request, so that it can also be mounted into somebody else's, whose se
 import asyncio
 import hashlib
 import ipaddress
+import itertools
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -53,7 +54,7 @@ from headway.status.quotas import Quotas
 from headway.status.reader import JobReader, NodeNames, Shown
 from headway.status.series import Series
 from headway.status.tally import Tally
-from headway.status.web import Answer, Call, Principal, Refused, Route, answer_json, refusal_of
+from headway.status.web import Answer, Call, Principal, Refused, Route, answer_json, headers_of, refusal_of
 from headway.store import Store
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -72,6 +73,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *dashboard.ROUTES,
 )
 QUIET_S: Final = 0.05  # On SQLite we hear also of what we have written ourselves.
+WHOLE_ANSWER: Final = "headway.whole_answer"  # An extension of our own server: head and body at once.
 NOBODY: Final = Principal("nobody", "", "viewer")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
 _HEADERS: Final = {
@@ -82,7 +84,9 @@ _HEADERS: Final = {
 }
 _RAW_HEADERS: Final = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 _SAFE: Final = ("GET", "HEAD")
-_chance: Final = random.Random()  # For ids that tell requests apart; nobody has to be kept from guessing one.
+Header = tuple[bytes, bytes]
+# Ids that tell requests apart, also those of other processes; nobody has to be kept from guessing one.
+_numbers: Final = itertools.count(random.Random().getrandbits(63))
 
 
 @dataclass(slots=True)
@@ -342,8 +346,12 @@ class Api:
             replaced = {name for name, _ in own}
             headers = [*(header for header in headers if header[0] not in replaced), *own]
         headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
+        if method == "HEAD":
+            body = b""
+        send_whole = request.scope.get("extensions", {}).get(WHOLE_ANSWER)
+        if send_whole is None or not send_whole(status, headers, body):
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
 
     # --- WebSocket
 
@@ -452,19 +460,11 @@ def _path_of(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Return the headers of a request by their names in small letters; of several with one name the last."""
-    known: dict[bytes, bytes] | None = scope.get("headway.headers")
-    if known is None:
-        known = scope["headway.headers"] = dict(scope["headers"])
-    return known
-
-
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
     given = headers.get(b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(text := given.decode("latin-1")):
         return text
-    return f"req_{_chance.getrandbits(64):016x}"
+    return f"req_{next(_numbers):016x}"
 
 
 def _matches(header: str, etag: str) -> bool:

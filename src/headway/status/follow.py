@@ -23,11 +23,11 @@ from headway.errors import HeadwayError, JobNotFound, StoreUnavailable
 from headway.instants import SECOND, parse_duration
 from headway.lifecycle import Status
 from headway.model import Job
-from headway.shapes import job_shape
+from headway.shapes import job_outlook
 from headway.status.around import why
 from headway.status.hub import FOLLOWERS_MAX, Event, Follower, Hub, Place, change_shape, job_event, log_event
 from headway.status.reader import JobReader, Shown, serial_of
-from headway.status.web import Answer, Call, Param, Principal, Refused, Route, answer_json, refusal_of
+from headway.status.web import Answer, Call, Param, Principal, Refused, Route, refusal_of
 from headway.store.feed import Change, Line
 
 HEARTBEAT_S: Final = 15.0
@@ -482,18 +482,16 @@ _PLAIN: Final = frozenset({Status.COMPLETED, Status.RUNNING, Status.CANCELLED, S
 
 async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
     """Answer with a job and why it is where it is."""
-    now, is_whole = call.clock.now(), call.principal.may("operator")
+    now = call.clock.now()
+    second = now // SECOND
     shown: Shown = call.services.shown
+    page = shown.page(job, is_whole=call.principal.may("operator"))
     is_plain = job.status in _PLAIN
-    body = shown.get(job, now // SECOND, is_whole) if is_plain else None
+    body = page.at(second) if is_plain else None
     if body is None:
         words = None if is_plain else (await why(call.store, job, now)).why
-        shape = job_shape(job, now, why=words, node_name=await call.services.names.of(job.node))
-        if shape["error"] is not None and not is_whole:
-            shape["error"].pop("traceback", None)
-        body = answer_json(shape)
-        if is_plain:
-            shown.keep(job, is_whole, body)
+        node_name = await call.services.names.of(job.node)
+        body = page.tell(second, job_outlook(job, now, why=words, node_name=node_name))
     # Weak: what it says about time goes on without a change.
     serial = serial_of(job)
     return Answer(body, status, headers or {}, etag=f'W/"{job.version}.{serial}"' if serial else f'W/"{job.version}"')

@@ -206,8 +206,8 @@ def _of_engines(alive: Iterable[NodeSeen]) -> Iterator[Metric]:
 
 def _of_answers(tally: Tally) -> Iterator[Metric]:
     requests = CounterMetricFamily("headway_api_requests", "Requests answered", labels=["route", "method", "status"])
-    for (route, method, status), number in sorted(tally.answers.items()):
-        requests.add_metric([route, method, status], number)
+    for (route, method, digit), number in sorted(tally.answers.items()):
+        requests.add_metric([route, method, f"{digit}xx"], number)
     yield requests
     times = HistogramMetricFamily(
         "headway_api_request_duration_seconds", "Requests, until the answer began", labels=["route", "method"]

@@ -19,6 +19,7 @@ from headway.errors import JobNotFound
 from headway.lifecycle import Status
 from headway.model import METADATA_BYTES_MAX, Job
 from headway.ports import Latest, LiveView
+from headway.shapes import Shape, job_facts
 from headway.status.around import node_names
 from headway.store import Store
 from headway.why import read_detail
@@ -29,6 +30,7 @@ NAMES_FRESH_S: Final = 10.0
 NAMES_AGAIN_S: Final = 0.5
 SHOWN_MAX: Final = 2_000
 KNOWN_MAX: Final = 2_000
+KEPT_LENGTH_MAX: Final = 16 * 1024  # Jobs with more to say are read, and written, each time.
 
 
 def serial_of(job: Job) -> int:
@@ -115,14 +117,20 @@ class JobReader:
             for job_id in again:
                 known = self._known.pop(job_id)
                 if stamps.get(job_id) == (known.version, known.lease_until):
-                    found[job_id] = known
+                    found[job_id] = self._known[job_id] = known
         if len(found) < len(job_ids):
-            new = [job_id for job_id in job_ids if job_id not in found]
-            found.update((job.id, job) for job in await self._store.feed.jobs(new))
-        self._known.update(found)
+            for job in await self._store.feed.jobs([job_id for job_id in job_ids if job_id not in found]):
+                found[job.id] = job
+                if _length(job) <= KEPT_LENGTH_MAX:
+                    self._known[job.id] = job
         while len(self._known) > KNOWN_MAX:  # Those that nobody has asked for longest.
             del self._known[next(iter(self._known))]
         return found
+
+
+def _length(job: Job) -> int:
+    """Return how much a job has to say, about."""
+    return sum(len(text) for text in (job.args, job.result, job.error, job.detail, job.metadata) if text is not None)
 
 
 def _refuse(futures: list[asyncio.Future[Job]], error: Exception) -> None:
@@ -132,22 +140,46 @@ def _refuse(futures: list[asyncio.Future[Job]], error: Exception) -> None:
 
 
 class Shown:
-    """Answers that were written within the same second, for others who ask for the same version of a job."""
+    """Jobs as JSON: what one says is written once, what passes with the time once a second."""
 
     def __init__(self) -> None:
-        self._second = 0
-        self._written: dict[tuple[str, int, int, bool], bytes] = {}
+        self._pages: dict[tuple[str, bool], Page] = {}
 
-    def get(self, job: Job, second: int, is_whole: bool) -> bytes | None:
-        """Return an answer of this second."""
-        if second != self._second or len(self._written) >= SHOWN_MAX:
-            self._second, self._written = second, {}
-        return self._written.get((job.id, job.version, serial_of(job), is_whole))
+    def page(self, job: Job, *, is_whole: bool) -> "Page":
+        """Return the page of a job; the same one for as long as the reader returns the same job."""
+        key = (job.id, is_whole)
+        page = self._pages.get(key)
+        if page is None or page.job is not job:
+            page = Page(job, is_whole=is_whole)
+            if len(page.facts) <= KEPT_LENGTH_MAX:
+                self._pages[key] = page
+                while len(self._pages) > SHOWN_MAX:
+                    del self._pages[next(iter(self._pages))]
+        return page
 
-    def keep(self, job: Job, is_whole: bool, answer: bytes) -> bytes:
-        """Keep an answer for the rest of the second."""
-        self._written[job.id, job.version, serial_of(job), is_whole] = answer
-        return answer
+
+class Page:
+    """One job as JSON, with its traceback or without."""
+
+    __slots__ = ("_body", "_second", "facts", "job")
+
+    def __init__(self, job: Job, *, is_whole: bool) -> None:
+        shape = job_facts(job)
+        if shape["error"] is not None and not is_whole:
+            shape["error"].pop("traceback", None)
+        self.job = job
+        self.facts = msgspec.json.encode(shape)
+        self._second = -1
+        self._body = b""
+
+    def at(self, second: int) -> bytes | None:
+        """Return what was said in this second; None when nothing was."""
+        return self._body if second == self._second else None
+
+    def tell(self, second: int, outlook: Shape) -> bytes:
+        """Say all of it, with what counts in this second."""
+        self._second, self._body = second, self.facts[:-1] + b"," + msgspec.json.encode(outlook)[1:]
+        return self._body
 
 
 class NodeNames:

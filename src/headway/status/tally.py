@@ -84,7 +84,7 @@ class Tally:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
-        self.answers: Counter[tuple[str, str, str]] = Counter()  # By route, method and class of status.
+        self.answers: Counter[tuple[str, str, int]] = Counter()  # By route, method and first digit of the status.
         self.answer_times: dict[tuple[str, str], Histogram] = {}
         self._counts: Counter[str] = Counter()
         self._times = {name: Histogram(bounds) for name, bounds in BOUNDS_S.items()}
@@ -118,7 +118,7 @@ class Tally:
                 kind = (OTHER, OTHER)
             times = self.answer_times.setdefault(kind, Histogram(ANSWER_BOUNDS_S))
         times.note(took_s)
-        self.answers[*kind, f"{status // 100}xx"] += 1
+        self.answers[*kind, status // 100] += 1
 
     def cells(self) -> dict[str, int]:
         """Return everything that was counted, without what is zero."""

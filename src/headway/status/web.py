@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
+from starlette.types import Scope
 
 from headway.clock import Clock
 from headway.errors import (
@@ -202,7 +203,10 @@ class Call:
 
     def accepts(self, media_type: str) -> bool:
         """Say whether the caller names this type among those that it would like."""
-        return any(name == b"accept" and media_type.encode() in value for name, value in self.request.scope["headers"])
+        headers = self.request.scope["headers"]
+        return b"accept" in headers_of(self.request.scope) and any(
+            name == b"accept" and media_type.encode() in value for name, value in headers
+        )
 
     def page(self) -> tuple[int, str | None]:
         """Return limit and cursor."""
@@ -393,6 +397,14 @@ def _read_instant(name: str, text: str) -> Instant:
         return parse_instant(text)
     except DefinitionError:
         raise Refused(422, "invalid", f"{name} must be a time such as 2027-01-31T08:00:00Z") from None
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Return the headers of a request by their names in small letters; of several with one name the last."""
+    known: dict[bytes, bytes] | None = scope.get("headway.headers")
+    if known is None:
+        known = scope["headway.headers"] = dict(scope["headers"])
+    return known
 
 
 def answer_json(value: Any) -> bytes:
