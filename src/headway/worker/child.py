@@ -4,7 +4,8 @@ One thread of ours reads the socket and sends reports a few times a second; the 
 
     process   one `def` task at a time, in the main thread, so that a signal can interrupt it
     thread    `def` tasks in a few threads
-    loop      `async def` tasks on one event loop, in the main thread
+    loop      `async def` tasks on one event loop, in the main thread. It reads the socket itself, since a job that is
+              handed from thread to thread begins later; our thread does when a task keeps the loop from it
 
 Outcomes are sent at once, except while short jobs wait: then those of a few milliseconds go together. When the
 supervisor is gone, so is the child, with everything that the tasks have started in its process group.
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import inspect
 import os
 import queue
 import resource
@@ -24,8 +26,8 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NoReturn, assert_never
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final, NoReturn, assert_never
 
 from headway.clock import Clock
 from headway.errors import HeadwayError, LeaseLost
@@ -59,6 +61,7 @@ from headway.worker.frames import (
 REPORT_EVERY_S: Final = 0.25
 GATHER_PART: Final = 12  # A first word waits for others so small a part of the time between two reports.
 READ_BYTES: Final = 1 << 20
+LOOK_EVERY_S: Final = 0.2  # So often our thread looks whether the loop has time to read.
 TOGETHER_MAX: Final = 64
 TOGETHER_S: Final = 0.002
 SHORT_S: Final = 0.001
@@ -67,6 +70,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 class Child:
     """What all kinds of children have in common: the line to the supervisor, and the jobs under way."""
+
+    reads_on_loop: ClassVar = False
 
     def __init__(self, line: socket.socket, place: Place, registry: Registry, hand: Hand | None, width: int) -> None:
         self._line = line
@@ -88,6 +93,9 @@ class Child:
         self.report_every_s = REPORT_EVERY_S
         self._is_resting = False
         self._wake = os.pipe()
+        self._reader: Reader[ToChild] = Reader(ToChild)
+        self._reading = threading.Lock()  # So that everything is heard in its order, whoever reads.
+        self._reads = 0
 
     # --- the line to the supervisor
 
@@ -125,8 +133,12 @@ class Child:
             answered.set()
 
         self._send_question(context, question, body, hear)
-        answered.wait()
+        self.wait_for(answered)
         return _body_of(answers[0])
+
+    def wait_for(self, answered: threading.Event) -> None:
+        """Wait until somebody has read an answer."""
+        answered.wait()
 
     async def ask_async(self, context: Context, question: str, body: str) -> str:
         """Ask the supervisor and await its answer."""
@@ -168,36 +180,43 @@ class Child:
         threading.stack_size(0)
 
     def _listen(self) -> None:
-        reader: Reader[ToChild] = Reader(ToChild)
         waiting = select.poll()
-        waiting.register(self._line, select.POLLIN)
         waiting.register(self._wake[0], select.POLLIN)
+        if not self.reads_on_loop:
+            waiting.register(self._line, select.POLLIN)
         reported_at = 0.0
-        try:
+        with _ending_when_unheard():
             while True:
                 self._is_resting = True  # Said before we look: whoever comes later wakes us.
                 self._is_resting = not self._noted
                 due_s = max(
                     self.report_every_s / GATHER_PART, reported_at + self.report_every_s - self._clock.monotonic()
                 )
-                ready = {number for number, _ in waiting.poll(None if self._is_resting else due_s * 1_000)}
+                rest_s, reads = None if self._is_resting else due_s, self._reads
+                if self.reads_on_loop:
+                    rest_s = min(rest_s or LOOK_EVERY_S, LOOK_EVERY_S)
+                ready = {number for number, _ in waiting.poll(None if rest_s is None else rest_s * 1_000)}
                 if self._wake[0] in ready:
                     os.read(self._wake[0], 64)
                     continue  # What was noted is sent together with what comes soon after.
-                if self._line.fileno() in ready:
-                    data = self._line.recv(READ_BYTES)
-                    if not data:
-                        break
-                    for message in reader.feed(data):
-                        self._hear(message)
+                if self._line.fileno() in ready or (self.reads_on_loop and reads == self._reads):
+                    self.read()
                 if self._noted:
                     reported_at = self._clock.monotonic()
                     self._report()
-        except OSError:
-            pass
-        except Exception:  # noqa: BLE001 - whatever it is, nobody would hear us any more
-            traceback.print_exc()
-        _end_with_everything()  # The supervisor is gone.
+
+    def read(self) -> None:
+        """Hear what has arrived, if anything has."""
+        with _ending_when_unheard(), self._reading:
+            try:
+                data = self._line.recv(READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if not data:
+                raise ConnectionResetError
+            self._reads += 1
+            for message in self._reader.feed(data):
+                self._hear(message)
 
     def _hear(self, message: ToChild) -> None:
         match message:
@@ -464,9 +483,12 @@ class ProcessChild(_QueueChild):
 class LoopChild(Child):
     """Runs `async def` tasks on one event loop."""
 
+    reads_on_loop = True
+
     def __init__(self, line: socket.socket, place: Place, registry: Registry, hand: Hand | None, width: int) -> None:
         super().__init__(line, place, registry, hand, width)
         self._flushing = False
+        self._main = threading.get_ident()
         self._loop = asyncio.new_event_loop()
         self._waiting: deque[Claimed] = deque()
         self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}
@@ -475,16 +497,35 @@ class LoopChild(Child):
     def run(self) -> None:
         """Work until told to finish."""
         asyncio.set_event_loop(self._loop)
+        self._loop.add_reader(self._line, self.read)
         self._loop.run_forever()
+
+    def wait_for(self, answered: threading.Event) -> None:
+        """Wait for an answer; a task that blocks the loop has to read it itself."""
+        if threading.get_ident() != self._main:
+            answered.wait()
+            return
+        waiting = select.poll()
+        waiting.register(self._line, select.POLLIN)
+        while not answered.is_set():
+            waiting.poll(LOOK_EVERY_S * 1_000)  # Our thread may have read it just before.
+            self.read()
+
+    def _on_loop(self, do: Callable[..., None], *arguments: Any) -> None:
+        """Do something on the loop, at once if that is where we are."""
+        if threading.get_ident() == self._main:
+            do(*arguments)
+        else:
+            self._loop.call_soon_threadsafe(do, *arguments)
 
     def take(self, jobs: list[Claimed], first: int) -> None:
         """Start jobs on the loop. Until it has time for them they are in line, and can be given back."""
         self._waiting.extend(jobs)
-        self._loop.call_soon_threadsafe(self._start)
+        self._on_loop(self._start)
 
     def stop(self, job_id: str, attempt: int) -> None:
         """Cancel a job on the loop."""
-        self._loop.call_soon_threadsafe(self._cancel, job_id, attempt)
+        self._on_loop(self._cancel, job_id, attempt)
 
     def give_back(self, job_ids: Iterable[str]) -> list[str]:
         """Jobs in line are few here, and those that sleep make room: give back what can be taken on the loop."""
@@ -496,12 +537,12 @@ class LoopChild(Child):
                     given.append(claimed.job_id)
                 else:
                     self._waiting.append(claimed)
-        self._loop.call_soon_threadsafe(self._start)  # It may have looked while they were in our hands.
+        self._on_loop(self._start)  # It may have looked while they were in our hands.
         return given
 
     def finish(self) -> None:
         """End when nothing runs."""
-        self._loop.call_soon_threadsafe(self._finish)
+        self._on_loop(self._finish)
 
     def _start(self) -> None:
         with contextlib.suppress(IndexError):  # Somebody took back the last one.
@@ -511,19 +552,19 @@ class LoopChild(Child):
                 self._running[claimed.job_id] = (claimed.attempt, task)
 
     async def _attempt(self, claimed: Claimed) -> None:
-        try:
-            found = resolve(self._registry, claimed)
-            if isinstance(found, Unfit):
-                ended: Ended = found
-            else:
-                ended = await run_async(*found, self.context_of(claimed), claimed, self.was_asked)
-        except asyncio.CancelledError:  # Before its first step.
-            ended = Stopped(claimed.job_id, claimed.attempt)
+        found = resolve(self._registry, claimed)
+        if isinstance(found, Unfit):
+            ended: Ended = found
+        else:
+            ended = await run_async(*found, self.context_of(claimed), claimed, self.was_asked)
         self._running.pop(claimed.job_id, None)
         self.ended(claimed, ended)
         if not self._flushing:  # All that end in this turn of the loop are sent together.
             self._flushing = True
             self._loop.call_soon(self._flush_turn)
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self._waiting:
             self._start()
         elif self._finishing:
@@ -537,6 +578,10 @@ class LoopChild(Child):
         running = self._running.get(job_id)
         if running is not None and running[0] == attempt:
             running[1].cancel()
+            if inspect.getcoroutinestate(running[1].get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
+                del self._running[job_id]  # It will not even begin, so it cannot tell us that it has ended.
+                self.send(Stopped(job_id, attempt))
+                self._go_on()
             return
         for claimed in list(self._waiting):
             if (claimed.job_id, claimed.attempt) == (job_id, attempt):
@@ -588,6 +633,18 @@ def _body_of(answer: Answer) -> str:
     if answer.error is not None:
         raise HeadwayError(answer.error)
     return answer.body
+
+
+@contextlib.contextmanager
+def _ending_when_unheard() -> Iterator[None]:
+    """End this process when the line is broken, or we are: the supervisor is gone, or would not hear us any more."""
+    try:
+        yield
+    except OSError:
+        _end_with_everything()
+    except Exception:  # noqa: BLE001 - whatever it is
+        traceback.print_exc()
+        _end_with_everything()
 
 
 def _end_with_everything() -> NoReturn:
