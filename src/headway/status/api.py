@@ -280,7 +280,7 @@ class Api:
         """Answer a request for a path that exists."""
         request, started = Request(scope, receive), self._clock.monotonic()
         request_id = _request_id(headers_of(scope))
-        method = "GET" if request.method == "HEAD" else request.method
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
         route = routes.get(method)
         try:
             if route is None:

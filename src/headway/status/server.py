@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterable, Iterator
-from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from headway.status.api import WHOLE_ANSWER, Api, Header
 GRACEFUL_S: Final = 3
 BACKLOG: Final = 2_048
 MESSAGE_BYTES_MAX: Final = 64 << 10
-_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status} {status.phrase}".encode() for status in HTTPStatus}
 
 
 class _Quiet(uvicorn.Server):
@@ -32,9 +31,18 @@ class _Quiet(uvicorn.Server):
 class _Protocol(HttpToolsProtocol):
     """HTTP as uvicorn speaks it; but an answer that is there as a whole is sent as a whole."""
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Offer our way to answer on this connection."""
+        super().connection_made(transport)
+        self._extensions: Any = {WHOLE_ANSWER: self._send_whole}
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        cycle.scope["extensions"] = {WHOLE_ANSWER: partial(_send_whole, cycle)}  # type: ignore[dict-item]
+        self._served = cycle  # There is one at a time; others wait for their turn.
+        cycle.scope["extensions"] = self._extensions
         super()._start_asgi_task(cycle, app)
+
+    def _send_whole(self, status: int, headers: Iterable[Header], body: bytes) -> bool:
+        return _send_whole(self._served, status, headers, body)
 
 
 def _send_whole(cycle: RequestResponseCycle, status: int, headers: Iterable[Header], body: bytes) -> bool:
@@ -44,13 +52,12 @@ def _send_whole(cycle: RequestResponseCycle, status: int, headers: Iterable[Head
     """
     if cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive or cycle.waiting_for_100_continue:
         return False
-    lines = [_STATUS_LINES[status], *[b"%b: %b\r\n" % header for header in cycle.default_headers]]
-    lines += [b"%b: %b\r\n" % header for header in headers]
-    head = b"".join(lines)
-    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+    lines = [_STATUS_LINES[status], *map(b": ".join, cycle.default_headers), *map(b": ".join, headers)]
+    head = b"\r\n".join(lines)
+    if not head.count(b"\n") == head.count(b"\r") == len(lines) - 1:
         return False  # A value with the end of a line in it: uvicorn refuses that.
     cycle.response_started = cycle.response_complete = True
-    cycle.transport.write(b"%b\r\n%b" % (head, body))
+    cycle.transport.write(b"%b\r\n\r\n%b" % (head, body))
     cycle.message_event.set()
     cycle.on_response()
     return True

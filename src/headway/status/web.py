@@ -135,13 +135,12 @@ LIMIT: Final = Param("limit", "how many at most", "int", low=1, high=PAGE_MAX, e
 CURSOR: Final = Param("cursor", "`next_cursor` of the page before")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What is sent back. `body` is anything that msgspec can write, or text of another type."""
 
     body: Any = None
     status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     etag: str | None = None
     media_type: str = "application/json"
 
@@ -171,8 +170,7 @@ class Route:
     media_type: str = ""  # Of an answer that is neither JSON nor a stream.
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """A request that has been let in: who asks, for what, with which values."""
 
     request: Request
