@@ -37,7 +37,7 @@ def _lost_workers(arena: WorkerArena) -> None:
     assert len(family) >= 4 + 3, "the victims have children, and one of these has some, too"
 
     frozen_child = arena.trace("begin", frozen)[0][2]
-    victims["c"].signal(signal.SIGSTOP)
+    arena.freeze(victims["c"])
     for name in "ab":
         victims[name].signal(signal.SIGKILL)
         victims[name].wait(10)

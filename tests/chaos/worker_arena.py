@@ -24,6 +24,7 @@ APP = "tests.chaos.worker_tasks:app"
 PATIENCE_S = 30.0
 START_S_MAX = 40.0
 STOP_S_MAX = 15.0
+FREEZE_TRIES_MAX = 50
 FULL = bool(os.environ.get("HEADWAY_CHAOS_FULL"))  # Longer torments, for whoever has the time.
 FINAL = ("COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED")
 PR_SET_PDEATHSIG = 1
@@ -116,6 +117,16 @@ class WorkerArena:
             assert worker.process.poll() is None, worker.log.read_text()
             assert time.monotonic() < deadline, worker.log.read_text()
             time.sleep(0.02)
+
+    def freeze(self, worker: Worker) -> None:
+        """Stop a worker between two writes: in the middle of one it would keep a SQLite file locked for everybody."""
+        for _ in range(FREEZE_TRIES_MAX):
+            worker.signal(signal.SIGSTOP)
+            if not self.store.startswith("sqlite") or _can_be_written(self.store.removeprefix("sqlite:///")):
+                return
+            worker.signal(signal.SIGCONT)
+            time.sleep(0.05)
+        raise AssertionError("the worker writes without a pause")
 
     def stop(self) -> None:
         """End every worker and whatever is left of it."""
@@ -294,6 +305,19 @@ def everywhere(scenario: Callable[[WorkerArena], None], stores: dict[str, str], 
     errors = [error for one in plays if (error := one.exception()) is not None]
     if errors:
         raise errors[0] if len(errors) == 1 else BaseExceptionGroup("on several databases", errors)
+
+
+def _can_be_written(file: str) -> bool:
+    """Say whether nobody keeps a SQLite file locked for longer than a write takes."""
+    connection = sqlite3.connect(file, timeout=2, isolation_level=None)
+    try:
+        connection.execute("begin immediate")
+        connection.execute("rollback")
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def _die_with_parent() -> None:

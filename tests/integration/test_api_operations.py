@@ -128,6 +128,17 @@ def test_a_queue_is_paused_for_everybody_by_who_has_all_tenants(home: House) -> 
     assert "queue" in error_of(home.everybody.post(f"/api/queues/{'x' * 300}/pause"), 422)
 
 
+def _write(home: House, statement: str) -> None:
+    """Change the store behind everybody's back."""
+    if home.url.startswith("sqlite"):
+        with sqlite3.connect(home.url.removeprefix("sqlite:///"), timeout=30) as connection:
+            connection.execute(statement)
+        connection.close()
+    else:
+        with psycopg.connect(home.url) as connected:
+            connected.execute(statement)
+
+
 # --- workers and nodes
 
 
@@ -139,6 +150,9 @@ def test_workers_and_nodes_are_for_all_tenants(home: House, worker: Node) -> Non
     nodes = items_of(home.everybody, "/api/nodes")
     assert {"api"} in [set(node["roles"]) for node in nodes]
     assert worker.id in [node["id"] for node in nodes]
+    _write(home, f"update headway_nodes set beat_at = beat_at - {HOUR} where id = '{worker.id}'")
+    assert worker.id not in [node["id"] for node in items_of(home.everybody, "/api/nodes")]
+    assert worker.id in [node["id"] for node in items_of(home.everybody, "/api/nodes", gone="1")]
 
 
 def test_a_worker_is_asked_to_leave(home: House, worker: Node) -> None:
@@ -369,13 +383,7 @@ def _lose_an_occurrence(home: House, schedule: str) -> None:
         f"delete from headway_occurrences where schedule = '{schedule}' and instant ="
         f" (select min(instant) from headway_occurrences where schedule = '{schedule}')"
     )
-    if home.url.startswith("sqlite"):
-        with sqlite3.connect(home.url.removeprefix("sqlite:///"), timeout=30) as connection:
-            connection.execute(statement)
-        connection.close()
-    else:
-        with psycopg.connect(home.url) as connected:
-            connected.execute(statement)
+    _write(home, statement)
 
 
 def test_the_audit_is_bounded(home: House) -> None:

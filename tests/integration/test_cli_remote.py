@@ -2,6 +2,7 @@
 
 import json
 import re
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ def _furnish(both: Both, hand: Hand) -> dict[str, str]:
     def new(task: str, *options: str) -> str:
         return str(both.on_store("enqueue", task, *options, "--json").json["id"])
 
-    hand.live(tasks=["report", "other", "many", "steered", "t"])
+    hand.live(tasks=["report", "other", "many", "steered", "t"])  # It is soon taken for dead; its name stays known.
     ids = {"dead": new("report", "--tag", "a", "-a", "password=secret")}
     hand.end(hand.claim(), Raised(REFUSED))
     ids["done"] = new("report")
@@ -466,3 +467,15 @@ def test_a_server_that_is_not_there_is_told(both: Both, url: str) -> None:
     assert gone.code == 5
     assert url in gone.err
     assert "hw_secret" not in gone.err
+
+
+def test_a_worker_that_is_gone_keeps_its_name(both: Both, place: Place) -> None:
+    with sqlite3.connect(place.store.removeprefix("sqlite:///"), timeout=30) as connection:
+        connection.execute("update headway_nodes set beat_at = beat_at - 3600000000 where name = 'web-1'")
+    connection.close()
+    for command in ("jobs show {done}", "jobs events {dead}"):
+        words = _words(command, place)
+        told = both.through_api(*words).out
+        assert "web-1" in told
+        assert "node_web-1" not in told
+        assert [*map(_line, told.splitlines())] == [*map(_line, both.on_store(*words).out.splitlines())]

@@ -103,9 +103,9 @@ class RemoteDesk(Desk):
         return Why(reason["status"], reason["why"], reason["evidence"])
 
     async def node_names(self) -> dict[str, str]:
-        """Return what people call the nodes that live; who sees one tenant only does not hear of them."""
+        """Return what people call the nodes that are known; who sees one tenant only does not hear of them."""
         with suppress(Denied):
-            return {node["id"]: node["name"] for node in await self._remote.client.nodes()}
+            return {node["id"]: node["name"] for node in await self._remote.client.nodes(gone=True)}
         return {}
 
     async def queues(self) -> list[Shape]:

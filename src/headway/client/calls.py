@@ -776,9 +776,9 @@ class Calls(Group[W_co]):
     # --- everything else
 
     @operation
-    def nodes(self) -> Steps[Shapes]:
-        """Return the processes that are alive."""
-        return _items(_get("/api/nodes"))
+    def nodes(self, *, gone: bool = False) -> Steps[Shapes]:
+        """Return the processes that are alive; with `gone` also those that died without a word within the last day."""
+        return _items(_get("/api/nodes", {"gone": gone or None, "limit": PAGE}))
 
     @operation
     def stats(self) -> Steps[Shape]:

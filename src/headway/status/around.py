@@ -18,9 +18,14 @@ async def alive(store: Store) -> list[Node]:
     return await store.nodes.alive(ALIVE_WITHIN)
 
 
+async def known(store: Store) -> list[Node]:
+    """Return the nodes that live, or have died without a word within the last day."""
+    return await store.nodes.alive(DAY)
+
+
 async def node_names(store: Store) -> dict[str, str]:
-    """Return what people call the nodes that live, or have died without a word within the last day."""
-    return {node.id: node.name for node in await store.nodes.alive(DAY)}
+    """Return what people call the nodes that are known."""
+    return {node.id: node.name for node in await known(store)}
 
 
 async def why(store: Store, job: Job, now: Instant) -> Why:

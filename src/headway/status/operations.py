@@ -18,7 +18,7 @@ from headway.lifecycle import FINAL, Status
 from headway.model import Job, check_name
 from headway.scheduling import audit as auditing
 from headway.shapes import Shape, job_shape, stamp
-from headway.status.around import alive
+from headway.status.around import alive, known
 from headway.status.follow import job_answer, visible_job
 from headway.status.jobs import ReasonBody
 from headway.status.situation import (
@@ -103,7 +103,8 @@ async def drain_worker(call: Call) -> Answer:
 async def list_nodes(call: Call) -> Answer:
     """List the processes that are alive: schedulers, workers, APIs."""
     call.need_all_tenants()
-    return _sliced(call, [node_shape(node) for node in await alive(call.store)], "id")
+    nodes = await known(call.store) if call.query.get("gone") else await alive(call.store)
+    return _sliced(call, [node_shape(node) for node in nodes], "id")
 
 
 # Figures and alerts -----------------------------------------------------------------------------------------
@@ -532,7 +533,11 @@ ROUTES: Final = (
         summary="List the processes that are alive",
         what="Needs a token for all tenants.",
         tag="operations",
-        query=(LIMIT, CURSOR),
+        query=(
+            LIMIT,
+            CURSOR,
+            Param("gone", "1 lists also those that have died without a word within the last day", "flag"),
+        ),
         answers={200: {"items": [_NODE], "next_cursor": None}},
     ),
     Route(
