@@ -9,7 +9,8 @@ app = Headway("sqlite://", name="child")
 
 @app.task
 async def hold(ctx: Context) -> str:
-    """Keep the loop busy until asked to stop, which nobody should do."""
+    """Keep the loop busy until asked to stop, which nobody should do; say when it begins."""
+    ctx.progress(1)
     until = time.monotonic() + 30
     while not ctx.cancelled and time.monotonic() < until:
         time.sleep(0.01)  # noqa: ASYNC251 - that is the mistake

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -9,7 +10,20 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from headway.worker.child import LOOK_EVERY_S
-from headway.worker.frames import Answer, Ask, Done, Finish, Hello, Revoke, Revoked, Run, Stop, Stopped, ToSupervisor
+from headway.worker.frames import (
+    Answer,
+    Ask,
+    Done,
+    Finish,
+    Hello,
+    Reports,
+    Revoke,
+    Revoked,
+    Run,
+    Stop,
+    Stopped,
+    ToSupervisor,
+)
 from headway.worker.process import ChildProcess, child_command
 from tests.unit.worker.test_frames import claimed
 
@@ -35,6 +49,13 @@ class Line:
         self.heard.remove(found[0])
         return found[0]
 
+    async def ending(self) -> str:
+        """Wait until the child is gone; return how it ended."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not self.process.has_ended:
+                await asyncio.sleep(0.01)
+        return self.process.ending
+
 
 @pytest.fixture
 async def line() -> AsyncIterator[Line]:
@@ -45,14 +66,13 @@ async def line() -> AsyncIterator[Line]:
         yield line
     finally:
         line.process.kill()
-        while not line.process.has_ended:
-            await asyncio.sleep(0.01)
+        await line.ending()
         line.process.close()
 
 
 async def test_a_task_that_keeps_the_loop_busy_can_be_stopped(line: Line) -> None:
     line.process.send(Run(1, [claimed(task="hold")]))
-    await asyncio.sleep(3 * LOOK_EVERY_S)
+    await line.hear(lambda message: isinstance(message, Reports))  # From now on the loop does not read.
     line.process.send(Stop("job_1", 1))
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, '"asked"')
 
@@ -104,9 +124,15 @@ async def test_messages_are_heard_in_their_order_whoever_reads_them(line: Line) 
     assert short == [f"job_{number}" for number in range(50) if number % 10]
 
 
-async def test_a_child_ends_when_it_is_told_to_or_left_alone(line: Line) -> None:
+async def test_a_child_ends_when_it_is_told_to(line: Line) -> None:
     line.process.send(Finish())
-    async with asyncio.timeout(PATIENCE_S):
-        while not line.process.has_ended:
-            await asyncio.sleep(0.01)
-    assert line.process.ending == "ended with exit code 0"
+    assert await line.ending() == "ended with exit code 0"
+
+
+@pytest.mark.parametrize("task", [None, "hold"])
+async def test_a_child_that_is_left_alone_ends_whatever_it_does(line: Line, task: str | None) -> None:
+    if task is not None:
+        line.process.send(Run(1, [claimed(task=task)]))
+        await line.hear(lambda message: isinstance(message, Reports))
+    line.process._line.shutdown(socket.SHUT_RDWR)
+    assert await line.ending() == "was killed by SIGKILL"
