@@ -1,14 +1,15 @@
 /** Dialogs: the browser's own, which keeps the focus inside and gives it back. One question is asked at a time. */
 import { signal } from "./signals.ts";
 import type { ComponentChildren, JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { wordsOf } from "./api.ts";
 import { visible } from "./format.ts";
 import { Command, Problem } from "./ui.tsx";
 
 export function Dialog({ title, onClose, children, isWide = false }: { title: string; onClose: () => void; children: ComponentChildren; isWide?: boolean }) {
   const element = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  // At once, so that what is typed next goes into it.
+  useLayoutEffect(() => {
     const dialog = element.current;
     const before = document.activeElement;
     dialog?.showModal();
@@ -26,6 +27,8 @@ export function Dialog({ title, onClose, children, isWide = false }: { title: st
         event.preventDefault();
         onClose();
       }}
+      // A browser may close it without asking, when it was asked before and nothing was touched since.
+      onClose={(event) => event.currentTarget.isConnected && onClose()}
       onMouseDown={(event) => event.target === element.current && onClose()}
     >
       <div class="dialog-body">

@@ -72,7 +72,7 @@ export function useEvery(every: number | undefined, what: () => void): void {
 export function useNews(listener: (news: readonly News[]) => void): void {
   const latest = useRef(listener);
   latest.current = listener;
-  useEffect(() => hear((news) => latest.current(news)), []);
+  useLayoutEffect(() => hear((news) => latest.current(news)), []);
 }
 
 /** Return a function that does something at most once in so long, with the last call counting. */

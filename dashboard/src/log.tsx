@@ -85,7 +85,7 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
   useNews((news) => {
     if (news.some((one) => one.job.id === id)) void read();
   });
-  useEffect(() => bindKeys({ f: () => setFollows((before) => !before) }), []);
+  useLayoutEffect(() => bindKeys({ f: () => setFollows((before) => !before) }), []);
   useLayoutEffect(() => {
     if (follows && frame.current) frame.current.scrollTop = frame.current.scrollHeight;
   }, [lines, follows, wraps]);

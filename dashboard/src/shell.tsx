@@ -1,6 +1,6 @@
 /** The frame around every page: where one can go, whether it is live, who one is. */
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { Confirm } from "./dialog.tsx";
 import { count } from "./format.ts";
 import { PAGES, showsHelp, showsPalette } from "./keys.ts";
@@ -25,7 +25,8 @@ export function Shell({ children }: { children: ComponentChildren }) {
   const main = useRef<HTMLElement>(null);
   const address = route.value.path.join("/");
   const isFirst = useRef(true);
-  useEffect(() => {
+  // With the page, not after it: by then somebody may be writing somewhere already.
+  useLayoutEffect(() => {
     if (isFirst.current) isFirst.current = false;
     else {
       main.current?.focus({ preventScroll: true });

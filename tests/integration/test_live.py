@@ -68,6 +68,7 @@ def count(ctx: Context, until: str) -> int:
 """
 SOON_S = 3.0  # Later than anything told live comes on a busy machine, and before the store is told a second time.
 PATIENCE_S = 40.0
+LOOKS_MAX = 5
 COMMAND_S_MAX = 20.0  # Python starts, on a busy machine, and a moment for a Redis that does not answer.
 
 
@@ -449,7 +450,13 @@ async def test_commands_show_what_is_live_and_what_is_stored_without_a_redis(
         try:
             live.tell(said(it.job_id, 1, 5, 30))
             await until(lambda: live.waiting() == 0, "it is told")
-            assert await by_commands(it, tmp_path, url) == dict.fromkeys(COMMANDS, (30, 5))
+            shown = await by_commands(it, tmp_path, url)
+            for _ in range(LOOKS_MAX):  # On a busy machine the moment that a command waits for Redis may pass.
+                if shown == dict.fromkeys(COMMANDS, (30, 5)):
+                    break
+                live.tell(said(it.job_id, 1, 5, 30))  # It is forgotten after half a minute.
+                shown = await by_commands(it, tmp_path, url)
+            assert shown == dict.fromkeys(COMMANDS, (30, 5))
             live.tell(said(it.job_id, 2, 6, 60))  # Of an attempt that the store does not know of.
             await until(lambda: live.waiting() == 0, "it is told")
             stored = dict.fromkeys(COMMANDS, (0, None))

@@ -62,6 +62,10 @@ class Visit:
         self.page.goto(f"{self.url}/#/{path}")
         return self.page
 
+    def slow_down(self, times: int) -> None:
+        """Let whatever the page does take so many times as long."""
+        self.context.new_cdp_session(self.page).send("Emulation.setCPUThrottlingRate", {"rate": times})
+
     def hear(self, said: ConsoleMessage) -> None:
         """Keep what the console calls an error."""
         if said.type == "error":

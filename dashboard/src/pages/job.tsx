@@ -1,5 +1,5 @@
 /** Job: what it is, why it is there, how far it is, what it tried, what it said. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { cancelJob, retryJob } from "../actions.tsx";
 import { apiUrl } from "../api.ts";
 import { Attempts } from "../attempts.tsx";
@@ -41,7 +41,7 @@ export function JobPage({ id }: { id: string }) {
   });
   // What waits says why by what is around it, which the stream of jobs does not tell.
   useEvery(job !== null && !isFinal(job.status) && job.status !== "RUNNING" ? 5 * SECOND : undefined, read.again);
-  useEffect(() =>
+  useLayoutEffect(() =>
     bindKeys({
       R: () => job && may("operator") && isFinal(job.status) && void retryJob(job, true),
       C: () => job && may("operator") && !isFinal(job.status) && cancelJob(job, again),

@@ -1,5 +1,5 @@
 /** Schedule: when it fires, what was decided and why, how long its jobs take, and whether the ledger is whole. */
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useState } from "preact/hooks";
 import { pauseSchedule, removeSchedule, resumeSchedule, runNow } from "../actions.tsx";
 import { apiUrl } from "../api.ts";
 import { Backfill } from "../backfill.tsx";
@@ -38,7 +38,7 @@ export function SchedulePage({ name }: { name: string }) {
   useNews((news) => {
     if (news.some((one) => one.job.schedule === name && one.kind !== "progress")) again();
   });
-  useEffect(() => bindKeys({ Escape: () => history.back() }), []);
+  useLayoutEffect(() => bindKeys({ Escape: () => history.back() }), []);
   const schedule = read.data;
   if (schedule === null) {
     if (read.status === 404) {
