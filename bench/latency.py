@@ -1,28 +1,53 @@
 """latency: a worker has nothing to do. How long from the call that enqueues a job to the start of its body?
 
-One worker, one job every 50 ms, so that each finds the worker idle. All contestants have their turn in each round, what
-was measured while others used the machine is measured again, and the percentiles are of all rounds together. The better
-side has the smaller figure: a ratio above 1 is in our favour. Nobody starts a job before two commits, so what a bare
-one takes in the same minutes is told too: a disk that is slow now and then makes the 99th percentile of all of them.
+Each rival stands beside us: one worker each, which take turns, one job every 50 ms, so that each finds its worker idle
+and both have the same weather. Nobody starts a job before two commits, and a disk that is slow now and then makes the
+99th percentile of all of them; so bare commits have every third turn, and tell the weather. A round in which they, or
+the processors, were disturbed is measured again, and the calmest counts, whoever was better in it. Percentiles are of
+all rounds together. The better side has the smaller figure: a ratio above 1 is in our favour.
 """
 
 import asyncio
+import contextlib
 import sys
 import time
-from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Final
 
+from bench.bare import Bare
 from bench.figures import Figure, Target, percentile, plain
 from bench.peers.catalogue import Contestant, headway
-from bench.peers.stage import Failed, Grounds, rivals, stage
+from bench.peers.stage import Failed, Grounds, Stage, rivals, stage
 from bench.places import Place, Run, database
 from bench.watch import TRIES_MAX, Bystanders, calm
 
 GAP_S: Final = 0.05
+START_S: Final = 3.0  # Whoever sends jobs is up by then.
 WARM_UPS: Final = 10  # As many as drive.py sends ahead, which do not count.
 ROUNDS_MAX: Final = 8  # The 99th percentile is of few: the more rounds, the less it depends on who disturbed whom.
 DISTURBED_MAX: Final = 0.01  # Stricter than elsewhere: who has the machine for one moment in a hundred makes the p99.
+ROUGH_MAX: Final = 5.0  # Times as long as most of them: then the slowest bare commits are the disk's doing.
 PERCENTILES: Final = (50, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What came of one round, in milliseconds."""
+
+    of_contestants: list[list[float]]
+    of_bare_commits: list[float]
+    disturbed: float  # The part of the machine that others used meanwhile.
+
+    @property
+    def rough(self) -> float:
+        """How much longer the slowest bare commits took than most."""
+        return percentile(self.of_bare_commits, 99) / percentile(self.of_bare_commits, 50)
+
+    @property
+    def weather(self) -> float:
+        """How bad it was; up to 1 is good enough."""
+        return max(self.disturbed / DISTURBED_MAX, self.rough / ROUGH_MAX)
 
 
 async def measure(run: Run) -> list[Figure]:
@@ -36,76 +61,105 @@ async def measure(run: Run) -> list[Figure]:
 
 async def _measure_on(place: Place, run: Run, grounds: Grounds) -> list[Figure]:
     own = headway(place.name)
-    late_ms: dict[str, list[float]] = defaultdict(list)
-    bare_ms: list[float] = []
+    pairs: list[tuple[Contestant, ...]] = [(own, rival) for rival in rivals(run, place)]
+    rounds: dict[tuple[Contestant, ...], list[Turns]] = {pair: [] for pair in pairs or [(own,)]}
     for _ in range(min(run.repetitions, ROUNDS_MAX)):
-        bare_ms += await _bare_commits(place, run)
-        for contestant in (own, *rivals(run, place)):
+        for pair, found in rounds.items():
             try:
-                late_ms[contestant.name] += await _pick_ups(contestant, grounds, run)
+                found.append(await _round(pair, place, grounds, run))
             except Failed as error:
-                if contestant is own:
+                if len(pair) == 1:
                     raise
-                print(f"{contestant.name}: {error}", file=sys.stderr)
+                print(f"{pair[-1].name}: {error}", file=sys.stderr)
+    everything = [turns for found in rounds.values() for turns in found]
+    if not everything:
+        raise Failed("no round came to its end")
+    bare_ms = [late for turns in everything for late in turns.of_bare_commits]
     figures = [
-        plain("latency", place.name, f"pick-up, p{percent}", [percentile(late_ms[own.name], percent)], "ms")
+        plain("latency", place.name, f"{what}, p{percent}", [percentile(late_ms, percent)], "ms")
+        for what, late_ms in (("pick-up", _together(everything, 0)), ("a bare insert and its commit", bare_ms))
         for percent in PERCENTILES
     ]
-    figures += [
-        plain("latency", place.name, f"a bare insert and its commit, p{percent}", [percentile(bare_ms, percent)], "ms")
-        for percent in PERCENTILES
-    ]
-    for rival in rivals(run, place):
-        if late_ms[rival.name]:
-            figures += [
-                _against(place, rival, late_ms[own.name], late_ms[rival.name], percent) for percent in PERCENTILES
-            ]
+    for pair, found in rounds.items():
+        for rival in pair[1:] if found else ():
+            ours, theirs = _together(found, 0), _together(found, 1)
+            figures += [_against(place, rival, ours, theirs, percent) for percent in PERCENTILES]
     return figures
 
 
-async def _bare_commits(place: Place, run: Run) -> list[float]:
-    """Insert rows into a table without an index, spaced as the jobs are; return the milliseconds of each."""
-    took_ms = []
+def _together(rounds: list[Turns], place: int) -> list[float]:
+    return [late for turns in rounds for late in turns.of_contestants[place]]
+
+
+async def _round(contestants: tuple[Contestant, ...], place: Place, grounds: Grounds, run: Run) -> Turns:
+    """Let everybody take turns; again, a few times at most, in bad weather."""
+    found: list[Turns] = []
+    while len(found) < run.size(TRIES_MAX, 1) and not (found and found[-1].weather <= 1):
+        if not run.is_quick:
+            await calm()
+        found.append(await _turns(contestants, place, grounds, run.size(200, 20)))
+    best = min(found, key=lambda turns: turns.weather)
+    told = [
+        f"{who} {percentile(late_ms, 50):.2f}, {percentile(late_ms, 99):.2f} ms"
+        for who, late_ms in zip([each.name for each in contestants], best.of_contestants, strict=True)
+    ]
+    weather = f"others used {best.disturbed:.1%} of the machine, commits at worst {best.rough:.1f} times as long"
+    print("; ".join([*told, weather]), file=sys.stderr)
+    return best
+
+
+async def _turns(contestants: tuple[Contestant, ...], place: Place, grounds: Grounds, count: int) -> Turns:
+    async with contextlib.AsyncExitStack() as stack:
+        bare = await stack.enter_async_context(_bare(place))
+        stages = [await stack.enter_async_context(stage(contestant, grounds)) for contestant in contestants]
+        for its in stages:
+            await its.start_worker()
+            await its.run("spaced", 0, GAP_S, time.time())
+            await its.bodies(WARM_UPS)  # Now it is up.
+        gap_s = GAP_S * (len(stages) + 1)
+        start = time.time() + START_S
+        bystanders = Bystanders()
+        committing = asyncio.ensure_future(_bare_commits(bare, count, gap_s, start))
+        sending = [
+            asyncio.ensure_future(its.run("spaced", count, gap_s, start + GAP_S * turn))
+            for turn, its in enumerate(stages, 1)
+        ]
+        try:
+            await asyncio.gather(committing, *sending)
+        finally:
+            for task in (committing, *sending):
+                task.cancel()
+            await asyncio.wait([committing, *sending])
+        for its in stages:
+            await its.bodies(2 * WARM_UPS + count)
+        return Turns([_late_ms(its) for its in stages], committing.result(), bystanders.share())
+
+
+@contextlib.asynccontextmanager
+async def _bare(place: Place) -> AsyncIterator[Bare]:
+    """Have a database with a table without an index."""
     async with database(place) as url:
         bare = await place.bare(url)
         try:
             await bare.execute("create table bare_commits (number integer)")
-            for number in range(run.size(200, 20)):
-                await asyncio.sleep(GAP_S)
-                started = time.perf_counter()
-                await bare.execute(f"insert into bare_commits values ({number})")
-                took_ms.append((time.perf_counter() - started) * 1_000)
+            yield bare
         finally:
             await bare.close()
+
+
+async def _bare_commits(bare: Bare, count: int, gap_s: float, start: float) -> list[float]:
+    """Insert rows in our turns; return the milliseconds of each."""
+    took_ms = []
+    for number in range(count):
+        await asyncio.sleep(max(0.0, start + number * gap_s - time.time()))
+        started = time.perf_counter()
+        await bare.execute(f"insert into bare_commits values ({number})")
+        took_ms.append((time.perf_counter() - started) * 1_000)
     return took_ms
 
 
-async def _pick_ups(contestant: Contestant, grounds: Grounds, run: Run) -> list[float]:
-    """Measure once; again, a few times at most, while others use the machine. Return the milliseconds of each job."""
-    found: list[tuple[float, list[float]]] = []
-    while len(found) < run.size(TRIES_MAX, 1) and not (found and found[-1][0] <= DISTURBED_MAX):
-        if not run.is_quick:
-            await calm()
-        found.append(await _picked_up(contestant, grounds, run.size(200, 20)))
-    disturbed, late_ms = min(found)
-    middle = percentile(late_ms, 50)
-    late = percentile(late_ms, 99)
-    print(
-        f"{contestant.name}: {middle:.2f}, {late:.2f} ms; others used {disturbed:.1%} of the machine", file=sys.stderr
-    )
-    return late_ms
-
-
-async def _picked_up(contestant: Contestant, grounds: Grounds, count: int) -> tuple[float, list[float]]:
-    """Let an idle worker pick up spaced jobs; return what others used of the machine, and the milliseconds."""
-    async with stage(contestant, grounds) as its:
-        await its.start_worker()
-        await its.run("spaced", 0, GAP_S)
-        await its.bodies(WARM_UPS)  # Now it is up.
-        bystanders = Bystanders()
-        await its.run("spaced", count, GAP_S)
-        await its.bodies(2 * WARM_UPS + count)
-        return bystanders.share(), [(hit.started_ns - hit.sent_ns) / 1e6 for hit in its.hits()]
+def _late_ms(its: Stage) -> list[float]:
+    return [(hit.started_ns - hit.sent_ns) / 1e6 for hit in its.hits()]
 
 
 def _against(place: Place, rival: Contestant, ours: list[float], theirs: list[float], percent: int) -> Figure:

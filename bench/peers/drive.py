@@ -1,9 +1,9 @@
 """Run one step of a contestant in its own environment.
 
-python -m bench.peers.drive PROGRAM setup                make what the contestant needs in its store
-python -m bench.peers.drive PROGRAM enqueue COUNT        enqueue jobs, many at once where the library can
-python -m bench.peers.drive PROGRAM spaced COUNT GAP_S   enqueue jobs one by one, a while apart
-python -m bench.peers.drive PROGRAM worker               work until killed
+python -m bench.peers.drive PROGRAM setup                      make what the contestant needs in its store
+python -m bench.peers.drive PROGRAM enqueue COUNT              enqueue jobs, many at once where the library can
+python -m bench.peers.drive PROGRAM spaced COUNT GAP_S START   enqueue jobs one by one, a while apart from a time on
+python -m bench.peers.drive PROGRAM worker                     work until killed
 
 A program has `worker()`, `producer()` (a context manager with a client, awaited or not) and, where needed, `setup()`.
 """
@@ -11,17 +11,25 @@ A program has `worker()`, `producer()` (a context manager with a client, awaited
 import asyncio
 import importlib
 import inspect
+import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bench.peers.kit import WARM_UP, Awaited, Blocking
 
 AT_ONCE: Final = 1_000
 WARM_UPS: Final = 10
+
+
+class Turns(NamedTuple):
+    """When to enqueue: from a time on, each time so much later."""
+
+    gap_s: float
+    start: float
 
 
 def main() -> None:
@@ -36,7 +44,7 @@ def main() -> None:
         case "enqueue":
             _produce(program, int(rest[0]), None)
         case "spaced":
-            _produce(program, int(rest[0]), float(rest[1]))
+            _produce(program, int(rest[0]), Turns(gap_s=float(rest[1]), start=float(rest[2])))
         case _:
             raise SystemExit(f"no step is named {command!r}")
 
@@ -47,29 +55,29 @@ def _call(step: Any) -> None:
         asyncio.run(result)
 
 
-def _produce(program: ModuleType, count: int, gap_s: float | None) -> None:
+def _produce(program: ModuleType, count: int, turns: Turns | None) -> None:
     producer = program.producer()
     if isinstance(producer, AbstractAsyncContextManager):
-        asyncio.run(_awaited(producer, count, gap_s))
+        asyncio.run(_awaited(producer, count, turns))
     else:
-        _blocking(producer, count, gap_s)
+        _blocking(producer, count, turns)
 
 
-async def _awaited(producer: AbstractAsyncContextManager[Awaited], count: int, gap_s: float | None) -> None:
+async def _awaited(producer: AbstractAsyncContextManager[Awaited], count: int, turns: Turns | None) -> None:
     async with producer as client:
-        if gap_s is None:
+        if turns is None:
             for keys in _batches(count):
                 await client.many(keys)
             return
-        for key, rest_s in _moments(count, gap_s):
+        for key, rest_s in _moments(count, turns):
             await asyncio.sleep(rest_s)
             await client.one(key, time.time_ns())
 
 
-def _blocking(producer: AbstractContextManager[Blocking], count: int, gap_s: float | None) -> None:
+def _blocking(producer: AbstractContextManager[Blocking], count: int, turns: Turns | None) -> None:
     """The same without an event loop, since some libraries behave differently inside of one."""
     with producer as client:
-        if gap_s is None:
+        if turns is None:
             for keys in _batches(count):
                 if client.many:
                     client.many(keys)
@@ -77,7 +85,7 @@ def _blocking(producer: AbstractContextManager[Blocking], count: int, gap_s: flo
                     for key in keys:
                         client.one(key, 0)
             return
-        for key, rest_s in _moments(count, gap_s):
+        for key, rest_s in _moments(count, turns):
             time.sleep(rest_s)
             client.one(key, time.time_ns())
 
@@ -87,12 +95,14 @@ def _batches(count: int) -> Iterator[range]:
         yield range(start, min(count, start + AT_ONCE))
 
 
-def _moments(count: int, gap_s: float) -> Iterator[tuple[int, float]]:
-    """Yield keys, first some that do not count, and how long to rest before each."""
-    due = time.perf_counter()
+def _moments(count: int, turns: Turns) -> Iterator[tuple[int, float]]:
+    """Yield keys, first some that do not count, and how long to rest before each. Who is late waits for his turn."""
+    due = turns.start
     for number in range(-WARM_UPS, count):
-        yield (number if number >= 0 else WARM_UP - number), max(0.0, due - time.perf_counter())
-        due += gap_s
+        now = time.time()
+        due += turns.gap_s * max(0, math.ceil((now - due) / turns.gap_s))
+        yield (number if number >= 0 else WARM_UP - number), due - now
+        due += turns.gap_s
 
 
 if __name__ == "__main__":

@@ -33,14 +33,18 @@ async function enqueue(count) {
   await utils.release();
 }
 
-async function spaced(count, gapS) {
+// As drive.py does it: who is late waits for his turn.
+async function spaced(count, gapS, start) {
   const utils = await makeWorkerUtils({ connectionString, logger });
-  let due = performance.now();
+  const gap = gapS * 1000;
+  let due = start * 1000;
   for (let number = -WARM_UPS; number < count; number++) {
-    await sleep(Math.max(0, due - performance.now()));
+    const now = Date.now();
+    due += gap * Math.max(0, Math.ceil((now - due) / gap));
+    await sleep(due - now);
     const key = number >= 0 ? String(number) : String(WARM_UP - BigInt(number));
     await utils.addJob("noop", { key, sentNs: String(nowNs()) });
-    due += gapS * 1000;
+    due += gap;
   }
   await utils.release();
 }
@@ -62,7 +66,7 @@ async function worker() {
   await runner.promise;
 }
 
-const [step, count, gapS] = process.argv.slice(2);
+const [step, ...numbers] = process.argv.slice(2);
 const steps = { setup: () => runMigrations({ connectionString, logger }), enqueue, spaced, worker };
-await steps[step](Number(count), Number(gapS));
+await steps[step](...numbers.map(Number));
 process.exit(0);
