@@ -6,6 +6,7 @@ import pytest
 from headway.instants import SECOND
 from headway.lifecycle import Status, Succeeded, settle
 from headway.model import Report
+from headway.store import feed as feed_module
 from headway.store.feed import EVERYTHING, low_of
 from tests.conformance.arrange import attempt_of, claim_one, enqueue
 from tests.conformance.backend import Backend, PostgresBackend
@@ -74,6 +75,50 @@ async def test_what_commits_late_is_not_missed(shared: Backend) -> None:
         assert [change.job.id for change in late] == [slow]
         assert late[0].seq < changes[0].seq
         assert (await feed.read(position))[0] == []
+    finally:
+        await connection.close()
+
+
+async def test_a_long_read_in_parts_is_whole(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its last part is empty; then the next read does not begin anew."""
+    monkeypatch.setattr(feed_module, "READ_MAX", 3)
+    feed = shared.store.feed
+    await feed.follow([EVERYTHING], 60 * SECOND)
+    position, told = await feed.position(), []
+    job_ids = [await enqueue(shared.store) for _ in range(6)]
+    for _ in range(4):
+        changes, position, _ = await feed.read(position)
+        told += [change.job.id for change in changes]
+    assert told == job_ids
+    job_ids.append(await enqueue(shared.store))
+    changes, position, is_more = await feed.read(position)
+    assert ([change.job.id for change in changes], is_more) == (job_ids[-1:], False)
+
+
+async def test_what_commits_between_two_parts_is_read_once(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is committed while somebody reads in parts may have lower numbers than the part that was read before."""
+    if not isinstance(shared, PostgresBackend):
+        pytest.skip("SQLite has one writer at a time")
+    monkeypatch.setattr(feed_module, "READ_MAX", 3)
+    feed = shared.store.feed
+    slow = await enqueue(shared.store)
+    await feed.follow([EVERYTHING], 60 * SECOND)
+    position = await feed.position()
+    connection = await asyncpg.connect(shared.url)
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("update headway_jobs set progress = 7, version = version + 1 where id = $1", slow)
+        fast = [await enqueue(shared.store) for _ in range(4)]
+        changes, position, is_more = await feed.read(position)
+        told = [change.job.id for change in changes]
+        assert is_more
+        await transaction.commit()
+        fast.append(await enqueue(shared.store))
+        while is_more:
+            changes, position, is_more = await feed.read(position)
+            told += [change.job.id for change in changes]
+        assert sorted(told) == sorted([slow, *fast])
     finally:
         await connection.close()
 

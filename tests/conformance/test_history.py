@@ -7,6 +7,7 @@ import pytest
 from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, isoformat, parse_instant
 from headway.lifecycle import Cancelled, Raised, Succeeded, TimedOut
 from headway.model import Report
+from headway.scheduling.triggers import Every
 from headway.store import Store
 from headway.store.schedules import STATES
 from tests.conformance.arrange import after, claim_one, decide, end, enqueue, run_one, spec
@@ -137,16 +138,17 @@ async def test_schedules_are_found_by_words_in_name_and_task(backend: Backend) -
 
 async def test_schedules_are_found_by_their_state(backend: Backend) -> None:
     store, now = backend.store, await backend.now()
-    await store.schedules.put("active", spec("1d"))
+    tomorrow = Every("1d", start=isoformat(now))  # Not at midnight, which may be near.
+    await store.schedules.put("active", spec(tomorrow))
     await store.schedules.put("delayed", after())
-    await store.schedules.put("paused", spec("1d"))
+    await store.schedules.put("paused", spec(tomorrow))
     await store.schedules.pause("paused")
     await store.schedules.put("late", spec("2h"))
-    await store.schedules.put("held", spec("1d"))
+    await store.schedules.put("held", spec(tomorrow))
     await store.ledger.hold("held", 1, "cannot be planned")
-    await store.schedules.put("failing", spec("1d"))
+    await store.schedules.put("failing", spec(tomorrow))
     await backend.sql("update headway_schedules set failing = 3 where name = 'failing'")
-    await store.schedules.put("over", spec("1d", end=isoformat(now + 2 * DAY)))
+    await store.schedules.put("over", spec(tomorrow, end=isoformat(now + 2 * DAY)))
     await backend.sql("update headway_schedules set next_at = null where name = 'over'")
     await store.schedules.put("delay-over", after(end=isoformat(now + MINUTE)))
     await backend.sql("update headway_schedules set next_at = null where name in ('delayed', 'delay-over')")

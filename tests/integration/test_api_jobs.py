@@ -211,6 +211,8 @@ def test_other_refusals(http: httpx.Client) -> None:
     )
     assert http.get("/api/jobs", params={"limit": "0"}).status_code == 422
     assert http.get("/api/jobs", params={"limit": "201"}).status_code == 422
+    assert http.get("/api/jobs", params={"limit": "00000000000199999"}).status_code == 422
+    assert http.get("/api/jobs/job_nobody", params={"since": "9" * 40}).status_code == 422
     assert http.get("/api/jobs", params={"nonsense": "1"}).status_code == 422
     assert http.get("/api/jobs/job_nobody").status_code == 404
     assert http.get("/api/nothing").status_code == 404

@@ -369,6 +369,23 @@ async def test_who_says_gone_is_told_nothing_more(backend: SqliteBackend) -> Non
     assert (await store.webhooks.get(endpoint.id)).disabled_at is not None
 
 
+async def test_who_is_removed_may_say_gone(backend: SqliteBackend) -> None:
+    """It was removed while it was told something, and there is nothing left to turn off."""
+    store = backend.store
+
+    class Removed(Target):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await store.webhooks.remove(endpoint.id)
+            await super().serve(reader, writer)
+
+    async with Removed(answering("410 Gone")).listening() as target, office(store) as mine:
+        endpoint = await add(store, target)
+        await finish(store)
+        await mine.send()
+        await mine.send()  # It goes on.
+        assert mine.deliverer.counts.failed == 1
+
+
 async def test_removed_disabled_deleted(backend: SqliteBackend) -> None:
     store = backend.store
     async with Target().listening() as target, office(store) as mine:

@@ -9,7 +9,7 @@ import pytest
 
 from headway.client import AsyncClient, Client
 from headway.client import calls as all_calls
-from headway.client.follow import POLL_S, stream, wait, watch
+from headway.client.follow import LINES_MAX, POLL_S, stream, wait, watch
 from headway.client.sse import EventReader, Message
 from headway.client.steps import (
     AskTerms,
@@ -455,6 +455,19 @@ def test_without_streams_it_is_asked_again_and_again(no_stream: list[Any]) -> No
     assert kinds == ["log", "status", "progress", "log", "done"]
     polls = [dict(request.query) for request in stage.sent if request.path == "/api/jobs/job_1"]
     assert polls == [{}, {"wait": f"{POLL_S}000ms", "since": "3"}, {"wait": f"{POLL_S}000ms", "since": "4"}]
+
+
+def test_a_long_log_is_told_whole_before_the_end() -> None:
+    def lines(*numbers: int) -> Reply:
+        return Reply(200, {}, json.dumps({"items": [{"seq": number, "line": "x"} for number in numbers]}).encode())
+
+    ended = Reply(200, {}, json.dumps({"id": "job_1", "version": 9, "status": "COMPLETED", "attempts": 1}).encode())
+    whole = lines(*range(1, LINES_MAX + 1)), lines(*range(LINES_MAX + 1, 2 * LINES_MAX + 1)), lines()
+    stage = Stage([refusal(406), ended, *whole])
+    stage.run(watch("job_1"))
+    assert [event.kind for event in stage.given] == ["log", "log", "done"]
+    told = [line["seq"] for event in stage.given for line in event.data.get("lines", ())]
+    assert told == list(range(1, 2 * LINES_MAX + 1))
 
 
 def test_what_is_known_of_all_jobs_is_not_told_again() -> None:

@@ -195,12 +195,16 @@ def _poll(job_id: str, known: _Known) -> Flow[Event]:
     """Follow one job by asking again and again; each answer waits for a change."""
     while True:
         job = yield from long_poll(job_id, known.version, POLL_S, known.live)
-        logged = yield from lines_after(job_id, known.seq)
-        for event in (known.lines(logged), known.job(job)):
-            if event is not None:
-                yield Give(event)
-                if event.is_last:
-                    return
+        is_behind = True
+        while is_behind:
+            lines = yield from lines_after(job_id, known.seq)
+            is_behind = len(lines) == LINES_MAX
+            if (logged := known.lines(lines)) is not None:
+                yield Give(logged)
+        if (event := known.job(job)) is not None:
+            yield Give(event)
+            if event.is_last:
+                return
         yield Rest(POLL_REST_S)
 
 

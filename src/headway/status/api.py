@@ -84,6 +84,7 @@ _HEADERS: Final = {
 }
 _RAW_HEADERS: Final = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 _SAFE: Final = ("GET", "HEAD")
+_BODILESS: Final = (204, 304)  # Their length would be that of an answer which is not sent.
 Header = tuple[bytes, bytes]
 # Ids that tell requests apart, also those of other processes; nobody has to be kept from guessing one.
 _numbers: Final = itertools.count(random.Random().getrandbits(63))
@@ -345,7 +346,8 @@ class Api:
             ]
             replaced = {name for name, _ in own}
             headers = [*(header for header in headers if header[0] not in replaced), *own]
-        headers.append((b"content-length", str(len(body)).encode()))
+        if status not in _BODILESS:
+            headers.append((b"content-length", str(len(body)).encode()))
         if method == "HEAD":
             body = b""
         send_whole = request.scope.get("extensions", {}).get(WHOLE_ANSWER)

@@ -9,13 +9,14 @@ gets more than its part, and what is due to those that have theirs is left alone
 """
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from headway.clock import Clock
-from headway.errors import DefinitionError, JobNotFound, StoreFull, StoreUnavailable
+from headway.errors import DefinitionError, JobNotFound, NotFound, StoreFull, StoreUnavailable
 from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, Instant
 from headway.settings import Settings
 from headway.status.messages import headers_for, job_message, trial_message
@@ -234,7 +235,8 @@ class Deliverer:
         outcome = Outcome(at=began, took_ms=answer.took_ms, code=answer.code, error=answer.error)
         recorded = await self._write(delivery, outcome, verdict)
         if recorded is not None and answer.code == GONE and not endpoint.is_callbacks:
-            await self._store.webhooks.change(endpoint.id, is_on=False)  # It says that it wants nothing more, ever.
+            with contextlib.suppress(NotFound):  # Somebody has just removed it.
+                await self._store.webhooks.change(endpoint.id, is_on=False)  # It says that it wants nothing more, ever.
         return recorded or delivery
 
     async def _give_up(self, delivery: Delivery, why: str) -> None:

@@ -80,6 +80,7 @@ async def visible_job(call: Call, job_id: str) -> Job:
 
 async def follow_job(hub: Hub, call: Call, job_id: str, known: Place | None) -> tuple[Follower, list[Event]]:
     """Start to follow a job; return also what comes first: all of it, or what came after the version that is known."""
+    _ensure_room(hub)
     follower = await hub.follow_job(job_id)
     try:
         found = await call.store.feed.jobs([job_id])
@@ -97,6 +98,11 @@ async def follow_job(hub: Hub, call: Call, job_id: str, known: Place | None) -> 
     except BaseException:
         hub.leave(follower)
         raise
+
+
+def _ensure_room(hub: Hub) -> None:
+    if hub.count() >= FOLLOWERS_MAX:
+        raise Refused(503, "too_many_followers", "too many streams are open here", headers={"Retry-After": "5"})
 
 
 async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> list[Event]:
@@ -177,6 +183,7 @@ async def stream(call: Call) -> "Stream":
 
 async def follow_everything(hub: Hub, wants: Callable[[Job], bool], last: str | None) -> tuple[Follower, list[Event]]:
     """Start to follow everything; return also what may have been missed since the cursor that is known."""
+    _ensure_room(hub)
     follower, cursor = await hub.follow_everything(wants)
     try:
         ready = Event("ready", {"cursor": cursor}, id=cursor)
@@ -201,8 +208,6 @@ class Stream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until there is nobody to send them to."""
         call, hub = self._call, self._call.services.hub
-        if hub.count() >= FOLLOWERS_MAX:
-            raise Refused(503, "too_many_followers", "too many streams are open here", headers={"Retry-After": "5"})
         with call.services.quotas.stream(call.principal):
             await self._speak(hub, receive, send)
 
@@ -324,6 +329,7 @@ async def wait_for_change(call: Call, job: Job) -> Job:
     if limit_s <= 0 or (job.version, serial_of(job)) > known or job.status.is_final:
         return job
     hub: Hub = call.services.hub
+    _ensure_room(hub)
     follower = await hub.follow_job(job.id)
     try:
         until = call.clock.monotonic() + limit_s
@@ -444,7 +450,14 @@ class Conversation:
             refusal = refusal_of(error)
             await self._say_error(refusal.code if refusal else "internal", str(refusal or "it failed"), name)
             return
-        self._speaking[name] = asyncio.ensure_future(self._speak(name, follower, first))
+        task = self._speaking[name] = asyncio.ensure_future(self._speak(name, follower, first))
+        task.add_done_callback(partial(self._end, name, follower))
+
+    def _end(self, name: str, follower: Follower, task: asyncio.Task[None]) -> None:
+        """Follow no more: called by the task, since one that is cancelled before its first step ends unseen."""
+        self._call.services.hub.leave(follower)
+        if self._speaking.get(name) is task:
+            del self._speaking[name]
 
     async def _speak(self, name: str, follower: Follower, first: list[Event]) -> None:
         try:
@@ -458,9 +471,6 @@ class Conversation:
                 await self._say_error("dropped", "you read too slowly; subscribe again from where you are", name)
         except TimeoutError:
             await self._socket.close(1008)  # Nobody reads; what waits would only grow old.
-        finally:
-            self._call.services.hub.leave(follower)
-            self._speaking.pop(name, None)
 
     async def _say(self, events: list[Event]) -> None:
         async with self._sending, asyncio.timeout(SEND_S_MAX):

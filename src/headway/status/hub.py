@@ -15,7 +15,7 @@ they are stored; a follower that may have missed one waits for the store to tell
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -252,9 +252,10 @@ class Hub:
         self._everything.add(follower)
         self._count += 1
         try:
-            before, self._since = self._since, (await self._store.feed.follow([EVERYTHING], FOLLOW_FOR))[EVERYTHING]
+            fed = await self._store.feed.follow([EVERYTHING], FOLLOW_FOR)
+            is_anew = self._feeds_anew(fed[EVERYTHING], follower)
             await self._begin()
-            if before != self._since:
+            if is_anew:
                 await self._wait_for_older()
             if self._live is not None and len(self._everything) == 1:
                 await self._live.follow(EVERYTHING)
@@ -342,10 +343,21 @@ class Hub:
     async def _extend(self) -> None:
         scopes = [*self._channels, *([EVERYTHING] if self._everything else [])]
         since = (await self._store.feed.follow(scopes, FOLLOW_FOR)).get(EVERYTHING)
-        if since is not None and since != self._since:  # We stood still for so long that there was a break.
-            self._since = since
-            for follower in self._everything:
+        if since is not None:
+            self._feeds_anew(since)
+
+    def _feeds_anew(self, since: Instant, newcomer: Follower | None = None) -> bool:
+        """Say whether everything is fed since another time than we knew; then those who followed before missed some.
+
+        That is so when nobody followed, or when we stood still for so long that there was a break.
+        """
+        if since == self._since:
+            return False
+        self._since = since
+        for follower in self._everything:
+            if follower is not newcomer:
                 follower.push(Event("resync", {}, id=self.cursor()))
+        return True
 
     async def _read(self) -> bool:
         async with self._reading:
@@ -356,12 +368,13 @@ class Hub:
             await self._tell(changes, cursor)
             return is_more
 
-    async def _tell(self, changes: Iterable[Change], cursor: str) -> None:
+    async def _tell(self, changes: Sequence[Change], cursor: str) -> None:
+        if self._everything:  # All at once: they are told nothing a second time, also where the store fails below.
+            for change in changes:
+                self._tell_everybody(self._told(change, cursor), change.job)
         ended: set[str] = set()
         gaps: set[str] = set()
         for change in changes:
-            if self._everything:
-                self._tell_everybody(self._told(change, cursor), change.job)
             channel = self._channels.get(change.job.id)
             if channel is None or change.job.version <= channel.version:
                 continue

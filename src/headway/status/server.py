@@ -50,7 +50,8 @@ def _send_whole(cycle: RequestResponseCycle, status: int, headers: Iterable[Head
 
     Where anything is not as usual, uvicorn does it in its own way, which takes a tenth longer.
     """
-    if cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive or cycle.waiting_for_100_continue:
+    is_plain = cycle.keep_alive and not (cycle.response_started or cycle.waiting_for_100_continue)
+    if not is_plain or cycle.disconnected or cycle.flow.write_paused:
         return False
     lines = [_STATUS_LINES[status], *map(b": ".join, cycle.default_headers), *map(b": ".join, headers)]
     head = b"\r\n".join(lines)

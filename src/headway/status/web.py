@@ -377,9 +377,9 @@ def _read_param(param: Param, text: str) -> Any:
         raise Refused(422, "invalid", f"{param.name} must be one of {', '.join(param.choices)}")
     match param.kind:
         case "int":
-            if not text.isascii() or not text.isdecimal() or not param.low <= int(text[:12]) <= param.high:
+            if not text.isascii() or not text.isdecimal() or not param.low <= (number := int(text)) <= param.high:
                 raise Refused(422, "invalid", f"{param.name} must be a whole number from {param.low} to {param.high}")
-            return int(text)
+            return number
         case "flag":
             if text not in ("0", "1", "true", "false"):
                 raise Refused(422, "invalid", f"{param.name} must be 0 or 1")

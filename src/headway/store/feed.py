@@ -64,17 +64,18 @@ class StoreFeed:
         return str(rows[0]["position"])
 
     async def read(self, position: str) -> tuple[list[Change], str, bool]:
-        """Read what was committed since a position; return it, the position after it, and whether there is more.
+        """Read what was committed since a position; return it, the position after it, and whether there may be more.
 
-        What comes after a part that was too long for once is read from the same position, beyond the last number.
+        What is too long for once is read in parts, all of them as of the first: of what is committed meanwhile, some
+        has lower numbers, and would be missed, or be read with this and again. A position within it has three parts.
         """
-        base, _, seq = position.partition("/")
-        rows = await self._driver.fetch(call("feed", position=base, seq=int(seq or 0), limit=READ_MAX))
-        if not rows:
-            return [], base, False
+        base, seq, until = position.split("/") if "/" in position else (position, "0", None)
+        rows = await self._driver.fetch(call("feed", position=base, seq=int(seq), until=until, limit=READ_MAX))
+        changes = [_change(row) for row in rows]
+        end = until or (str(rows[0]["position"]) if rows else base)
         if len(rows) == READ_MAX:
-            return [_change(row) for row in rows], f"{base}/{rows[-1]['seq']}", True
-        return [_change(row) for row in rows], str(rows[-1]["position"]), False
+            return changes, f"{base}/{rows[-1]['seq']}/{end}", True
+        return changes, end, until is not None
 
     async def again(self, low: int) -> list[Change] | None:
         """Read everything that may have been committed since; None when that is too much."""

@@ -126,6 +126,7 @@ _FIT: Final = """\
     or (:verb = 'retry' and status = 'BLOCKED' and parked is not null))"""
 
 _SNAPSHOT: Final = "cast(cast(:position as text) as pg_snapshot)"
+_FED_BY: Final = "cast(cast(f.xid as text) as xid8)"
 _FEED_FROM: Final = f"f.xid >= cast(cast(pg_snapshot_xmin({_SNAPSHOT}) as text) as bigint)"
 
 SQLITE: Final = Dialect(
@@ -160,6 +161,7 @@ SQLITE: Final = Dialect(
             "cast(coalesce((select seq from sqlite_sequence where name = 'headway_feed'), 0) as text)"
         ),
         "feed_since": _fixed("f.seq > cast(:position as integer)"),
+        "feed_until": _fixed("f.seq <= cast(:until as integer)"),
         "feed_again": _fixed("f.seq > cast(:position as integer)"),
         "text": _fixed("text"),
         "bytewise": _fixed("collate binary"),
@@ -207,9 +209,8 @@ POSTGRES: Final = Dialect(
         "json_object": _fixed("json_build_object"),
         # A snapshot says exactly which transactions had been committed, and which were still on their way.
         "feed_position": _fixed("cast(pg_current_snapshot() as text)"),
-        "feed_since": _fixed(
-            f"{_FEED_FROM} and not pg_visible_in_snapshot(cast(cast(f.xid as text) as xid8), {_SNAPSHOT})"
-        ),
+        "feed_since": _fixed(f"{_FEED_FROM} and not pg_visible_in_snapshot({_FED_BY}, {_SNAPSHOT})"),
+        "feed_until": _fixed(f"pg_visible_in_snapshot({_FED_BY}, cast(cast(:until as text) as pg_snapshot))"),
         "feed_again": _fixed(_FEED_FROM),
         "text": _fixed('text collate "C"'),
         "bytewise": _fixed('collate "C"'),

@@ -1,22 +1,59 @@
 """Followers are bounded and told once: whoever does not read is dropped, and leaves nothing behind."""
 
 import asyncio
-from collections.abc import MutableMapping
+import json
+from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.websockets import WebSocketDisconnect
 
 from headway.clock import Clock
+from headway.errors import StoreUnavailable
 from headway.instants import SECOND
 from headway.model import NewJob, Report
 from headway.settings import Settings
 from headway.status import follow
 from headway.status.hub import BYTES_MAX, EVENTS_MAX, Event, Follower, Hub
 from headway.status.quotas import Quotas
+from headway.status.reader import JobReader
 from headway.status.web import Principal
 from headway.store import Store
+from headway.store.feed import EVERYTHING, Line
+
+CLOCK = Clock(node="test")
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    store = await Store.open(f"sqlite:///{tmp_path}/headway.db", CLOCK)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def hub(store: Store) -> Hub:
+    return Hub(store, CLOCK)
+
+
+def call_of(store: Store, hub: Hub) -> Any:
+    """Return what is known of somebody who asks, and may everything."""
+    services = SimpleNamespace(
+        hub=hub, gate=None, quotas=Quotas(store, Settings(), CLOCK), reader=JobReader(store), is_closing=False
+    )
+    everybody = Principal("root", "*", "admin")
+    return SimpleNamespace(services=services, clock=CLOCK, store=store, principal=everybody, tenant=None, query={})
+
+
+async def enqueue(store: Store) -> str:
+    [row] = await store.queue.enqueue([NewJob(id=CLOCK.new_id("job"), task="work")])
+    return row.id
+
+
+def saying(job_id: str, number: int) -> Report:
+    return Report(job_id=job_id, attempt=1, progress=number, lines=((None, "log", str(number)),))
 
 
 def test_a_follower_that_does_not_read_is_dropped() -> None:
@@ -30,15 +67,8 @@ def test_a_follower_that_does_not_read_is_dropped() -> None:
         assert sum(len(event.sse) for event in kept) <= BYTES_MAX + len(event.sse)
 
 
-async def test_a_stream_that_nobody_reads_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_nobody_reads_ends(store: Store, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "SEND_S_MAX", 0.2)
-    clock = Clock(node="test")
-    store = await Store.open(f"sqlite:///{tmp_path}/headway.db", clock)
-    hub = Hub(store, clock)
-    quotas = Quotas(store, Settings(), clock)
-    services = SimpleNamespace(hub=hub, gate=None, quotas=quotas, is_closing=False)
-    everybody = Principal("root", "*", "admin")
-    call: Any = SimpleNamespace(services=services, clock=clock, store=store, principal=everybody, query={})
     sent: list[str] = []
 
     async def receive() -> MutableMapping[str, Any]:
@@ -50,30 +80,73 @@ async def test_a_stream_that_nobody_reads_ends(tmp_path: Path, monkeypatch: pyte
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()  # The buffers are full, and nobody reads.
 
-    try:
-        [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work")])
-        stream = follow.Stream(call, lambda: follow.follow_job(hub, call, row.id, None))
-        async with asyncio.timeout(10):
-            await stream({"type": "http"}, receive, send)
-        assert sent == ["http.response.start", "http.response.body"]
-        assert hub.count() == 0
-    finally:
-        await store.close()
+    job_id, call = await enqueue(store), call_of(store, hub)
+    stream = follow.Stream(call, lambda: follow.follow_job(hub, call, job_id, None))
+    async with asyncio.timeout(10):
+        await stream({"type": "http"}, receive, send)
+    assert sent == ["http.response.start", "http.response.body"]
+    assert hub.count() == 0
 
 
-async def test_lines_of_versions_that_are_read_together_are_told_once(tmp_path: Path) -> None:
-    clock = Clock(node="test")
-    store = await Store.open(f"sqlite:///{tmp_path}/headway.db", clock)
-    hub = Hub(store, clock)
-    try:
-        [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work")])
-        follower = await hub.follow_job(row.id)
-        await store.queue.claim("default", node="test", lease=60 * SECOND, limit=1)
-        for number in range(3):
-            line = (None, "log", str(number))
-            await store.queue.report([Report(job_id=row.id, attempt=1, progress=number, lines=(line,))])
-        await hub.tick()
-        told = [event.sse.decode() for event in follower.take() if event.kind == "log"]
-        assert [text.count('"line":') for text in told] == [1, 1, 1], told
-    finally:
-        await store.close()
+async def test_lines_of_versions_that_are_read_together_are_told_once(store: Store, hub: Hub) -> None:
+    job_id = await enqueue(store)
+    follower = await hub.follow_job(job_id)
+    await store.queue.claim("default", node="test", lease=60 * SECOND, limit=1)
+    for number in range(3):
+        await store.queue.report([saying(job_id, number)])
+    await hub.tick()
+    told = [event.sse.decode() for event in follower.take() if event.kind == "log"]
+    assert [text.count('"line":') for text in told] == [1, 1, 1], told
+
+
+async def test_who_follows_everything_is_told_all_also_where_the_store_fails_meanwhile(
+    store: Store, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything, _ = await hub.follow_everything(lambda job: True)
+    job_ids = [await enqueue(store)]
+    await hub.follow_job(job_ids[0])
+    await store.queue.claim("default", node="test", lease=60 * SECOND, limit=1)
+    await hub.tick()
+    everything.take()
+    await store.queue.report([saying(job_ids[0], 5)])
+    job_ids += [await enqueue(store) for _ in range(3)]
+
+    async def away(*_: object) -> list[Line]:
+        raise StoreUnavailable("for a moment")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.feed, "log_between", away)
+        with pytest.raises(StoreUnavailable):
+            await hub.tick()
+    await hub.tick()
+    assert [json.loads(event.data)["id"] for event in everything.take()] == job_ids
+
+
+async def test_a_newcomer_does_not_hide_a_break_from_those_before(store: Store, hub: Hub) -> None:
+    """We stood still for so long that changes were not fed; whoever comes first afterwards has everything fed anew."""
+    before, _ = await hub.follow_everything(lambda job: True)
+    await hub.tick()
+    await store.feed.follow([EVERYTHING], -SECOND)
+    await enqueue(store)  # Nobody is told.
+    newcomer, _ = await hub.follow_everything(lambda job: True)
+    await hub.tick()
+    assert [event.kind for event in before.take()] == ["resync"]
+    assert newcomer.take() == []
+
+
+@pytest.mark.parametrize("messages", [["subscribe"], ["subscribe", "unsubscribe"], ["subscribe"] * 3])
+async def test_who_leaves_at_once_leaves_nothing_behind(store: Store, hub: Hub, messages: list[str]) -> None:
+    """A task that is cancelled before its first step does not even come to its `finally`."""
+    job_id = await enqueue(store)
+    said = [json.dumps({what: {"job": job_id}}) for what in messages]
+
+    async def receive_text() -> str:
+        if said:
+            return said.pop(0)
+        raise WebSocketDisconnect(1000)
+
+    async def send_text(_: str) -> None: ...
+
+    socket: Any = SimpleNamespace(receive_text=receive_text, send_text=send_text)
+    await follow.Conversation(socket, call_of(store, hub)).run()
+    assert hub.count() == 0

@@ -18,10 +18,10 @@ delete from headway_followed where until < {view_now} - :age returning scope;
 select {feed_position} as position;
 
 -- name: feed
--- Read what has been committed since a position was taken. Not what has a higher number: numbers are given before the
--- commit, and a lower one may come later.
+-- Read what has been committed since a position was taken, and, if another is given, until that one. Not what has a
+-- higher number: numbers are given before the commit, and a lower one may come later.
 select f.*, {feed_position} as position from headway_feed as f
-where {feed_since} and f.seq > :seq
+where {feed_since} and f.seq > :seq and (cast(:until as text) is null or {feed_until})
 order by f.seq limit :limit;
 
 -- name: feed_again
