@@ -93,6 +93,11 @@ def mask_url(url: str) -> str:
     return re.sub(r"(?i)((?:password|passwd|token|secret|key)=)[^&]*", r"\1***", masked)
 
 
+def store_kind(url: str) -> str:
+    """Return what kind of store a URL names, which is all that a log has to know of it."""
+    return url.partition(":")[0]
+
+
 def _label(source: str, name: str) -> str:
     labels = {"environment": f"HEADWAY_{name.upper()}", "file": f"{name} in {FILE_DEFAULT}"}
     return labels.get(source, "--" + name.replace("_", "-"))

@@ -103,7 +103,8 @@ def test_a_year_of_decisions_is_a_calendar(visit: Visit, api: httpx.Client) -> N
     today = datetime.now(UTC).date().isoformat()
     known = api.get("/api/schedules/quick/calendar", params={"year": today[:4]}).json()["days"]
     assert known[-1]["outcomes"]["fired"] >= 1
-    expect(picture.locator("title").last).to_have_text(re.compile(rf"^{known[-1]['day']}: .*\d+ fired"))
+    of_that_day = re.compile(rf"^{known[-1]['day']}: .*\d+ fired")  # The last but one, if it is midnight now.
+    expect(picture.locator("title").filter(has_text=of_that_day)).to_have_count(1)
     assert len(picture.locator("title").all_text_contents()) > 365
     card.get_by_label("Which year").select_option(today[:4])
     expect(picture.locator("title").first).to_have_text(f"{today[:4]}-01-01: nothing")

@@ -14,7 +14,7 @@ from headway.cli.serve import HostOption, PortOption, open_store, run_node, serv
 from headway.cli.session import Session, new_command
 from headway.clock import Clock
 from headway.events import subscribed
-from headway.settings import mask_url
+from headway.settings import store_kind
 from headway.status.server import bind
 
 
@@ -32,7 +32,8 @@ async def api(session: Session, host: HostOption = None, port: PortOption = None
     clock.node = new_node_id(clock)
     with stopped_by_signals(stopping, log), subscribed(log):
         listening = bind(settings.host, settings.port)
-        log.write("starting", node=clock.node, name=settings.node, store=mask_url(settings.store), version=__version__)
+        kind = store_kind(settings.store)
+        log.write("starting", node=clock.node, name=settings.node, store=kind, version=__version__)
         store = await open_store(settings, clock, stopping, log)
         if store is None:
             return

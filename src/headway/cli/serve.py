@@ -32,7 +32,7 @@ from headway.errors import InvalidConfig, StoreUnavailable
 from headway.events import subscribed
 from headway.model import ScheduleSpec
 from headway.node import EngineNode
-from headway.settings import Settings, mask_url
+from headway.settings import Settings, store_kind
 from headway.store import Store
 from headway.task import Task
 from headway.worker.crew import Crew
@@ -182,7 +182,8 @@ async def run_scheduler(
     clock = Clock()
     clock.node = new_node_id(clock)
     with stopped_by_signals(stopping, log), subscribed(log):
-        log.write("starting", node=clock.node, name=settings.node, store=mask_url(settings.store), version=__version__)
+        kind = store_kind(settings.store)
+        log.write("starting", node=clock.node, name=settings.node, store=kind, version=__version__)
         store = await open_store(settings, clock, stopping, log)
         if store is None:
             return
@@ -226,7 +227,7 @@ async def run_worker(
                 "starting",
                 node=clock.node,
                 name=settings.node,
-                store=mask_url(settings.store),
+                store=store_kind(settings.store),
                 tasks=len(hello.tasks),
                 version=__version__,
             )

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from headway.errors import HeadwayError, JobNotFound, StoreUnavailable
@@ -208,20 +208,24 @@ class Stream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until there is nobody to send them to."""
         call, hub = self._call, self._call.services.hub
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        start = {"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *headers]}
+        if scope["method"] == "HEAD":
+            await send(start)
+            await send({"type": "http.response.body", "body": b""})
+            return
         with call.services.quotas.stream(call.principal):
-            await self._speak(hub, receive, send)
+            await self._speak(hub, receive, send, start)
 
-    async def _speak(self, hub: Hub, receive: Receive, send: Send) -> None:
+    async def _speak(self, hub: Hub, receive: Receive, send: Send, start: Message) -> None:
         call = self._call
         follower, first = await self._begin()
-        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
         gone = asyncio.ensure_future(_gone(receive, follower))
         try:
-            start = {"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *headers]}
             await send(start)
             with _Attendance(follower) as attendance:
                 await attendance.hear(send, b"retry: 1000\n\n" + b"".join(event.sse for event in first))
-                if not (self._ends_with_done and any(event.kind in ("done", "gone") for event in first)):
+                if not (self._ends_with_done and _is_over(first)):
                     await self._go_on(call, follower, partial(attendance.hear, send))
                 await attendance.hear(send, b"", is_last=True)
         except (TimeoutError, StoreUnavailable):
@@ -233,8 +237,13 @@ class Stream:
     async def _go_on(self, call: Call, follower: Follower, say: Callable[[bytes], Awaitable[None]]) -> None:
         async for events in spoken(call.services, call.principal, call, follower):
             await say(b"".join([event.sse for event in events]) if events else b": still here\n\n")
-            if self._ends_with_done and any(event.kind in ("done", "gone") for event in events):
+            if self._ends_with_done and _is_over(events):
                 return
+
+
+def _is_over(events: list[Event]) -> bool:
+    """Say whether a job has nothing more to tell after these."""
+    return any(event.kind in ("done", "gone") for event in events)
 
 
 async def spoken(services: Any, principal: Principal, call: Call, follower: Follower) -> AsyncIterator[list[Event]]:
@@ -394,12 +403,17 @@ class Conversation:
         watch = asyncio.ensure_future(self._watch())
         try:
             while True:
-                text = await self._socket.receive_text()
-                if len(text) > MESSAGE_BYTES_MAX:
+                message = await self._socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                text = message.get("text")
+                if text is None:
+                    await self._say_error("invalid", "messages are text, not bytes")
+                elif len(text) > MESSAGE_BYTES_MAX:
                     await self._say_error("too_large", f"a message may have at most {MESSAGE_BYTES_MAX} characters")
-                    continue
-                await self._hear(text)
-        except (WebSocketDisconnect, RuntimeError, KeyError):
+                else:
+                    await self._hear(text)
+        except (WebSocketDisconnect, RuntimeError):
             pass
         finally:
             for task in (watch, *self._speaking.values()):
@@ -462,10 +476,12 @@ class Conversation:
     async def _speak(self, name: str, follower: Follower, first: list[Event]) -> None:
         try:
             await self._say(first)
+            if name != "*" and _is_over(first):
+                return
             with _Attendance(follower):
                 async for events in spoken(self._call.services, self._call.principal, self._call, follower):
                     await self._say(events)
-                    if name != "*" and any(event.kind in ("done", "gone") for event in events):
+                    if name != "*" and _is_over(events):
                         return
             if follower.is_dropped:
                 await self._say_error("dropped", "you read too slowly; subscribe again from where you are", name)

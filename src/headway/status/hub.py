@@ -297,7 +297,7 @@ class Hub:
     async def missed(self, cursor: str, wants: Callable[[Job], bool]) -> list[Event] | None:
         """Return what a follower of everything may have missed since its cursor; None when nobody can tell."""
         since, _, low = cursor.partition(".")
-        if not since.isdecimal() or not low.isdecimal() or int(since) != self._since or len(low) > 18:
+        if since != str(self._since) or not low.isdecimal() or len(low) > 18:
             return None
         changes = await self._store.feed.again(int(low))
         if changes is None:

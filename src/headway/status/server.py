@@ -16,6 +16,9 @@ from headway.status.api import WHOLE_ANSWER, Api, Header
 GRACEFUL_S: Final = 3
 BACKLOG: Final = 2_048
 MESSAGE_BYTES_MAX: Final = 64 << 10
+HEAD_BYTES_MAX: Final = 64 << 10
+HEAD_S_MAX: Final = 15.0
+_TOO_LONG: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status} {status.phrase}".encode() for status in HTTPStatus}
 
 
@@ -29,12 +32,48 @@ class _Quiet(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """HTTP as uvicorn speaks it; but an answer that is there as a whole is sent as a whole."""
+    """HTTP as uvicorn speaks it; but nobody is waited for without end, and a whole answer is sent as a whole."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Offer our way to answer on this connection."""
+        """Offer our way to answer on this connection, and wait for the first request."""
         super().connection_made(transport)
         self._extensions: Any = {WHOLE_ANSWER: self._send_whole}
+        self._lacks_head = True
+        self._head_bytes = 0
+        self._giving_up: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S_MAX, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        self._wait_no_longer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Wait for the rest of the head of a request."""
+        super().on_message_begin()
+        self._lacks_head = True
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer."""
+        self._lacks_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request; most come as a whole. One whose head does not come to its end ends."""
+        super().data_received(data)
+        if not self._lacks_head:
+            self._wait_no_longer()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self.transport.write(_TOO_LONG)
+            self.transport.close()
+        elif self._giving_up is None:
+            self._giving_up = self.loop.call_later(HEAD_S_MAX, self.transport.close)
+
+    def _wait_no_longer(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up, self._head_bytes = None, 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._served = cycle  # There is one at a time; others wait for their turn.

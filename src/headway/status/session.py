@@ -25,6 +25,7 @@ from headway.store.access import hash_of
 LIFETIME: Final = 7 * DAY
 COOKIE: Final = "headway_session"
 VALUE_LENGTH_MAX: Final = 64
+CREDENTIALS_BYTES_MAX: Final = 4_096
 _PORT: Final = re.compile(r":(\d{1,5})$")
 _SECURE_PREFIXES: Final = ("__Host-", "__Secure-")
 
@@ -147,6 +148,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         " the token with each request instead.",
         tag="access",
         body=Credentials,
+        body_bytes_max=CREDENTIALS_BYTES_MAX,  # Anybody may send one.
         body_example={"token": "hw_…"},
         answers={201: _EXAMPLE, 401: None, 403: None, 429: None},
     ),

@@ -10,13 +10,16 @@ and each handler is `async def handler(call: Call) -> Answer`. The same table ma
 which parameters exist, what a body may be) and /openapi.json, so that none of them says something else than the others.
 """
 
+import asyncio
 import json
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Scope
 
 from headway.clock import Clock
@@ -41,6 +44,8 @@ BODY_BYTES_MAX: Final = 1 << 20
 BULK_BYTES_MAX: Final = 16 << 20
 DEPTH_MAX: Final = 64
 DIGITS_MAX: Final = 400
+BODY_S_MAX: Final = 30.0
+PATH_LENGTH_MAX: Final = 80
 TEXT_LENGTH_MAX: Final = 512
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
@@ -218,7 +223,12 @@ class Call(msgspec.Struct):
 
     async def json(self) -> Any:
         """Read the body as JSON, strictly; an absent one is an empty object where it may be absent."""
-        if not self.route.body_is_optional or self.request.headers.get("content-length", "0") != "0":
+        headers = self.request.headers
+        if (
+            not self.route.body_is_optional
+            or headers.get("content-length", "0") != "0"
+            or "transfer-encoding" in headers
+        ):
             kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise Refused(415, "not_json", "the body must be JSON with Content-Type: application/json")
@@ -278,10 +288,16 @@ async def read_body(request: Request, limit: int) -> bytes:
     if not length.isdecimal() or int(length[:18]) > limit:
         raise too_large
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise too_large
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limit:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(408, "too_slow", f"the body did not arrive within {BODY_S_MAX:g} seconds") from None
+    except ClientDisconnect:
+        raise Refused(400, "cut_off", "the connection ended before the body did") from None  # Nobody hears it.
     return bytes(data)
 
 
@@ -289,7 +305,11 @@ def read_json_strictly(data: bytes) -> Any:
     """Read JSON as one would wish it were: no name twice, no NaN, no NUL, not too deep, whole numbers exact."""
     try:
         value = json.loads(
-            data, object_pairs_hook=_without_duplicates, parse_constant=_no_constant, parse_int=_bounded_int
+            data,
+            object_pairs_hook=_without_duplicates,
+            parse_constant=lambda text: _Wrong(f"{text} is no number in JSON"),
+            parse_float=_finite,
+            parse_int=_bounded_int,
         )
     except RecursionError:
         raise Refused(422, "too_deep", f"the JSON may be nested {DEPTH_MAX} deep at most") from None
@@ -297,55 +317,79 @@ def read_json_strictly(data: bytes) -> Any:
         raise Refused(400, "not_json", "the body is not UTF-8") from None
     except ValueError as error:
         raise Refused(400, "not_json", f"the body is not JSON: {error}") from None
-    _check_depth(value)
+    if (wrong := _what_is_wrong(value)) is not None:
+        culprit, why = wrong
+        raise Refused(422, "invalid", f"{_path_to(culprit, value)}: {why}")
     return value
+
+
+class _Wrong(NamedTuple):
+    """Stands for a value that cannot be taken until it is known where it is."""
+
+    why: str
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise Refused(422, "duplicate_name", f"the name {twice[:80]!r} is there twice")
     return found
 
 
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+def _finite(text: str) -> float | _Wrong:
+    number = float(text)
+    return _Wrong(f"{text[:40]} is too large for a number") if math.isinf(number) else number
 
 
-def _bounded_int(text: str) -> int:
-    if len(text) > DIGITS_MAX:
-        raise ValueError(f"a number with {len(text)} digits")
-    return int(text)
+def _bounded_int(text: str) -> int | _Wrong:
+    return _Wrong(f"a number may have {DIGITS_MAX} digits at most") if len(text) > DIGITS_MAX else int(text)
 
 
-def _check_depth(value: Any) -> None:
+def _what_is_wrong(value: Any) -> tuple[Any, str] | None:
+    """Return what cannot be taken, if anything, and why; level by level, since it may be deep."""
     level = [value]
-    for _ in range(DEPTH_MAX + 1):
+    for depth in range(DEPTH_MAX + 1):
         inner: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                for name, part in item.items():
-                    _check_text(name)
-                    inner.append(part)
-            elif isinstance(item, list):
-                inner += item
-            elif isinstance(item, str):
-                _check_text(item)
-        if not inner:
-            return
+            if isinstance(item, dict | list):
+                if depth == DEPTH_MAX:
+                    return item, f"nested more than {DEPTH_MAX} deep"
+                inner += item  # Of an object, its names.
+                if isinstance(item, dict):
+                    inner += item.values()
+            elif isinstance(item, _Wrong):
+                return item, item.why
+            elif isinstance(item, str) and (why := _what_is_wrong_with(item)):
+                return item, why
         level = inner
-    raise Refused(422, "too_deep", f"the JSON may be nested {DEPTH_MAX} deep at most")
+    return None
 
 
-def _check_text(text: str) -> None:
+def _what_is_wrong_with(text: str) -> str | None:
     if "\x00" in text:
-        raise Refused(422, "invalid", f"{text[:40]!r} has a NUL character, which no database keeps")
+        return f"{text[:40]!r} has a NUL character, which no database keeps"
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Refused(422, "invalid", f"{text[:40]!r} has half of a surrogate pair, which is no text") from None
+        return f"{text[:40]!r} has half of a surrogate pair, which is no text"
+    return None
+
+
+def _path_to(culprit: Any, value: Any) -> str:
+    """Return where in a value something is, as people write it; of a name, where the object is that has it."""
+    level: list[tuple[str, Any]] = [("", value)]
+    while level:
+        inner: list[tuple[str, Any]] = []
+        for path, item in level:
+            if item is culprit or (isinstance(item, dict) and any(name is culprit for name in item)):
+                return path.lstrip(".")[:PATH_LENGTH_MAX] or "the body"
+            if isinstance(item, dict):
+                inner += [(f"{path}.{name}", part) for name, part in item.items()]
+            elif isinstance(item, list):
+                inner += [(f"{path}[{number}]", part) for number, part in enumerate(item)]
+        level = inner
+    return "the body"
 
 
 def _read_query(request: Request, route: Route) -> dict[str, Any]:

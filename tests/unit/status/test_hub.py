@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from starlette.websockets import WebSocketDisconnect
 
 from headway.clock import Clock
 from headway.errors import StoreUnavailable
@@ -83,7 +82,7 @@ async def test_a_stream_that_nobody_reads_ends(store: Store, hub: Hub, monkeypat
     job_id, call = await enqueue(store), call_of(store, hub)
     stream = follow.Stream(call, lambda: follow.follow_job(hub, call, job_id, None))
     async with asyncio.timeout(10):
-        await stream({"type": "http"}, receive, send)
+        await stream({"type": "http", "method": "GET"}, receive, send)
     assert sent == ["http.response.start", "http.response.body"]
     assert hub.count() == 0
 
@@ -140,13 +139,13 @@ async def test_who_leaves_at_once_leaves_nothing_behind(store: Store, hub: Hub, 
     job_id = await enqueue(store)
     said = [json.dumps({what: {"job": job_id}}) for what in messages]
 
-    async def receive_text() -> str:
+    async def receive() -> MutableMapping[str, Any]:
         if said:
-            return said.pop(0)
-        raise WebSocketDisconnect(1000)
+            return {"type": "websocket.receive", "text": said.pop(0)}
+        return {"type": "websocket.disconnect"}
 
     async def send_text(_: str) -> None: ...
 
-    socket: Any = SimpleNamespace(receive_text=receive_text, send_text=send_text)
+    socket: Any = SimpleNamespace(receive=receive, send_text=send_text)
     await follow.Conversation(socket, call_of(store, hub)).run()
     assert hub.count() == 0

@@ -1,0 +1,155 @@
+"""Connections to the API that are not as they should be: silent, slow, endless. Nobody is waited for without end."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+
+from headway.clock import Clock
+from headway.events import Event, RequestFailed, subscribed
+from headway.model import NewJob
+from headway.settings import Settings
+from headway.status import follow, server, web
+from headway.status.api import Api
+from headway.store import Store
+
+SOON_S = 0.3
+PATIENCE_S = 20.0
+HEAD = b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+class House:
+    """An API in this process, and its address."""
+
+    def __init__(self, store: Store, port: int) -> None:
+        self.store = store
+        self.port = port
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect without any library between us and the bytes."""
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def told(self, *parts: bytes) -> bytes:
+        """Send something and nothing more; return what is said until the other end closes."""
+        reader, writer = await self.connect()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                for part in parts:
+                    writer.write(part)
+                    await writer.drain()
+                return await reader.read()
+        finally:
+            writer.close()
+
+    async def ended_job(self) -> str:
+        """Have a job that was cancelled before it began."""
+        [row] = await self.store.queue.enqueue([NewJob(id=Clock().new_id("job"), task="work")])
+        await self.store.queue.cancel(row.id, author="me")
+        return row.id
+
+
+@pytest.fixture
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    monkeypatch.setattr(server, "HEAD_S_MAX", SOON_S)
+    monkeypatch.setattr(web, "BODY_S_MAX", SOON_S)
+    clock = Clock(node="test")
+    store = await Store.open(f"sqlite:///{tmp_path}/headway.db", clock)
+
+    async def opened() -> Store:
+        return store
+
+    listening, stopping = server.bind("127.0.0.1", 0), asyncio.Event()
+    serving = asyncio.ensure_future(server.serve(Api(opened, Settings(), clock), listening, stopping))
+    try:
+        yield House(store, listening.getsockname()[1])
+    finally:
+        stopping.set()
+        await serving
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /api/jobs HTTP/1.1\r\nHost: local", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET /li"]
+)
+async def test_who_does_not_say_what_he_wants_is_not_waited_for(house: House, said: bytes) -> None:
+    told = await house.told(said)
+    assert told.count(b"HTTP/1.1 200 OK") == said.count(b"\r\n\r\n")
+
+
+async def test_a_head_without_end_is_refused(house: House) -> None:
+    told = await house.told(b"GET /livez HTTP/1.1\r\n", *[b"x-more: " + b"x" * 8_000 + b"\r\n"] * 9)
+    assert told.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(house: House) -> None:
+    told = await house.told(HEAD + b"Connection: close\r\nContent-Length: 100\r\n\r\n{")
+    assert told.startswith(b"HTTP/1.1 408 ")
+    assert b"too_slow" in told
+
+
+async def test_who_goes_in_the_middle_is_nobodys_mistake(house: House) -> None:
+    mistakes: list[Event] = []
+    with subscribed(lambda event: mistakes.append(event) if isinstance(event, RequestFailed) else None):
+        _, writer = await house.connect()
+        writer.write(HEAD + b"Content-Length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{house.port}", trust_env=False) as client:
+            assert (await client.get("/api/jobs")).status_code == 200
+    assert mistakes == []
+
+
+async def test_the_head_of_a_stream_is_all_of_it(house: House) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{house.port}", trust_env=False) as client:
+        for path in ("/api/stream", f"/api/jobs/{await house.ended_job()}/events"):
+            head = await client.head(path)
+            assert (head.status_code, head.headers["content-type"]) == (200, "text/event-stream")
+            assert (await client.get("/livez")).status_code == 200
+
+
+async def test_thousands_of_names_are_looked_through_once(house: House) -> None:
+    """Anybody can send this to where one signs in, and once it took minutes."""
+    names = ",".join(f'"k{number:06}":0' for number in range(80_000))
+    body = f'{{{names},"z":0,"z":0}}'.encode()
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{house.port}", trust_env=False, timeout=PATIENCE_S
+    ) as client:
+        refused = await client.post("/api/jobs", content=body, headers={"Content-Type": "application/json"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "duplicate_name")
+        refused = await client.post("/api/session", content=body, headers={"Content-Type": "application/json"})
+        assert refused.status_code == 413
+
+
+async def test_a_place_that_is_none_is_told_to_begin_anew(house: House) -> None:
+    reader, writer = await house.connect()
+    try:
+        lost = b"9" * 5_000 + b".1"
+        writer.write(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: " + lost + b"\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"200 OK" in await reader.readline()
+            await reader.readuntil(b"event: resync\n")
+    finally:
+        writer.close()
+
+
+async def test_jobs_that_have_ended_take_no_place_on_a_websocket(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "SUBSCRIPTIONS_MAX", 2)
+    job_ids = [await house.ended_job() for _ in range(3)]
+    async with websockets.connect(f"ws://127.0.0.1:{house.port}/api/ws") as socket, asyncio.timeout(PATIENCE_S):
+
+        async def said(message: str | bytes) -> dict[str, Any]:
+            await socket.send(message)
+            answer: dict[str, Any] = json.loads(await socket.recv())
+            return answer
+
+        for job_id in (*job_ids, *job_ids):
+            told = await said(json.dumps({"subscribe": {"job": job_id}}))
+            assert (told["event"], told["data"]["id"]) == ("done", job_id)
+        assert (await said(b"\x00"))["data"]["code"] == "invalid"
+        assert (await said(json.dumps({"subscribe": {"job": job_ids[0]}})))["event"] == "done"
