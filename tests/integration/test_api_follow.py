@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,29 +113,48 @@ class Follower:
         self.last: str | None = None
         self.lines: dict[int, str] = {}
         self.versions: list[int] = []
+        self.gaps: list[str] = []  # How it was told a version that was not the next one.
         self.done: dict[str, Any] | None = None
         self.kinds: list[str] = []
 
+    def hear(self, kind: str, place: str | None, data: Any) -> None:
+        """Take an event."""
+        self.kinds.append(kind)
+        if kind == "log":
+            self.lines |= {line["seq"]: line["line"] for line in data["lines"]}
+        else:
+            version, known = data["version"], self.versions[-1] if self.versions else data["version"] - 1
+            if version != known:  # Cut off between a version and its lines, one is told the version again.
+                self.versions.append(version)
+                if version != known + 1:
+                    self.gaps.append(kind)
+            if kind == "done":
+                self.done = {name: value for name, value in data.items() if name != "why"}  # It says how long ago.
+        self.last = place or self.last
+
     async def follow(self, client: httpx.AsyncClient, cut_after: int | None = None) -> None:
+        """Be told by server-sent events, until the end or until the connection is cut."""
         headers = {} if self.last is None else {"Last-Event-ID": self.last}
         heard = 0
         async with client.stream("GET", f"/api/jobs/{self.job_id}/events", headers=headers) as response:
             assert response.status_code == 200, await response.aread()
             async for kind, place, data in events(response):
-                self.kinds.append(kind)
-                if kind == "log":
-                    self.lines |= {line["seq"]: line["line"] for line in data["lines"]}
-                else:
-                    self.versions.append(data["version"])
-                    if kind == "done":
-                        self.done = {
-                            name: value for name, value in data.items() if name != "why"
-                        }  # It says how long ago.
-                if place is not None:
-                    self.last = place
+                self.hear(kind, place, data)
                 heard += 1
                 if cut_after is not None and heard >= cut_after:
                     return
+
+    async def converse(self, client: httpx.AsyncClient, cut_after: int) -> None:
+        """Be told by a WebSocket, until the end or until it is cut."""
+        url = str(client.base_url).replace("http", "ws", 1).rstrip("/") + "/api/ws"
+        async with websockets.connect(url) as socket:
+            await socket.send(json.dumps({"subscribe": {"job": self.job_id, "since": self.last}}))
+            for _ in range(cut_after):
+                message = json.loads(await socket.recv())
+                self.hear(message["event"], message["id"], message["data"])
+                if self.done is not None:
+                    return
+            socket.transport.abort()
 
 
 async def test_a_follower_sees_everything_in_order(api: ApiProcess) -> None:
@@ -152,7 +171,10 @@ async def test_a_follower_sees_everything_in_order(api: ApiProcess) -> None:
         assert (late.done, late.lines) == (follower.done, follower.lines)
 
 
-async def test_whoever_is_cut_off_again_and_again_misses_nothing(api: ApiProcess) -> None:
+@pytest.mark.parametrize("way", [Follower.follow, Follower.converse])
+async def test_whoever_is_cut_off_again_and_again_misses_nothing(
+    api: ApiProcess, way: Callable[[Follower, httpx.AsyncClient, int], Awaitable[None]]
+) -> None:
     chance = random.Random(7)
     async with api.async_client() as client:
         job_ids = [await enqueue(client, "count", steps=25, pause=0.06) for _ in range(3)]
@@ -161,7 +183,7 @@ async def test_whoever_is_cut_off_again_and_again_misses_nothing(api: ApiProcess
 
         async def persist(follower: Follower) -> None:
             while follower.done is None:
-                await follower.follow(client, cut_after=chance.randint(1, 4))
+                await way(follower, client, chance.randint(1, 4))
                 await asyncio.sleep(chance.random() * 0.3)
 
         async with asyncio.timeout(60):
@@ -169,9 +191,12 @@ async def test_whoever_is_cut_off_again_and_again_misses_nothing(api: ApiProcess
         for follower in followers:
             log = (await client.get(f"/api/jobs/{follower.job_id}/log", params={"limit": "200"})).json()["items"]
             assert [follower.lines[seq] for seq in sorted(follower.lines)] == [line["line"] for line in log]
-            assert follower.versions == sorted(follower.versions)
+            assert follower.versions == sorted(set(follower.versions))
+            # A version that was under way when the first follower came is not fed; then the whole job is told.
+            assert set(follower.gaps) <= {"resync", "done"}
             assert follower.done is not None
             assert follower.done["status"] == "COMPLETED"
+        assert sum(len(follower.gaps) for follower in followers) < len(followers)
 
 
 async def test_the_api_may_be_killed_and_another_one_goes_on(api: ApiProcess, store: str) -> None:
