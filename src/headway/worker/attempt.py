@@ -53,14 +53,16 @@ def run_sync(
     was_asked: Callable[[str], bool],
 ) -> Ended:
     """Run a `def` task to its end; `was_asked` says whether a job has been asked to stop."""
+    made: Context | None = None
     try:
         if task.wants_context:
-            result = task.function(context(), **args)
+            made = context()
+            result = task.function(made, **args)
         else:
             result = task.function(**args)
         return _done(claimed, result)
     except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
-        return outcome_of(claimed, error, task.conduct.retry, was_asked)
+        return outcome_of(claimed, error, task.conduct.retry, was_asked, made)
 
 
 async def run_async(
@@ -71,13 +73,16 @@ async def run_async(
     was_asked: Callable[[str], bool],
 ) -> Ended:
     """Run an `async def` task to its end; `was_asked` says whether a job has been asked to stop."""
+    made: Context | None = None
     try:
-        coroutine: Coroutine[Any, Any, Any] = (
-            task.function(context(), **args) if task.wants_context else task.function(**args)
-        )
+        if task.wants_context:
+            made = context()
+            coroutine: Coroutine[Any, Any, Any] = task.function(made, **args)
+        else:
+            coroutine = task.function(**args)
         return _done(claimed, await coroutine)
     except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
-        return outcome_of(claimed, error, task.conduct.retry, was_asked)
+        return outcome_of(claimed, error, task.conduct.retry, was_asked, made)
 
 
 def _done(claimed: Claimed, result: object) -> Ended:
@@ -89,35 +94,61 @@ def _done(claimed: Claimed, result: object) -> Ended:
         return Failed(claimed.job_id, claimed.attempt, error_json(error), retryable=False)
 
 
-def outcome_of(claimed: Claimed, error: BaseException, retry: Retry | None, was_asked: Callable[[str], bool]) -> Ended:
-    """Say what an exception means for the job. A task that stops unasked has failed: else it would run for ever."""
+def outcome_of(
+    claimed: Claimed,
+    error: BaseException,
+    retry: Retry | None,
+    was_asked: Callable[[str], bool],
+    context: Context | None = None,
+) -> Ended:
+    """Say what an exception means for the job. Nothing is raised here, whatever the exception does when looked at."""
+    is_over = context is not None and context.is_over
+    try:
+        return _meaning_of(claimed, error, retry, is_over or was_asked(claimed.job_id))
+    except BaseException as worse:  # noqa: BLE001 - a job without an outcome would be RUNNING for ever
+        if isinstance(worse, TaskStopped) and was_asked(claimed.job_id):  # A signal, at this moment.
+            return Stopped(claimed.job_id, claimed.attempt)
+        return Failed(claimed.job_id, claimed.attempt, _unshown(error, worse))
+
+
+def _meaning_of(claimed: Claimed, error: BaseException, retry: Retry | None, was_asked: bool) -> Ended:
+    """Say what an exception means. A task that stops unasked has failed: else it would run for ever."""
     job_id, attempt = claimed.job_id, claimed.attempt
     if isinstance(error, Cancel):
-        return Cancelled(job_id, attempt, storable(str(error), REASON_LENGTH_MAX))
+        return Cancelled(job_id, attempt, storable(_shown(lambda: str(error)), REASON_LENGTH_MAX))
     if isinstance(error, Retry):
         return Failed(job_id, attempt, error_json(error), retry_in=error.after)
-    if isinstance(error, LeaseLost):
-        return Stopped(job_id, attempt)
-    if isinstance(error, TaskStopped | asyncio.CancelledError) and was_asked(job_id):
+    # A lost lease may be that of a lock, which is no reason to begin again at once and without end.
+    if was_asked and isinstance(error, TaskStopped | asyncio.CancelledError | LeaseLost):
         return Stopped(job_id, attempt)
     return Failed(job_id, attempt, error_json(error), retryable=retry is None or retry.retries(error))
 
 
 def error_json(error: BaseException) -> str:
     """Write an exception as data: its type, its message and where it came from; bounded."""
-    kind = type(error)
-    is_plain = kind.__module__ in ("builtins", "__main__")
-    name = kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
-    message = storable(_text_of(error), MESSAGE_LENGTH_MAX)
-    trace = storable("".join(traceback.format_exception(error)), ERROR_BYTES_MAX * 4)
+    message = storable(_shown(lambda: str(error)), MESSAGE_LENGTH_MAX)
+    trace = storable(_shown(lambda: "".join(traceback.format_exception(error))), ERROR_BYTES_MAX * 4)
     if len(trace) > ERROR_BYTES_MAX // 2:  # The two ends say most: where it began, and where it happened.
         keep = ERROR_BYTES_MAX // 4
         trace = f"{trace[:keep]}\n  … {len(trace) - 2 * keep:,} characters left out …\n{trace[-keep:]}"
-    return msgspec.json.encode({"type": name, "message": message, "traceback": trace}).decode()
+    return msgspec.json.encode({"type": _name_of(error), "message": message, "traceback": trace}).decode()
 
 
-def _text_of(error: BaseException) -> str:
+def _unshown(error: BaseException, worse: BaseException) -> str:
+    """Write of an exception that raises another when it is looked at what can still be said."""
+    message = f"(it cannot be shown: {_name_of(worse)})"
+    return msgspec.json.encode({"type": _name_of(error), "message": message, "traceback": ""}).decode()
+
+
+def _name_of(error: BaseException) -> str:
+    kind = type(error)
+    is_plain = kind.__module__ in ("builtins", "__main__")
+    return storable(kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}", MESSAGE_LENGTH_MAX)
+
+
+def _shown(say: Callable[[], str]) -> str:
+    """Have an exception say something of itself, by code of its own, which may fail."""
     try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - an exception that cannot even say what it is
-        return f"(its message cannot be read: {type(broken).__name__})"
+        return say()
+    except Exception as broken:  # noqa: BLE001 - whatever it is
+        return f"(it cannot be shown: {type(broken).__name__})"

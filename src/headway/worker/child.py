@@ -1,11 +1,12 @@
 """The child: the process in which user code runs. It knows no store; all it has is a socket to its supervisor.
 
-One thread of ours reads the socket and sends reports a few times a second; the rest belongs to the tasks:
+One thread of ours reads the socket, unless a loop does, and sends reports a few times a second; the rest belongs to
+the tasks:
 
     process   one `def` task at a time, in the main thread, so that a signal can interrupt it
     thread    `def` tasks in a few threads
     loop      `async def` tasks on one event loop, in the main thread. It reads the socket itself, since a job that is
-              handed from thread to thread begins later; our thread does when a task keeps the loop from it
+              handed from thread to thread begins later; our thread only does while a task keeps the loop from it
 
 Outcomes are sent at once, except while short jobs wait: then those of a few milliseconds go together. When the
 supervisor is gone, so is the child, with everything that the tasks have started in its process group.
@@ -85,10 +86,10 @@ class Child:
         self._unsent: deque[ToSupervisor] = deque()
         self._noted: dict[str, Context] = {}
         self._contexts: dict[str, Context] = {}
-        self._deadlines: dict[str, int] = {}
-        self._kept: dict[str, Mapping[str, str]] = {}
+        self._deadlines: dict[tuple[str, int], int] = {}  # By job and attempt,
+        self._kept: dict[tuple[str, int], Mapping[str, str]] = {}  # and so are finished steps.
         self._questions: dict[int, Callable[[Answer], None]] = {}
-        self._asked_to_stop: set[str] = set()
+        self._asked_to_stop: dict[str, int] = {}  # Jobs, and at which attempt.
         self._asked = 0
         self.report_every_s = REPORT_EVERY_S
         self._is_resting = False
@@ -132,8 +133,8 @@ class Child:
             answers.append(answer)
             answered.set()
 
-        self._send_question(context, question, body, hear)
-        self.wait_for(answered)
+        with self._asking(context, question, body, hear):
+            self.wait_for(answered)
         return _body_of(answers[0])
 
     def wait_for(self, answered: threading.Event) -> None:
@@ -149,15 +150,25 @@ class Child:
             if not answered.done():
                 answered.set_result(answer)
 
-        self._send_question(context, question, body, lambda answer: loop.call_soon_threadsafe(settle, answer))
-        return _body_of(await answered)
+        def hear(answer: Answer) -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: its task has ended, and waits for nothing.
+                loop.call_soon_threadsafe(settle, answer)
 
-    def _send_question(self, context: Context, question: str, body: str, hear: Callable[[Answer], Any]) -> None:
+        with self._asking(context, question, body, hear):
+            return _body_of(await answered)
+
+    @contextlib.contextmanager
+    def _asking(self, context: Context, question: str, body: str, hear: Callable[[Answer], None]) -> Iterator[None]:
+        """Ask a question, and forget it when its asker goes: an answer that nobody waits for is dropped."""
         with self._sending:
             self._asked += 1
             number = self._asked
         self._questions[number] = hear
-        self.send(Ask(number, context.job_id, context.attempt, question, body))
+        try:
+            self.send(Ask(number, context.job_id, context.attempt, question, body))
+            yield
+        finally:
+            self._questions.pop(number, None)
 
     def _report(self) -> None:
         if not self._noted:
@@ -187,14 +198,7 @@ class Child:
         reported_at = 0.0
         with _ending_when_unheard():
             while True:
-                self._is_resting = True  # Said before we look: whoever comes later wakes us.
-                self._is_resting = not self._noted
-                due_s = max(
-                    self.report_every_s / GATHER_PART, reported_at + self.report_every_s - self._clock.monotonic()
-                )
-                rest_s, reads = None if self._is_resting else due_s, self._reads
-                if self.reads_on_loop:
-                    rest_s = min(rest_s or LOOK_EVERY_S, LOOK_EVERY_S)
+                reads, rest_s = self._reads, self._rest_s(reported_at)
                 ready = {number for number, _ in waiting.poll(None if rest_s is None else rest_s * 1_000)}
                 if self._wake[0] in ready:
                     os.read(self._wake[0], 64)
@@ -204,6 +208,16 @@ class Child:
                 if self._noted:
                     reported_at = self._clock.monotonic()
                     self._report()
+
+    def _rest_s(self, reported_at: float) -> float | None:
+        """Say how long our thread may wait: until a report is due, or a look at the loop; None is without end."""
+        self._is_resting = True  # Said before we look: whoever comes later wakes us.
+        self._is_resting = not self._noted
+        if self._is_resting:
+            return LOOK_EVERY_S if self.reads_on_loop else None
+        due_s = reported_at + self.report_every_s - self._clock.monotonic()
+        rest_s = max(self.report_every_s / GATHER_PART, due_s)
+        return min(rest_s, LOOK_EVERY_S) if self.reads_on_loop else rest_s
 
     def read(self) -> None:
         """Hear what has arrived, if anything has."""
@@ -221,19 +235,18 @@ class Child:
     def _hear(self, message: ToChild) -> None:
         match message:
             case Run(first, jobs, deadlines, kept):
-                self._deadlines.update(deadlines)
-                self._kept.update(kept)
-                if self._asked_to_stop:  # That was said to an earlier attempt, after its end.
-                    self._asked_to_stop.difference_update([claimed.job_id for claimed in jobs])
+                if deadlines or kept or self._asked_to_stop:
+                    self._note_terms(jobs, deadlines, kept)
                 self.take(jobs, first)
             case Stop(job_id, attempt):
-                self._asked_to_stop.add(job_id)
+                self._asked_to_stop[job_id] = attempt
                 context = self._contexts.get(job_id)
                 if context is not None and context.attempt == attempt:
                     context.stop()
                 self.stop(job_id, attempt)
             case Revoke(job_ids):
-                self.send(Revoked(self.give_back(job_ids)))
+                given = self.give_back(job_ids)
+                self.send(Revoked(given, sorted(set(job_ids).difference(given))))
             case Answer(number):
                 hear = self._questions.pop(number, None)
                 if hear is not None:
@@ -244,6 +257,25 @@ class Child:
                 self.finish()
             case _:
                 assert_never(message)
+
+    def _note_terms(self, jobs: list[Claimed], deadlines: Mapping[str, int], kept: Mapping[str, Any]) -> None:
+        """Remember what attempts will need, if they begin."""
+        for claimed in jobs:
+            job_id, attempt = claimed.job_id, claimed.attempt
+            if job_id in deadlines:
+                self._deadlines[job_id, attempt] = deadlines[job_id]
+            if job_id in kept:
+                self._kept[job_id, attempt] = kept[job_id]
+            self._asked_to_stop.pop(job_id, None)  # That was said to an earlier attempt, after its end.
+
+    def _forget(self, job_id: str, attempt: int) -> None:
+        """Keep nothing of an attempt that has ended, or will not begin; a later one may be here already."""
+        if self._deadlines:
+            self._deadlines.pop((job_id, attempt), None)
+        if self._kept:
+            self._kept.pop((job_id, attempt), None)
+        if self._asked_to_stop and self._asked_to_stop.get(job_id) == attempt:
+            self._asked_to_stop.pop(job_id, None)
 
     # --- what the kinds differ in
 
@@ -276,8 +308,8 @@ class Child:
                 claimed,
                 self,
                 hand=self._hand,
-                kept=self._kept.get(claimed.job_id),
-                deadline_at=self._deadlines.get(claimed.job_id),
+                kept=self._kept.get((claimed.job_id, claimed.attempt)),
+                deadline_at=self._deadlines.get((claimed.job_id, claimed.attempt)),
                 clock=self._clock,
             )
             self._contexts[claimed.job_id] = context
@@ -300,12 +332,7 @@ class Child:
                 report = context.take_report()
                 if report is not None:
                     self.keep(Reports([report]))
-        if self._asked_to_stop:
-            self._asked_to_stop.discard(claimed.job_id)
-        if self._deadlines:
-            self._deadlines.pop(claimed.job_id, None)
-        if self._kept:
-            self._kept.pop(claimed.job_id, None)
+        self._forget(claimed.job_id, claimed.attempt)
         self.keep(ended)
 
 
@@ -315,17 +342,22 @@ class _QueueChild(Child):
     def __init__(self, line: socket.socket, place: Place, registry: Registry, hand: Hand | None, width: int) -> None:
         super().__init__(line, place, registry, hand, width)
         self._inbox: queue.SimpleQueue[tuple[Claimed, int] | None] = queue.SimpleQueue()
-        self._waiting: dict[str, Claimed] = {}
+        self._waiting: dict[int, Claimed] = {}  # By number: a job that was given back may come again.
 
     def take(self, jobs: list[Claimed], first: int) -> None:
         """Put jobs in line."""
         for number, claimed in enumerate(jobs, first):
-            self._waiting[claimed.job_id] = claimed
+            self._waiting[number] = claimed
             self._inbox.put((claimed, number))
 
     def give_back(self, job_ids: Iterable[str]) -> list[str]:
         """Whoever takes a job out of the waiting ones has it: the thread that runs it, or we."""
-        return [job_id for job_id in job_ids if self._waiting.pop(job_id, None) is not None]
+        wanted, given = set(job_ids), []
+        for number, claimed in list(self._waiting.items()):
+            if claimed.job_id in wanted and self._waiting.pop(number, None) is not None:
+                self._forget(claimed.job_id, claimed.attempt)
+                given.append(claimed.job_id)
+        return given
 
     def finish(self) -> None:
         """End after what is in line."""
@@ -347,11 +379,12 @@ class ThreadChild(_QueueChild):
     """Runs `def` tasks in threads. A thread cannot be stopped from outside; the supervisor may have to end us all."""
 
     def _work(self) -> None:
-        while (item := self._inbox.get()) is not None:
-            claimed, _ = item
-            if self._waiting.pop(claimed.job_id, None) is not None:
-                self.ended(claimed, self._attempt(claimed))
-                self.flush()
+        with _ending_when_unheard():
+            while (item := self._inbox.get()) is not None:
+                claimed, number = item
+                if self._waiting.pop(number, None) is not None:
+                    self.ended(claimed, self._attempt(claimed))
+                    self.flush()
 
     def run(self) -> None:
         """Work until told to finish."""
@@ -391,17 +424,17 @@ class ProcessChild(_QueueChild):
             if (item := take()) is None:
                 break
             claimed, number = item
-            if self._place.is_void(number):  # It was taken back while we could not hear it.
-                if waiting.get(claimed.job_id) is claimed:
-                    waiting.pop(claimed.job_id, None)
+            if waiting.pop(number, None) is None:
                 continue
-            if waiting.pop(claimed.job_id, None) is None:
+            if self._place.is_void(number):  # It was taken back while we could not hear it.
+                self._forget(claimed.job_id, claimed.attempt)
                 continue
             if kept and not self._is_short.get(claimed.task):
                 self.flush()  # It may take its time, or never come back.
                 kept = 0
             self._place.set(number)
             if self._place.is_void(number):  # At this moment; they may think that it has begun.
+                self._forget(claimed.job_id, claimed.attempt)
                 self.send(Revoked([claimed.job_id]))
                 continue
             began = monotonic()
@@ -450,15 +483,15 @@ class ProcessChild(_QueueChild):
 
     def _call(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
         limit = task.conduct.memory
-        if limit is not None:
-            _limit_memory(limit)
         self._interrupted, self._in_task = False, True
         try:
+            if limit is not None:
+                _limit_memory(limit)
             if task.is_async:
                 return asyncio.run(self._call_async(task, args, claimed))
             return run_sync(task, args, self.context_of(claimed), claimed, self.was_asked)
-        except TaskStopped as stopped:  # Between the end of the task and here.
-            return outcome_of(claimed, stopped, None, self.was_asked)
+        except BaseException as error:  # noqa: BLE001 - after the end of the task, or from another one on its loop
+            return outcome_of(claimed, error, task.conduct.retry, self.was_asked)
         finally:
             self._in_task = False
             if limit is not None:
@@ -534,6 +567,7 @@ class LoopChild(Child):
             for _ in range(len(self._waiting)):
                 claimed = self._waiting.popleft()  # Atomic: whoever pops a job has it.
                 if claimed.job_id in wanted:
+                    self._forget(claimed.job_id, claimed.attempt)
                     given.append(claimed.job_id)
                 else:
                     self._waiting.append(claimed)
@@ -552,17 +586,18 @@ class LoopChild(Child):
                 self._running[claimed.job_id] = (claimed.attempt, task)
 
     async def _attempt(self, claimed: Claimed) -> None:
-        found = resolve(self._registry, claimed)
-        if isinstance(found, Unfit):
-            ended: Ended = found
-        else:
-            ended = await run_async(*found, self.context_of(claimed), claimed, self.was_asked)
-        self._running.pop(claimed.job_id, None)
-        self.ended(claimed, ended)
-        if not self._flushing:  # All that end in this turn of the loop are sent together.
-            self._flushing = True
-            self._loop.call_soon(self._flush_turn)
-        self._go_on()
+        with _ending_when_unheard():
+            found = resolve(self._registry, claimed)
+            if isinstance(found, Unfit):
+                ended: Ended = found
+            else:
+                ended = await run_async(*found, self.context_of(claimed), claimed, self.was_asked)
+            self._running.pop(claimed.job_id, None)
+            self.ended(claimed, ended)
+            if not self._flushing:  # All that end in this turn of the loop are sent together.
+                self._flushing = True
+                self._loop.call_soon(self._flush_turn)
+            self._go_on()
 
     def _go_on(self) -> None:
         if self._waiting:
@@ -572,7 +607,8 @@ class LoopChild(Child):
 
     def _flush_turn(self) -> None:
         self._flushing = False
-        self.flush()
+        with _ending_when_unheard():
+            self.flush()
 
     def _cancel(self, job_id: str, attempt: int) -> None:
         running = self._running.get(job_id)
@@ -580,14 +616,18 @@ class LoopChild(Child):
             running[1].cancel()
             if inspect.getcoroutinestate(running[1].get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
                 del self._running[job_id]  # It will not even begin, so it cannot tell us that it has ended.
-                self.send(Stopped(job_id, attempt))
+                self._end_unbegun(job_id, attempt)
                 self._go_on()
             return
         for claimed in list(self._waiting):
             if (claimed.job_id, claimed.attempt) == (job_id, attempt):
                 with contextlib.suppress(ValueError):  # Somebody took it back meanwhile.
                     self._waiting.remove(claimed)
-                    self.send(Stopped(job_id, attempt))
+                    self._end_unbegun(job_id, attempt)
+
+    def _end_unbegun(self, job_id: str, attempt: int) -> None:
+        self._forget(job_id, attempt)
+        self.send(Stopped(job_id, attempt))
 
     def _finish(self) -> None:
         self._finishing = True
@@ -620,7 +660,8 @@ def serve(
     gc.freeze()  # What is imported stays, and is not looked through again while jobs run.
     child.send(hello)
     child.listen()
-    child.run()
+    with _ending_when_unheard():
+        child.run()
     with contextlib.suppress(OSError):
         line.shutdown(socket.SHUT_RDWR)
     sys.stdout.flush()
@@ -642,9 +683,11 @@ def _ending_when_unheard() -> Iterator[None]:
         yield
     except OSError:
         _end_with_everything()
-    except Exception:  # noqa: BLE001 - whatever it is
-        traceback.print_exc()
-        _end_with_everything()
+    except BaseException:  # noqa: BLE001 - whatever it is
+        try:
+            traceback.print_exc()
+        finally:  # Also when it cannot be printed.
+            _end_with_everything()
 
 
 def _end_with_everything() -> NoReturn:

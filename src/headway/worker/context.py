@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from headway.clock import Clock
-from headway.errors import InvalidTask
+from headway.errors import InvalidTask, LeaseLost
 from headway.instants import Instant, to_datetime
 from headway.model import (
     LOG_LINE_LENGTH_MAX,
@@ -98,6 +98,7 @@ class Context:
         self._deadline_at = deadline_at
         self._monotonic = (clock or Clock()).monotonic
         self._stopped = False
+        self.is_over = False  # Whether we were told that this attempt is no longer ours.
         self._metadata: Metadata | None = None
         self._gauge: _Gauge | None = None
         self._lines: deque[tuple[Instant | None, str, str]] = deque()
@@ -171,7 +172,7 @@ class Context:
         if total is None and isinstance(items, Sized):
             total = len(items)
         gauge = self._measure()
-        gauge.begin_count(step, None if total is None else max(total, 0))
+        gauge.begin_count(step, None if total is None else max(int(total), 0))
         self._line.note(self)
         for done, item in enumerate(items):
             self.check()
@@ -194,8 +195,9 @@ class Context:
 
     def log(self, text: object, stream: str = "log") -> None:
         """Add lines to the log of the job, which people read live."""
+        kind = storable(str(stream), STEP_LENGTH_MAX)
         for line in str(text).splitlines() or [""]:
-            self._lines.append((None, stream, storable(line, LOG_LINE_LENGTH_MAX)))
+            self._lines.append((None, kind, storable(line, LOG_LINE_LENGTH_MAX)))
         self._line.note(self)
 
     @property
@@ -218,7 +220,8 @@ class Context:
         if name in self._kept:
             return msgspec.json.decode(self._kept[name])  # type: ignore[no-any-return]
         text = encode_result(result := function(*args, **kwargs), f"the result of {name!r}")
-        self._line.ask(self, "step", _step_body(name, text))
+        with self._hearing_the_end():
+            self._line.ask(self, "step", _step_body(name, text))
         self._kept[name] = text
         return result
 
@@ -228,17 +231,31 @@ class Context:
         if name in self._kept:
             return msgspec.json.decode(self._kept[name])  # type: ignore[no-any-return]
         text = encode_result(result := await function(*args, **kwargs), f"the result of {name!r}")
-        await self._line.ask_async(self, "step", _step_body(name, text))
+        with self._hearing_the_end():
+            await self._line.ask_async(self, "step", _step_body(name, text))
         self._kept[name] = text
         return result
 
     async def enqueue(self, task: Any, args: Mapping[str, Any] | None = None, **options: Any) -> str:
         """Enqueue a job of a task (or of the name of one) and return its id; refused when this attempt is over."""
-        return _ids(await self._line.ask_async(self, "enqueue", self._jobs(task, args, options)))[0]
+        jobs = self._jobs(task, args, options)
+        with self._hearing_the_end():
+            return _ids(await self._line.ask_async(self, "enqueue", jobs))[0]
 
     def enqueue_sync(self, task: Any, args: Mapping[str, Any] | None = None, **options: Any) -> str:
         """Enqueue a job of a task (or of the name of one) and return its id; refused when this attempt is over."""
-        return _ids(self._line.ask(self, "enqueue", self._jobs(task, args, options)))[0]
+        jobs = self._jobs(task, args, options)
+        with self._hearing_the_end():
+            return _ids(self._line.ask(self, "enqueue", jobs))[0]
+
+    @contextmanager
+    def _hearing_the_end(self) -> Iterator[None]:
+        """Remember that the attempt is over when an answer says so; other leases may be lost without that."""
+        try:
+            yield
+        except LeaseLost:
+            self.is_over = True
+            raise
 
     def _jobs(self, task: Any, args: Mapping[str, Any] | None, options: Mapping[str, Any]) -> str:
         if self._hand is None:
@@ -294,25 +311,19 @@ class Metadata(MutableMapping[str, Any]):
     def __init__(self, stored: str | None, changed: Callable[[], None]) -> None:
         self._values: dict[str, Any] = _read_object(stored)
         self._changed = changed
+        self._text = ""  # As it was when it was last changed here: a value may be changed behind our back.
         self._is_new = False
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        values = {**self._values, check_name(name, "a name in metadata"): value}
-        try:
-            size = len(msgspec.json.encode(values))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidTask(f"metadata must be JSON: {error}") from None
-        if size > METADATA_BYTES_MAX:
-            raise InvalidTask(f"metadata must have at most {METADATA_BYTES_MAX} bytes as JSON, not {size}")
-        self._values = values
-        self._note()
+        self._keep({**self._values, check_name(name, "a name in metadata"): value})
 
     def __delitem__(self, name: str) -> None:
-        del self._values[name]
-        self._note()
+        values = self._values.copy()
+        del values[name]
+        self._keep(values)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -325,9 +336,16 @@ class Metadata(MutableMapping[str, Any]):
         if not self._is_new:
             return None
         self._is_new = False
-        return storable(msgspec.json.encode(self._values).decode(), 2 * METADATA_BYTES_MAX)
+        return self._text
 
-    def _note(self) -> None:
+    def _keep(self, values: dict[str, Any]) -> None:
+        try:
+            data = msgspec.json.encode(values)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidTask(f"metadata must be JSON: {error}") from None
+        if len(data) > METADATA_BYTES_MAX:
+            raise InvalidTask(f"metadata must have at most {METADATA_BYTES_MAX} bytes as JSON, not {len(data)}")
+        self._values, self._text = values, storable(data.decode(), 2 * METADATA_BYTES_MAX)
         self._is_new = True
         self._changed()
 
@@ -369,6 +387,7 @@ class _Gauge:
 
     def set(self, fraction: float, label: str | None) -> None:
         """Take a share of the whole, or of the step; what is not a number says nothing about it."""
+        fraction = float(fraction)  # It may be a number of a library, which could not be sent.
         with self._lock:
             if not math.isnan(fraction):
                 self._fraction = min(max(fraction, 0.0), 1.0)

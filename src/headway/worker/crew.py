@@ -199,16 +199,15 @@ class Crew:
         )
 
     def _send_jobs(self, child: Post, first: int, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
-        deadlines: dict[str, Instant] = {}
-        for claimed in jobs:
-            timeout = claimed.timeout or self.tasks[claimed.task].timeout
-            if timeout is not None:
-                deadlines[claimed.job_id] = self._clock.now() + timeout
         for part in _in_frames(jobs):
+            deadlines: dict[str, Instant] = {}
+            for claimed in part:
+                timeout = claimed.timeout or self.tasks[claimed.task].timeout
+                if timeout is not None:
+                    deadlines[claimed.job_id] = self._clock.now() + timeout
             steps = {claimed.job_id: kept[claimed.job_id] for claimed in part if claimed.job_id in kept} if kept else {}
             child.process.send(Run(first, part, deadlines, steps))
             first += len(part)
-            deadlines = {}
 
     def _try_suspects(self, pool: Pool) -> None:
         """Let suspects run in children of their own, each with as much company as it may have."""
@@ -291,14 +290,13 @@ class Crew:
 
     def _take_back(self, child: Post, job_ids: Iterable[str], outcome: Outcome | None = None) -> None:
         """Ask a child for jobs that wait in it; they come back with its answer, or begin before it is asked."""
-        ids = [job_id for job_id in job_ids if job_id not in child.revoked]
-        child.revoked.update(ids)
+        wanted = set(job_ids)
         if outcome is not None:
-            for claimed, _ in child.waiting:
-                if claimed.job_id in ids:
-                    self._reasons[claimed.job_id] = outcome
-        if ids:
-            child.process.send(Revoke(ids))
+            self._reasons.update({item.job_id: outcome for item, _ in child.waiting if item.job_id in wanted})
+        unasked = wanted - child.revoked
+        if unasked:
+            child.revoked |= unasked
+            child.process.send(Revoke(sorted(unasked)))
 
     def _take_back_all(self, child: Post) -> None:
         """Take back whatever waits in a child. One that runs a job at a time need not answer, it may be deaf."""
@@ -464,8 +462,8 @@ class Crew:
         match message:
             case Reports(reports):
                 self._foreman.reported(reports)
-            case Revoked(job_ids):
-                self._revoked(child, job_ids)
+            case Revoked(job_ids, begun):
+                self._revoked(child, job_ids, begun)
             case Ask():
                 self._answer(child, message)
             case Hello():
@@ -508,16 +506,19 @@ class Crew:
             self._foreman.ended(claimed, outcome)
         return 0.0
 
-    def _revoked(self, child: Post, job_ids: Sequence[str]) -> None:
-        """Hand back what a child gave back. What is not in its list had begun, and goes on."""
+    def _revoked(self, child: Post, job_ids: Sequence[str], begun: Sequence[str]) -> None:
+        """Hand back what a child gave back. What had begun goes on; about others that were asked for we will hear."""
         given = set(job_ids)
         back = [claimed for claimed, _ in child.waiting if claimed.job_id in given]
         child.waiting = deque(item for item in child.waiting if item[0].job_id not in given)
         # A job that we took for running may not have begun yet: it is behind one whose end we have not read.
-        back += [child.running.pop(job_id).claimed for job_id in given if job_id in child.running]
-        for job_id in child.revoked - given:
-            self._reasons.pop(job_id, None)  # It has begun; whoever wants it to stop will say so again.
-        child.revoked.clear()
+        for running in [child.running.pop(job_id) for job_id in given if job_id in child.running]:
+            back.append(running.claimed)
+            if isinstance(running.stop_as, lifecycle.Cancelled):
+                self._reasons[running.claimed.job_id] = running.stop_as
+        for job_id in begun:
+            self._reasons.pop(job_id, None)  # Whoever wants it to stop will say so again.
+        child.revoked.difference_update(job_ids, begun)
         self._give_back(back)
         now = self._clock.monotonic()
         while child.waiting and len(child.running) < child.width:

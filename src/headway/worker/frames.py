@@ -142,9 +142,10 @@ class Reports(_Message, tag=True, frozen=True):
 
 
 class Revoked(_Message, tag=True, frozen=True):
-    """These jobs have not begun, and will not."""
+    """These jobs have not begun, and will not. The others that were asked for had begun."""
 
     job_ids: list[str]
+    begun: list[str] = []
 
 
 class Ask(_Message, tag=True, frozen=True):

@@ -109,6 +109,7 @@ class _Held:
     report: Report | None = None
     reported_at: float = 0.0
     is_flushing: bool = False
+    is_ending: bool = False  # Its outcome is known, and perhaps not yet written.
     said: Latest | None = None
     line_at: Instant = 0
 
@@ -413,6 +414,7 @@ class Supervisor:
         held = self._held.get(claimed.job_id)
         if held is None or held.claimed.attempt != claimed.attempt:
             return  # It was lost; nothing of it is kept.
+        held.is_ending = True
         self._ended.append((held, outcome))
         if len(self._ended) == 1:
             self.settler_wake()
@@ -577,7 +579,7 @@ class Supervisor:
                 self._put_back(held_ones, reports)
                 raise
             except StoreError:
-                await self._report_singly(reports)
+                await self._report_singly(held_ones, reports)
             else:
                 if refused:
                     emit(ReportsRefused(node=self._clock.node, job_ids=tuple(sorted(refused))))
@@ -593,16 +595,23 @@ class Supervisor:
                 held.report = earlier if held.report is None else _merge(earlier, held.report)
                 self._reporting[held.claimed.job_id] = held
 
-    async def _report_singly(self, reports: Sequence[Report]) -> None:
-        for report in reports:
+    async def _report_singly(self, held_ones: Sequence[_Held], reports: Sequence[Report]) -> None:
+        for at, report in enumerate(reports):
             try:
-                await self._work.report([report])
+                await self._report_one(report)
             except (StoreUnavailable, StoreFull):
+                self._put_back(held_ones, reports[at:])
                 raise
-            except StoreError as error:  # This one cannot be written; say so in its place.
-                note = storable(f"a report could not be stored: {error}", REASON_LENGTH_MAX)
-                lines = ((None, "log", note),)
-                await self._work.report([Report(job_id=report.job_id, attempt=report.attempt, lines=lines)])
+
+    async def _report_one(self, report: Report) -> None:
+        try:
+            await self._work.report([report])
+        except (StoreUnavailable, StoreFull):
+            raise
+        except StoreError as error:  # This one cannot be written; say so in its place.
+            note = storable(f"a report could not be stored: {error}", REASON_LENGTH_MAX)
+            lines = ((None, "log", note),)
+            await self._work.report([Report(job_id=report.job_id, attempt=report.attempt, lines=lines)])
 
     # --- keeper
 
@@ -628,11 +637,8 @@ class Supervisor:
                 continue
             if job_id in still_ours:
                 held.trust_until = sent + self._lease_s - self.margin_s
-            elif not self._is_ending(held):
+            elif not held.is_ending:
                 self._lose([held], "the store has given them to others")
-
-    def _is_ending(self, held: _Held) -> bool:
-        return any(other is held for other, _ in (*self._ended, *self._settling))
 
     def _stop(self, job_id: str, attempt: int, reason: str) -> None:
         if self.crew is not None and job_id in self._held:
@@ -655,11 +661,9 @@ class Supervisor:
     async def watch(self) -> float:
         """Stop trusting leases whose time is up, and have the crew look after itself."""
         now = self._clock.monotonic()
-        doubtful = [held for held in self._held.values() if held.trust_until <= now]
-        if doubtful:
-            lost = [held for held in doubtful if not self._is_ending(held)]
-            if lost:
-                self._lose(lost, "their leases could not be extended in time")
+        lost = [held for held in self._held.values() if held.trust_until <= now and not held.is_ending]
+        if lost:
+            self._lose(lost, "their leases could not be extended in time")
         if self.crew is not None:
             self.crew.watch()
         return WATCH_EVERY_S if self._held else self._poll_s

@@ -1,6 +1,8 @@
 """Tasks for a child that is spoken with directly."""
 
+import asyncio
 import time
+from typing import Any
 
 from headway import Context, Headway
 
@@ -27,3 +29,85 @@ async def short() -> str:
 async def keep(ctx: Context, steps: int) -> int:
     """Ask the supervisor many times, each time without letting the loop go on."""
     return sum(ctx.once(f"step {number}", lambda: 1) for number in range(steps))
+
+
+@app.task(isolation="process")
+async def leave(ctx: Context) -> str:
+    """Ask, and end before the answer."""
+    asyncio.ensure_future(ctx.once("step", _one))  # noqa: RUF006 - it is cancelled with the loop
+    await asyncio.sleep(0.01)
+    return "left"
+
+
+async def _one() -> int:
+    return 1
+
+
+@app.task(isolation="process")
+def short_sync() -> str:
+    """Do nothing."""
+    return "done"
+
+
+@app.task(isolation="process")
+def rest(seconds: float) -> None:
+    """Take some time."""
+    time.sleep(seconds)
+
+
+RAISED = {"exit": SystemExit, "interrupt": KeyboardInterrupt, "generator": GeneratorExit}
+
+
+class Noteless(Exception):
+    """An exception that cannot be written down."""
+
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        raise RAISED["exit"]
+
+
+@app.task(isolation="process")
+def fail_sync(what: str) -> None:
+    """Raise what ends a process elsewhere."""
+    raise RAISED.get(what, Noteless)
+
+
+@app.task
+async def fail(what: str) -> None:
+    """Raise it on a loop."""
+    raise RAISED.get(what, Noteless)
+
+
+@app.task
+async def fail_beside(busy_s: float) -> None:
+    """Raise it in a task of the task, which loops let through; with a thread at work that nobody can end."""
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, busy_s)
+    await asyncio.create_task(_fail_later())
+
+
+async def _fail_later() -> None:
+    raise SystemExit(3)
+
+
+@app.task(isolation="process")
+def spoil_sync(ctx: Context) -> None:
+    """Break the child, so that it cannot say how the job ended."""
+    _spoil(ctx)
+
+
+@app.task
+async def spoil(ctx: Context) -> None:
+    """Break the child, so that it cannot say how the job ended."""
+    _spoil(ctx)
+
+
+@app.task
+async def clog(ctx: Context) -> None:
+    """Have the child send something that cannot be sent, together with how the job ended."""
+    line: Any = ctx._line
+    line.keep(object())
+
+
+def _spoil(ctx: Context) -> None:
+    spoilt: Any = ctx
+    spoilt.take_report = None

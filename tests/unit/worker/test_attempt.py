@@ -46,11 +46,69 @@ async def raising_async(what: str) -> Any:
     return raising(what)
 
 
+@app.task
+def keeping(ctx: Context) -> None:
+    """Ask the supervisor, which says that the attempt is over."""
+    ctx.once("step", lambda: 1)
+
+
+@app.task(name="keeping_async")
+async def keeping_async(ctx: Context) -> None:
+    """Ask it from a loop."""
+    await ctx.enqueue("note")
+
+
 class Wordless(Exception):
     """An exception that cannot even say what it is."""
 
     def __str__(self) -> str:
         raise RuntimeError
+
+
+class Noteless(Exception):
+    """An exception whose notes cannot be read, as the traceback module does."""
+
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        raise RuntimeError
+
+
+class Leaving(Exception):
+    """An exception that tries to end the process when it is shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Shy(Cancel):
+    """A cancel without words."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class Vague(type):
+    """What a class is of which nobody can say whether something belongs to it."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        raise KeyboardInterrupt
+
+
+class Nobody(Exception, metaclass=Vague):
+    """An exception that cannot be compared with others."""
+
+
+@app.task(retry=Retry(retry_on=(Nobody,)))
+def undecided() -> None:
+    """Raise something of which the policy cannot say whether it is worth another try."""
+    raise ValueError("x")
+
+
+class Hand:
+    """Makes no jobs."""
+
+    def jobs_of(self, task: Any, args: Any, options: Any) -> list[Any]:
+        return []
 
 
 RETURNED = {"none": None, "text": "ö", "object": object(), "long": "x" * (RESULT_BYTES_MAX + 1)}
@@ -59,6 +117,10 @@ RAISED: dict[str, BaseException] = {
     "connection": ConnectionResetError("peer"),
     "value": ValueError("x" * 100_000),
     "wordless": Wordless(),
+    "noteless": Noteless(),
+    "leaving": Leaving(),
+    "half": type("Half", (Exception,), {"__module__": "\ud800"})(),
+    "shy": Shy(),
     "retry": Retry(after="10m", reason="later"),
     "cancel": Cancel("no need"),
     "stopped": TaskStopped(),
@@ -66,15 +128,18 @@ RAISED: dict[str, BaseException] = {
     "lost": LeaseLost("over"),
     "exit": SystemExit(3),
     "interrupt": KeyboardInterrupt(),
+    "generator": GeneratorExit(),
 }
 
 
-def _run(task: str, args: str, *, was_asked: bool = False) -> Ended:
+def _run(task: str, args: str, *, was_asked: bool = False, is_lost: bool = False) -> Ended:
     job = claimed(task=task, args=args)
     found = resolve(app.tasks, job)
     if isinstance(found, Unfit):
         return found
-    context = Running().ctx
+    running = Running(hand=Hand())
+    running.paper.is_lost = is_lost
+    context = running.ctx
     if found[0].is_async:
         return asyncio.run(run_async(*found, lambda: context, job, lambda _: was_asked))
     return run_sync(*found, lambda: context, job, lambda _: was_asked)
@@ -112,8 +177,8 @@ def test_what_exceptions_mean(task: str) -> None:
     assert run("none") == Done("job_1", 1, None)
     assert run("text") == Done("job_1", 1, '"ö"')
     assert run("cancel") == Cancelled("job_1", 1, "no need")
-    assert run("lost") == Stopped("job_1", 1)
-    for what in ("stopped", "cancelled"):
+    assert run("shy") == Cancelled("job_1", 1, "(it cannot be shown: RuntimeError)")
+    for what in ("stopped", "cancelled", "lost"):
         assert run(what, was_asked=True) == Stopped("job_1", 1)
         assert isinstance(run(what), Failed), "nobody asked it to stop: again and again would be for ever"
     retry = run("retry")
@@ -130,11 +195,27 @@ def test_what_exceptions_mean(task: str) -> None:
         assert not failed.retryable, "doing all the work again would not make it better"
 
 
-@pytest.mark.parametrize("what", ["exit", "interrupt", "wordless"])
-def test_no_exception_gets_away(what: str) -> None:
-    ended = _run("raising", json.dumps({"what": what}))
+@pytest.mark.parametrize("task", ["keeping", "keeping_async"])
+def test_who_was_told_that_its_attempt_is_over_has_stopped(task: str) -> None:
+    assert _run(task, "{}", is_lost=True) == Stopped("job_1", 1)
+
+
+@pytest.mark.parametrize("task", ["raising", "raising_async"])
+@pytest.mark.parametrize("what", ["exit", "interrupt", "generator", "wordless", "noteless", "leaving", "half"])
+def test_no_exception_gets_away(task: str, what: str) -> None:
+    ended = _run(task, json.dumps({"what": what}))
     assert isinstance(ended, Failed)
     assert json.loads(ended.error)["type"].rpartition(".")[2] == type(RAISED[what]).__name__
+
+
+def test_what_cannot_be_shown_says_so() -> None:
+    for what, field in (("wordless", "message"), ("noteless", "traceback"), ("leaving", "message")):
+        ended = _run("raising", json.dumps({"what": what}))
+        assert isinstance(ended, Failed)
+        assert "cannot be shown" in json.loads(ended.error)[field]
+    undecided = _run("undecided", "{}")
+    assert isinstance(undecided, Failed)
+    assert json.loads(undecided.error)["type"] == "ValueError"
 
 
 def test_errors_are_bounded_and_keep_both_ends() -> None:

@@ -1,21 +1,25 @@
-"""A child for async tasks, spoken with as its supervisor does: it is never deaf, whatever a task does to the loop."""
+"""A child, spoken with as its supervisor does: it is never deaf, and no job in it is forgotten, whatever tasks do."""
 
 import asyncio
+import json
 import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from headway.worker.child import LOOK_EVERY_S
+from headway.model import Claimed
+from headway.worker.child import KINDS, LOOK_EVERY_S, Child, LoopChild, ProcessChild
 from headway.worker.frames import (
     Answer,
     Ask,
     Done,
+    Failed,
     Finish,
     Hello,
+    Place,
     Reports,
     Revoke,
     Revoked,
@@ -23,6 +27,7 @@ from headway.worker.frames import (
     Stop,
     Stopped,
     ToSupervisor,
+    pair,
 )
 from headway.worker.process import ChildProcess, child_command
 from tests.unit.worker.test_frames import claimed
@@ -33,10 +38,10 @@ PATIENCE_S = 20.0
 class Line:
     """A child, and what it has said."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, kind: str = "loop") -> None:
         command = child_command("tests.unit.worker.child_tasks:app")
         self.process = ChildProcess(
-            command, "loop", width, f"test-{os.getpid()}", {"PYTHONPATH": os.pathsep.join(sys.path)}
+            command, kind, width, f"test-{os.getpid()}", {"PYTHONPATH": os.pathsep.join(sys.path)}
         )
         self.heard: list[ToSupervisor] = []
 
@@ -58,9 +63,15 @@ class Line:
 
 
 @pytest.fixture
-async def line() -> AsyncIterator[Line]:
+def kind() -> str:
+    """Of which kind the child is."""
+    return "loop"
+
+
+@pytest.fixture
+async def line(kind: str) -> AsyncIterator[Line]:
     """A child that runs one job at a time."""
-    line = Line(1)
+    line = Line(1, kind)
     try:
         await line.hear(lambda message: isinstance(message, Hello))
         yield line
@@ -81,7 +92,7 @@ async def test_what_waits_behind_it_is_given_back(line: Line) -> None:
     jobs = [claimed(task="hold"), claimed(task="short", job_id="job_2")]
     line.process.send(Run(1, jobs))
     line.process.send(Revoke(["job_1", "job_2"]))
-    assert await line.hear(lambda message: isinstance(message, Revoked)) == Revoked(["job_2"])
+    assert await line.hear(lambda message: isinstance(message, Revoked)) == Revoked(["job_2"], ["job_1"])
     line.process.send(Stop("job_1", 1))
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, '"asked"')
     line.process.send(Run(3, [claimed(task="short", job_id="job_3")]))
@@ -136,3 +147,122 @@ async def test_a_child_that_is_left_alone_ends_whatever_it_does(line: Line, task
         await line.hear(lambda message: isinstance(message, Reports))
     line.process._line.shutdown(socket.SHUT_RDWR)
     assert await line.ending() == "was killed by SIGKILL"
+
+
+@pytest.mark.parametrize("kind", ["process"])
+async def test_an_answer_that_nobody_waits_for_is_dropped(line: Line) -> None:
+    """The task and its loop are gone when it comes, and the next job must not suffer for it."""
+    line.process.send(Run(1, [claimed(task="leave"), claimed(task="rest", args='{"seconds":0.5}', job_id="job_2")]))
+    ask = await line.hear(lambda message: isinstance(message, Ask))
+    assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, '"left"')
+    assert isinstance(ask, Ask)
+    line.process.send(Answer(ask.number))
+    assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 1, None)
+
+
+@pytest.mark.parametrize("kind", ["thread"])
+async def test_a_job_that_comes_again_is_run_as_what_it_is_now(line: Line) -> None:
+    line.process.send(
+        Run(1, [claimed(task="rest", args='{"seconds":0.5}'), claimed(task="short_sync", job_id="job_2")])
+    )
+    line.process.send(Revoke(["job_2"]))
+    line.process.send(Run(3, [claimed(task="short_sync", job_id="job_2", attempt=2)]))
+    assert await line.hear(lambda message: isinstance(message, Revoked)) == Revoked(["job_2"])
+    assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, None)
+    assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 2, '"done"')
+
+
+@pytest.mark.parametrize("kind", ["process", "thread", "loop"])
+async def test_whatever_a_task_raises_its_job_ends_and_the_next_one_runs(line: Line, kind: str) -> None:
+    suffix = "" if kind == "loop" else "_sync"
+    names = {"exit": "SystemExit", "interrupt": "KeyboardInterrupt", "generator": "GeneratorExit", "": "Noteless"}
+    for number, (what, name) in enumerate(names.items(), 1):
+        line.process.send(Run(number, [claimed(task=f"fail{suffix}", args=f'{{"what":"{what}"}}')]))
+        failed = await line.hear(lambda message: isinstance(message, Failed))
+        assert isinstance(failed, Failed)
+        assert json.loads(failed.error)["type"].rpartition(".")[2] == name
+    line.process.send(Run(5, [claimed(task=f"short{suffix}", job_id="job_2")]))
+    assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 1, '"done"')
+
+
+@pytest.mark.parametrize("kind", ["process"])
+async def test_what_a_task_beside_it_raises_is_a_failure_where_a_job_has_its_own_loop(line: Line) -> None:
+    line.process.send(Run(1, [claimed(task="fail_beside", args='{"busy_s":0}')]))
+    failed = await line.hear(lambda message: isinstance(message, Failed))
+    assert isinstance(failed, Failed)
+    assert json.loads(failed.error)["type"] == "SystemExit"
+
+
+async def test_a_loop_that_is_ended_ends_the_child_also_while_a_thread_is_at_work(line: Line) -> None:
+    line.process.send(Run(1, [claimed(task="fail_beside", args='{"busy_s":60}')]))
+    assert await line.ending() == "was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"), [("process", "spoil_sync"), ("thread", "spoil_sync"), ("loop", "spoil"), ("loop", "clog")]
+)
+async def test_a_child_that_cannot_tell_how_a_job_ended_ends(line: Line, task: str) -> None:
+    line.process.send(Run(1, [claimed(task=task)]))
+    assert await line.ending() == "was killed by SIGKILL"
+
+
+@pytest.fixture
+def child(kind: str) -> Iterator[Child]:
+    """A child in this process, which has not begun to work."""
+    ours, theirs = pair()
+    place = Place()
+    child = KINDS[kind](theirs, place, {}, None, 1)
+    yield child
+    if isinstance(child, LoopChild):
+        child._loop.run_until_complete(asyncio.sleep(0))  # What was cancelled hears it.
+        child._loop.close()
+    place.close()
+    ours.close()
+    theirs.close()
+
+
+def _remembers(child: Child) -> set[str]:
+    """Return the jobs of which a child remembers anything."""
+    return {job_id for job_id, _ in (*child._deadlines, *child._kept)} | set(child._asked_to_stop)
+
+
+def _hear_of(child: Child, *jobs: tuple[str, int], first: int = 1) -> None:
+    ids = [job_id for job_id, _ in jobs]
+    given = [claimed(job_id=job_id, attempt=attempt) for job_id, attempt in jobs]
+    child._hear(Run(first, given, dict.fromkeys(ids, 5), {job_id: {"step": "1"} for job_id in ids}))
+    assert _remembers(child) >= set(ids)
+
+
+@pytest.mark.parametrize("kind", ["process", "thread", "loop"])
+def test_what_was_given_back_is_forgotten(child: Child) -> None:
+    _hear_of(child, ("job_1", 1), ("job_2", 1), ("job_3", 1))
+    child._hear(Revoke(["job_2", "job_3"]))
+    assert _remembers(child) == {"job_1"}
+
+
+@pytest.mark.parametrize("kind", ["loop"])
+def test_what_was_stopped_before_its_first_step_is_forgotten(child: Child) -> None:
+    _hear_of(child, ("job_1", 1), ("job_2", 1))
+    child._hear(Stop("job_2", 1))  # It waits.
+    assert _remembers(child) == {"job_1"}
+    child._hear(Stop("job_1", 1))
+    assert _remembers(child) == set()
+
+
+@pytest.mark.parametrize("kind", ["process"])
+def test_what_is_void_is_forgotten_and_its_next_attempt_is_not(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(child, ProcessChild)
+    kept: list[object] = []
+
+    def attempt(job: Claimed) -> Done:
+        kept.append(dict(child._kept))
+        return Done(job.job_id, job.attempt, None)
+
+    monkeypatch.setattr(child, "_attempt", attempt)
+    _hear_of(child, ("job_1", 1), ("job_2", 1))
+    child._place.void(2)
+    _hear_of(child, ("job_2", 2), first=3)
+    child.finish()
+    child._work()
+    assert kept == [{("job_2", 2): {"step": "1"}}]
+    assert _remembers(child) == set()

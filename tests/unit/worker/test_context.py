@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -168,6 +169,16 @@ def test_log_lines_are_bounded_and_storable() -> None:
     assert lines[1][1:] == ("stderr", "nul ␀ and half ?")
 
 
+def test_whatever_numbers_and_texts_a_task_says_can_be_sent() -> None:
+    task = Task()
+    task.ctx.progress(Decimal("12.5"))  # type: ignore[arg-type]
+    assert task.report().progress == 12
+    list(task.ctx.track([1], total=Decimal(4)))  # type: ignore[arg-type]
+    assert task.detail()["total"] == 4
+    task.ctx.log("x", "\ud800")
+    assert task.report().lines == ((None, "?", "x"),)
+
+
 def test_metadata_is_kept_and_bounded() -> None:
     task = Task(job={"metadata": '{"a":1}'})
     assert dict(task.ctx.metadata) == {"a": 1}
@@ -181,6 +192,20 @@ def test_metadata_is_kept_and_bounded() -> None:
             task.ctx.metadata["c"] = wrong
     assert "c" not in task.ctx.metadata
     assert dict(Task(job={"metadata": "{{{"}).ctx.metadata) == {}
+
+
+def test_metadata_is_sent_as_it_was_set() -> None:
+    """Another thread takes it, which must not stumble over what has become of a value meanwhile."""
+    task = Task()
+    seen: list[object] = [1]
+    task.ctx.metadata["seen"] = seen
+    seen.append(object())
+    assert json.loads(task.report().metadata or "") == {"seen": [1]}
+    with pytest.raises(InvalidTask):
+        task.ctx.metadata["more"] = 1
+    seen.pop()
+    task.ctx.metadata["more"] = 1
+    assert json.loads(task.report().metadata or "") == {"seen": [1], "more": 1}
 
 
 async def test_steps_that_were_finished_are_not_repeated() -> None:

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from headway.lifecycle import Cancelled, Parked, Raised, Released
+from headway.clock import Clock
+from headway.lifecycle import Cancelled, Outcome, Parked, Raised, Released
+from headway.model import Claimed, Report
 from headway.worker import frames
-from headway.worker.crew import RUN_BYTES_MAX, _in_frames, _outcome_of
+from headway.worker.crew import RUN_BYTES_MAX, Crew, CrewPlan, _in_frames, _outcome_of
 from headway.worker.descendants import descendants_of, kill_group, start_warden
 from headway.worker.pool import PREFETCH_MAX, Pool, Post, Running, company_of
 from headway.worker.process import how_it_ended
@@ -86,6 +88,76 @@ def test_frames_are_cut_where_arguments_are_large() -> None:
     assert list(_in_frames([claimed(args="x" * 2 * RUN_BYTES_MAX)])) != [[]]
     small = [claimed()] * 1_000
     assert list(_in_frames(small)) == [small]
+
+
+class Books:
+    """A foreman and the line to a child: both only write down what they are told."""
+
+    def __init__(self, waiting: int, running: int = 1) -> None:
+        self.ends: dict[str, Outcome] = {}
+        self.sent: list[frames.ToChild] = []
+        self.crew = Crew(CrewPlan(command=(), processes=1, concurrency=1, threads=1), Clock(), self)
+        self.crew.tasks = {"work": frames.TaskInfo(name="work", isolation="thread", timeout=5)}
+        self.child = _child(kind="thread", process=self)
+        self.crew._pools["thread"].children.append(self.child)
+        jobs = [claimed(job_id=f"job_{number}") for number in range(1, 1 + running + waiting)]
+        self.crew._assign(self.child, jobs, {})
+
+    def send(self, message: frames.ToChild) -> None:
+        self.sent.append(message)
+
+    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+        self.ends[claimed.job_id] = outcome
+
+    def reported(self, reports: Sequence[Report]) -> None:
+        """Nobody reports."""
+
+    async def answer(self, ask: frames.Ask) -> str:
+        raise AssertionError("nobody asks")
+
+    def has_room(self) -> None:
+        """Nobody wants to know."""
+
+    def hear(self, *messages: frames.ToSupervisor) -> None:
+        self.crew._hear(self.crew._pools["thread"], self.child, messages)
+
+
+def test_each_answer_is_about_the_jobs_that_were_asked_for() -> None:
+    books = Books(waiting=3)
+    for number in (2, 3, 4):
+        books.crew.stop(f"job_{number}", 1, Cancelled(f"reason {number}"))
+    assert [message for message in books.sent if isinstance(message, frames.Revoke)] == [
+        frames.Revoke(["job_2"]),
+        frames.Revoke(["job_3"]),
+        frames.Revoke(["job_4"]),
+    ]
+    books.hear(frames.Revoked(["job_2"]), frames.Revoked([], ["job_3"]), frames.Revoked(["job_4"]))
+    assert books.ends == {"job_2": Cancelled("reason 2"), "job_4": Cancelled("reason 4")}
+    books.hear(frames.Done("job_1", 1, None))
+    books.crew.stop("job_3", 1, Cancelled("again"))  # It had begun; it is asked like any other.
+    assert books.sent[-1] == frames.Stop("job_3", 1)
+
+
+@pytest.mark.parametrize("seems_to_run", [False, True])
+def test_a_job_that_is_cancelled_while_it_is_taken_back_is_cancelled(seems_to_run: bool) -> None:
+    books = Books(waiting=2)
+    books.crew.release_waiting("the worker ends")
+    if seems_to_run:  # The first is done, so the next one has begun, as far as we know.
+        books.hear(frames.Done("job_1", 1, None))
+    books.crew.stop("job_2", 1, Cancelled("enough"))
+    books.hear(frames.Revoked(["job_2", "job_3"]))
+    assert books.ends["job_2"] == Cancelled("enough")
+    assert books.ends["job_3"] == Released("handed back: it had to wait")
+    assert not books.crew._reasons
+
+
+def test_deadlines_are_sent_with_their_jobs() -> None:
+    books = Books(waiting=0)
+    jobs = [claimed(job_id=f"job_{number}", args="x" * (RUN_BYTES_MAX // 2)) for number in range(2, 6)]
+    books.crew._assign(books.child, jobs, {})
+    runs = [message for message in books.sent if isinstance(message, frames.Run)]
+    assert len(runs) == 3
+    assert all([*run.deadlines] == [job.job_id for job in run.jobs] for run in runs)
 
 
 def test_what_messages_mean() -> None:

@@ -1,12 +1,14 @@
 """The supervisor on the real store, in virtual time: whom it no longer trusts, and what must not get lost."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
-from headway.errors import LeaseLost, StoreUnavailable
+from headway.errors import LeaseLost, StoreError, StoreUnavailable
 from headway.events import AttemptsLost
 from headway.instants import SECOND
 from headway.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
@@ -159,6 +161,41 @@ async def test_a_report_that_could_not_be_written_is_written_later() -> None:
         assert post.job(job, "status", "progress") == ("COMPLETED", 100)
 
 
+class Picky:
+    """A store that takes no two reports at once, and goes away after the first."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self.taken = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    async def report(self, reports: Sequence[Report]) -> frozenset[str]:
+        if len(reports) > 1:
+            raise StoreError("one of them")
+        self.taken += 1
+        if self.taken == 2:
+            raise StoreUnavailable("gone")
+        return await self._work.report(reports)  # type: ignore[no-any-return]
+
+
+@virtual
+async def test_reports_that_are_written_one_by_one_are_all_written() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        jobs = await post.take(3)
+        post.supervisor._work = Picky(post.supervisor._work)
+        post.supervisor.reported([_said(job, job.id) for job in jobs])
+        await asyncio.sleep(1)
+        with pytest.raises(StoreUnavailable):
+            await post.supervisor.report()
+        assert len([job for job in jobs if post.log(job)]) == 1
+        await asyncio.sleep(1)
+        await post.supervisor.report()
+        assert [post.log(job) for job in jobs] == [[job.id] for job in jobs], "each of them, and once"
+
+
 @virtual
 async def test_progress_is_written_twice_a_second_and_the_latest_wins() -> None:
     async with Stage() as stage:
@@ -217,6 +254,32 @@ async def test_a_lease_that_cannot_be_extended_is_not_trusted() -> None:
         assert post.job(known, "status", "result") == ("COMPLETED", "1"), "what is known is written when it can be"
         assert post.job(lost, "status", "progress", "result") == ("RUNNING", 0, None)
         assert post.log(lost) == []
+
+
+class Unread(deque[Any]):
+    """A line that is taken from, but not looked through: it may be long, and is looked after often."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("looked through")
+
+
+@virtual
+async def test_what_has_ended_is_not_looked_through_while_the_store_is_away() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        jobs = await post.take(3)
+        post.supervisor._ended = Unread()
+        for job in jobs[:2]:
+            post.supervisor.ended(job, Succeeded())
+        post.seat.driver.is_down = True
+        with pytest.raises(StoreUnavailable):
+            await post.supervisor.settle()
+        await asyncio.sleep(LEASE_S)
+        await post.supervisor.watch()
+        assert post.crew.abandoned == [jobs[2].id]
+        post.seat.driver.is_down = False
+        await post.supervisor.settle()
+        assert [post.job(job, "status") for job in jobs] == [("COMPLETED",), ("COMPLETED",), ("RUNNING",)]
 
 
 @virtual
