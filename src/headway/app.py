@@ -25,7 +25,7 @@ from headway.coordination.admission import AdmittedLeases
 from headway.coordination.engines import open_engine
 from headway.definitions import Definitions
 from headway.errors import HeadwayError, InvalidConfig, InvalidSchedule, InvalidTask, TaskNotFound
-from headway.instants import DurationLike
+from headway.instants import DurationLike, quote
 from headway.lifecycle import Status
 from headway.locks import TTL_DEFAULT, Grants, Leader, LeaderTerm, Lock, SyncLock, Wish
 from headway.model import (
@@ -36,6 +36,7 @@ from headway.model import (
     Schedule,
     ScheduleSpec,
     check_name,
+    read_status,
 )
 from headway.node import EngineNode, World
 from headway.ports import Live, LiveView, Transport, WakeUps
@@ -48,7 +49,7 @@ from headway.store import Store
 from headway.store.foreign import run_inside, run_inside_async
 from headway.store.queue import enqueue
 from headway.store.sqlite import path_of
-from headway.task import Conduct, JobHandle, Options, Retry, Task
+from headway.task import Conduct, JobHandle, Options, Retry, Task, check_function, check_retry, memory_limit
 from headway.worker.command import CommandRefused, command
 from headway.worker.context import Context
 from headway.worker.crew import CrewPlan
@@ -208,12 +209,15 @@ class Headway:
         takes longer than `timeout` is stopped; a job that has not begun after `expires` is cancelled.
         """
         options = Options().changed({"queue": queue, "priority": priority, "tenant": tenant, "expires": expires})
-        if retry is not None:
-            options = replace(options, max_attempts=retry.max_attempts, backoff=retry.backoff)
+        policy = check_retry(retry)
+        if policy is not None:
+            options = replace(options, max_attempts=policy.max_attempts, backoff=policy.backoff)
 
         def register(callee: Callable[..., Any]) -> Task[..., Any]:
-            conduct = Conduct.of(callee, isolation=isolation, timeout=timeout, memory=memory, retry=retry)
-            return self._register(callee, name or callee.__name__, options, conduct)
+            check_function(callee)
+            conduct = Conduct.of(callee, isolation=isolation, timeout=timeout, memory=memory, retry=policy)
+            called = getattr(callee, "__name__", None) if name is None else name
+            return self._register(callee, called, options, conduct)
 
         return register if function is None else register(function)
 
@@ -230,17 +234,26 @@ class Headway:
         retry: Retry | None = None,
         timeout: DurationLike | None = None,
         expires: DurationLike | None = None,
+        memory: str | int | None = None,
     ) -> Task[..., dict[str, Any]]:
         """Register a program with its arguments as a task; no shell is involved.
 
         `{name}` in an element is an argument of the job. What the program writes is the log of the job, and a line
-        `::progress 40 Copying tables` its progress. An exit code other than 0 is a failure.
+        `::progress 40 Copying tables` its progress. An exit code other than 0 is a failure. Each process of the program
+        can have as much `memory`.
         """
         policy = _giving_up_on(CommandRefused, retry)
         register = self.task(
-            name=name, queue=queue, priority=priority, tenant=tenant, retry=policy, timeout=timeout, expires=expires
+            name=check_name(name, "the name of a task"),
+            queue=queue,
+            priority=priority,
+            tenant=tenant,
+            retry=policy,
+            timeout=timeout,
+            expires=expires,
         )
-        return register(command(argv, env=env, cwd=cwd))
+        limit = None if memory is None else memory_limit(memory)
+        return register(command(argv, env=env, cwd=cwd, memory=limit))
 
     def http(
         self,
@@ -258,7 +271,7 @@ class Headway:
     ) -> Task[..., dict[str, Any]]:
         """Register a request as a task; the arguments of the job are its JSON body, or its query."""
         register = self.task(
-            name=name,
+            name=check_name(name, "the name of a task"),
             queue=queue,
             priority=priority,
             tenant=tenant,
@@ -269,8 +282,11 @@ class Headway:
         )
         return register(http_request(url, method=method, headers=headers))
 
-    def _register(self, callee: Callable[..., Any], name: str, options: Options, conduct: Conduct) -> Task[..., Any]:
-        if check_name(name, "task") in self.tasks:
+    def _register(
+        self, callee: Callable[..., Any], called: object, options: Options, conduct: Conduct
+    ) -> Task[..., Any]:
+        name = check_name(called, "the name of a task")
+        if name in self.tasks:
             where = f", one of them in {self._file.file}" if name in self._file.tasks else ""
             raise InvalidTask(f"two tasks are named {name!r}{where}; give one of them another name")
         self.tasks[name] = task = Task(self, callee, name, options, conduct)
@@ -314,6 +330,8 @@ class Headway:
             task = self.tasks.get(task, task)
         if isinstance(task, str):
             return ScheduleSpec.build(task=task, trigger=trigger, args=dict(args or {}), **policies)
+        if not isinstance(task, Task):
+            raise InvalidSchedule(f"a schedule runs a task or the name of one, not {quote(task)}")
         options = task.defaults
         inherited = {
             "queue": options.queue,
@@ -445,7 +463,7 @@ class Headway:
 
     async def job(self, job_id: str) -> JobHandle:
         """Look up a job by its id, or by the beginning of it."""
-        return JobHandle(self, await (await self.store()).queue.get(job_id))
+        return JobHandle(self, await (await self.store()).queue.get(_job_id(job_id)))
 
     def job_sync(self, job_id: str) -> JobHandle:
         """Look up a job by its id, or by the beginning of it."""
@@ -463,8 +481,9 @@ class Headway:
         limit: int = 50,
     ) -> list[JobHandle]:
         """Return a page of jobs, newest first; `before` is the last id of the page before."""
+        known, most = None if status is None else read_status(status), _page_size(limit)
         found = await (await self.store()).queue.page(
-            status=status, task=task, queue=queue, tenant=tenant, schedule=schedule, before=before, limit=limit
+            status=known, task=task, queue=queue, tenant=tenant, schedule=schedule, before=before, limit=most
         )
         return [JobHandle(self, job) for job in found]
 
@@ -474,7 +493,7 @@ class Headway:
 
     async def cancel(self, job_id: str, reason: str = "") -> JobHandle:
         """End a job, or ask it to stop when it runs."""
-        return JobHandle(self, await (await self.store()).queue.cancel(job_id, author="api", reason=reason))
+        return JobHandle(self, await (await self.store()).queue.cancel(_job_id(job_id), author="api", reason=reason))
 
     def cancel_sync(self, job_id: str, reason: str = "") -> JobHandle:
         """End a job, or ask it to stop when it runs."""
@@ -482,7 +501,7 @@ class Headway:
 
     async def retry(self, job_id: str) -> JobHandle:
         """Run a job that has ended once more, as a new job that is linked to it."""
-        return JobHandle(self, await (await self.store()).queue.retry(job_id, author="api"))
+        return JobHandle(self, await (await self.store()).queue.retry(_job_id(job_id), author="api"))
 
     def retry_sync(self, job_id: str) -> JobHandle:
         """Run a job that has ended once more, as a new job that is linked to it."""
@@ -549,7 +568,7 @@ class Headway:
 
     async def occurrences(self, schedule: str, *, limit: int = 50) -> list[Occurrence]:
         """Return what was decided for a schedule, newest first."""
-        return await (await self.store()).ledger.occurrences(schedule, limit=limit)
+        return await (await self.store()).ledger.occurrences(schedule, limit=_page_size(limit))
 
     def occurrences_sync(self, schedule: str, *, limit: int = 50) -> list[Occurrence]:
         """Return what was decided for a schedule, newest first."""
@@ -652,7 +671,7 @@ class Headway:
 
 def _giving_up_on(kind: type[Exception], retry: Retry | None) -> Retry:
     """Return a policy that also gives up on this kind of error."""
-    policy = retry or Retry(max_attempts=1)
+    policy = check_retry(retry) or Retry(max_attempts=1)
     return Retry(
         max_attempts=policy.max_attempts,
         backoff=str(policy.backoff),
@@ -660,6 +679,18 @@ def _giving_up_on(kind: type[Exception], retry: Retry | None) -> Retry:
         give_up_on=(*policy.give_up_on, kind),
         retry_timeouts=policy.retry_timeouts,
     )
+
+
+def _job_id(value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidTask(f"a job is named by its id, a text such as job.id, not {quote(value)}")
+    return value
+
+
+def _page_size(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidTask(f"limit must be a whole number of at least 1, not {quote(value)}")
+    return value
 
 
 def _calling_module() -> str:

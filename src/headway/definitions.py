@@ -35,7 +35,7 @@ from headway.task import Retry
 TRIGGER_WORDS: Final = ("cron", "every", "after", "at")
 CRON_WORDS: Final = ("tz", "dst", "seconds")
 _COMMON: Final = ("queue", "priority", "tenant", "timeout", "expires", "retry")
-_KINDS: Final = {"command": ("env", "cwd"), "http": ("method", "headers")}
+_KINDS: Final = {"command": ("env", "cwd", "memory"), "http": ("method", "headers")}
 _RETRY: Final = ("max_attempts", "backoff", "retry_timeouts")
 
 

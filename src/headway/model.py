@@ -9,6 +9,7 @@ What is made once per decision or job is a msgspec `Struct`: just as frozen, and
 dataclass, which counts when ten thousand schedules are due at once.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -229,6 +230,14 @@ def check_int(value: object, what: str, low: int, high: int) -> int:
     return value
 
 
+def read_status(value: object) -> Status:
+    """Return a status by its name, or say which there are."""
+    try:
+        return Status(str(value).upper())
+    except ValueError:
+        raise InvalidTask(f"status must be one of {', '.join(Status)}, not {quote(value)}") from None
+
+
 def check_tags(value: object, what: str = "tags") -> tuple[str, ...]:
     """Return tags as a tuple of names, at most `TAGS_MAX`."""
     if isinstance(value, str) or not isinstance(value, list | tuple) or len(value) > TAGS_MAX:
@@ -244,6 +253,7 @@ def encode_args(value: object, what: str = "args") -> str:
         raise InvalidTask(f"{what} must be an object of names and values, not {type(value).__name__}")
     try:
         text = msgspec.json.encode(value, order="deterministic").decode()
+        check_finite(value, text, what)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidTask(f"{what} must be JSON: {error}") from None
     if len(text) > ARGS_BYTES_MAX or len(text.encode()) > ARGS_BYTES_MAX:
@@ -251,6 +261,24 @@ def encode_args(value: object, what: str = "args") -> str:
     if "\\u0000" in text and _NUL.search(text):
         raise InvalidTask(f"{what} must not contain NUL characters; PostgreSQL cannot store them")
     return text
+
+
+def check_finite(value: object, text: str, what: str) -> None:
+    """Refuse numbers that JSON does not have; in the text of a value they would be null, and nobody would know."""
+    if "null" not in text:
+        return
+    # A stack and not recursion, since what can be written may be nested as deep as Python's own stack.
+    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=str)  # The hook is for `Raw`, which is JSON already.
+    left: list[tuple[str, Any]] = [("", plain)]
+    while left:
+        place, found = left.pop()
+        if isinstance(found, float) and not math.isfinite(found):
+            where = f" at {place[:NAME_LENGTH_MAX]}" if place else ""
+            raise InvalidTask(f"{what} must be JSON, which has no {found}{where}; give a number, a text or None")
+        if isinstance(found, dict):
+            left += [(f"{place}.{name}" if place else name, part) for name, part in found.items()]
+        elif isinstance(found, list | tuple):
+            left += [(f"{place}[{at}]", part) for at, part in enumerate(found)]
 
 
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # Not a backslash that is itself written with one.

@@ -47,6 +47,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
 class TaskSignal(Exception):
@@ -58,7 +59,7 @@ class Retry(TaskSignal):
 
     `retry_on` names the only exceptions worth another try, `give_up_on` those that are not; time-outs are retried
     unless `retry_timeouts` is False. Within a task, `raise Retry(after="10m")` ends the attempt as a failure and says
-    when the next one is due.
+    when the next one is due; there is a next one only within the task's own `max_attempts`.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Retry(TaskSignal):
         self.backoff = Backoff.parse(backoff)
         self.retry_on = _exceptions(retry_on, "retry_on")
         self.give_up_on = _exceptions(give_up_on, "give_up_on")
-        self.retry_timeouts = retry_timeouts
+        self.retry_timeouts = _bool(retry_timeouts, "retry_timeouts")
         self.after = None if after is None else parse_duration(after, what="after")
-        super().__init__(reason or "the task asked to be retried")
+        super().__init__(reason or "the task asked to be retried, as far as its max_attempts allows")
 
     def retries(self, error: BaseException) -> bool:
         """Say whether another try is worth it after this exception."""
@@ -99,6 +100,39 @@ def _exceptions(given: Any, what: str) -> tuple[type[BaseException], ...]:
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
         raise InvalidTask(f"{what} must be an exception class or a tuple of them, not {quote(given)}")
     return found
+
+
+def _bool(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidTask(f"{what} must be True or False, not {quote(value)}")
+    return value
+
+
+def check_retry(value: object) -> Retry | None:
+    """Return a policy, or say how one is written."""
+    if value is not None and not isinstance(value, Retry):
+        raise InvalidTask(f"retry must be a policy such as Retry(max_attempts=3), not {quote(value)}")
+    return value
+
+
+def check_function(function: object) -> Callable[..., Any]:
+    """Return a function that jobs can call with named arguments, and that runs when it is called."""
+    if not callable(function):
+        raise InvalidTask(f"a task must be a function, not {quote(function)}: write @app.task above a def")
+    shown = getattr(function, "__name__", None) or quote(function)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidTask(f"{shown} has a yield, so calling it runs nothing: a task must return its result")
+    try:
+        signature, _ = _without_context(function)
+    except (ValueError, TypeError) as error:
+        raise InvalidTask(f"{shown} cannot be a task, since Python does not tell its arguments: {error}") from None
+    for parameter in signature.parameters.values():
+        if parameter.kind in _BY_PLACE:
+            raise InvalidTask(
+                f"{shown}: the arguments of a job have names, and {parameter} cannot be given by name;"
+                " leave out the / or *"
+            )
+    return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +267,7 @@ class Conduct:
         if chosen not in choices:
             kind = "an async def" if is_async else "a def"
             raise InvalidTask(f"isolation of {kind} task must be {' or '.join(choices)}, not {quote(isolation)}")
-        limit = None if memory is None else _memory_limit(memory)
+        limit = None if memory is None else memory_limit(memory)
         if limit is not None and chosen != "process":
             raise InvalidTask('memory= needs a process of its own: isolation="process"')
         return cls(
@@ -247,7 +281,8 @@ class Conduct:
 MEMORY_MIN: Final = 32 * 1024 * 1024
 
 
-def _memory_limit(value: str | int) -> int:
+def memory_limit(value: str | int) -> int:
+    """Read how much memory a process may have, in bytes."""
     size = parse_memory(value)
     if size is None or size < MEMORY_MIN:
         raise InvalidTask(f'memory must be a size like "512MB" and at least 32MB, not {quote(value)}')

@@ -80,6 +80,7 @@ def test_global_options_stand_before_or_after_the_command(cli: Cli) -> None:
         ("--store", "", "migrate"),
         ("--app", "no such", "enqueue", "x"),
         ("enqueue", "x", "-a", "novalue"),
+        ("enqueue", "x", "-a", "n=1", "-a", "n=2"),
         ("enqueue", "x", "--args", "[1]"),
         ("enqueue", "x", "--delay", "soon"),
         ("enqueue", "x", "--at", "tomorrow"),

@@ -238,9 +238,10 @@ def test_a_name_stays_one_part_of_the_path(name: str) -> None:
     assert part(name) not in (".", "..")
 
 
-def test_what_is_no_json_is_refused() -> None:
+@pytest.mark.parametrize("value", [object(), {"n": float("inf")}])
+def test_what_is_no_json_is_refused(value: object) -> None:
     with pytest.raises(DefinitionError, match="JSON"):
-        body_of({"args": object()})
+        body_of({"args": value})
 
 
 @pytest.mark.parametrize(

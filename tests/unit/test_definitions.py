@@ -18,6 +18,7 @@ store = "sqlite:///other.db"
 command = ["pg_dump", "--file", "/backups/{day}.sql"]
 env = {PGUSER = "backup"}
 cwd = "/tmp"
+memory = "512MB"
 queue = "slow"
 timeout = "30m"
 retry = {max_attempts = 3, backoff = "5s..5m", retry_timeouts = false}
@@ -123,6 +124,8 @@ def test_a_schedule_of_a_task_that_nobody_has_is_told(folder: Path) -> None:
         ('[tasks.b]\ncommand = ["ls"]\ntimeout = "soon"', "tasks.b: timeout must look like"),
         ('[tasks.b]\ncommand = ["ls"]\nenv = ["A=B"]', "tasks.b: env must be a table"),
         ('[tasks.b]\ncommand = ["ls"]\nenv = {A = 1}', "tasks.b: env must have names and texts"),
+        ('[tasks.b]\ncommand = ["ls"]\nmemory = "much"', "tasks.b: memory must be a size like"),
+        ('[tasks.b]\nhttp = "https://x"\nmemory = "1GB"', "tasks.b: unknown key 'memory'"),
         ('[tasks.b]\ncommand = ["ls"]\nretry = 3', "tasks.b: retry must be a table such as"),
         ('[tasks.b]\ncommand = ["ls"]\nretry = {attempts = 3}', "tasks.b: unknown key 'attempts'; known are max_att"),
         ('[tasks.b]\ncommand = ["ls"]\nretry = {max_attempts = "3"}', "tasks.b: max_attempts must be a whole number"),
@@ -131,6 +134,7 @@ def test_a_schedule_of_a_task_that_nobody_has_is_told(folder: Path) -> None:
         ('[tasks.b]\nhttp = "ftp://x"', "tasks.b: the URL of a request must look like"),
         ('[tasks.b]\nhttp = ["https://x"]', "tasks.b: the URL of a request must be text"),
         ('[tasks."a b\\n"]\ncommand = ["ls"]', "tasks"),
+        ('[tasks.""]\ncommand = ["ls"]', "tasks.: the name of a task must be a text that is not empty"),
         ("schedules = 5", "schedules must be a table"),
         ('[schedules.n]\ncron = "0 2 * * *"', "schedules.n: a schedule needs a task"),
         ('[schedules.n]\ntask = "b"', "schedules.n: say when in one way: cron, every, after or at"),

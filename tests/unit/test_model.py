@@ -1,6 +1,8 @@
 """Specs: one JSON form that reads back as itself, and one clear line for whatever cannot be one."""
 
+import math
 import time
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from headway.errors import DefinitionError, InvalidSchedule, InvalidTask
 from headway.instants import DAY, HOUR, MINUTE, SECOND, isoformat, parse_instant, quote
-from headway.lifecycle import Backoff
+from headway.lifecycle import Backoff, Status
 from headway.model import (
     ARGS_BYTES_MAX,
     NAME_LENGTH_MAX,
@@ -27,6 +29,7 @@ from headway.model import (
     check_name,
     check_tags,
     encode_args,
+    read_status,
 )
 from headway.scheduling.triggers import After, At, Cron, Every, Trigger
 
@@ -300,6 +303,36 @@ def test_arguments_that_contain_themselves_are_refused() -> None:
         encode_args(circle)
 
 
+@dataclass
+class Measured:
+    value: float
+
+
+@pytest.mark.parametrize(
+    ("args", "place"),
+    [
+        ({"ratio": math.nan}, "no nan at ratio;"),
+        ({"a": None, "b": {"c": [1.5, -math.inf]}}, r"no -inf at b\.c\[1\];"),
+        ({"a": (math.inf,)}, r"no inf at a\[0\];"),
+        ({"a": Measured(math.nan)}, r"no nan at a\.value;"),
+    ],
+)
+def test_numbers_that_json_does_not_have_are_refused_by_their_place(args: dict[str, Any], place: str) -> None:
+    with pytest.raises(InvalidTask, match=f"args must be JSON, which has {place}"):
+        encode_args(args)
+    with pytest.raises(InvalidSchedule, match=place):
+        ScheduleSpec.build(task="work", trigger=Every("1h"), args=args)
+
+
+def test_nothing_is_not_a_number_that_json_does_not_have() -> None:
+    nested: Any = None
+    for _ in range(500):
+        nested = [nested]
+    for value in (None, "null", nested, 1.5, Measured(0.0), msgspec.Raw(b"null")):
+        text = encode_args({"a": value})
+        assert encode_args(text) == text
+
+
 # Small values -----------------------------------------------------------------------------------------------
 
 
@@ -309,6 +342,9 @@ def test_names_numbers_and_tags_are_checked() -> None:
     assert check_tags(["a", "b"]) == ("a", "b")
     with pytest.raises(InvalidTask, match="key must have at most 3 characters, not 4"):
         check_name("abcd", "key", 3)
+    assert read_status("failed") is Status.FAILED
+    with pytest.raises(InvalidTask, match=r"status must be one of SCHEDULED, PENDING, .*, not 'NOPE'"):
+        read_status("NOPE")
 
 
 @given(st.integers(1, 1_000_000), st.sampled_from("smh"))

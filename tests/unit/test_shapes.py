@@ -7,17 +7,84 @@ import pytest
 from headway.instants import INSTANT_MAX, INSTANT_MIN, parse_instant
 from headway.model import ScheduleSpec
 from headway.scheduling.triggers import Cron, Every
-from headway.shapes import masked, previews, unmasked
+from headway.shapes import _NAMES_KEPT, _named, masked, previews, unmasked
 from headway.status.times import read_future
 
 SECRETS = ("password", "PASSWORD", "db_password", "passwd", "token", "api_token", "client_secret", "Authorization")
 KEYS = ("key", "api_key", "apikey", "private-key", "access.keys", "credentials")
-PLAIN = ("keyboard", "monkey", "passenger", "user", "n")
+OTHERS = (
+    *(
+        "privateKey",
+        "accessKey",
+        "APIKey",
+        "APIkey",
+        "AWSSecretAccessKey",
+        "sshkey",
+        "ssh_key_pem",
+        "key2",
+        "primary_key",
+    ),
+    *("password_old", "passwords", "db_password1", "DBpassword", "userPwd", "pwd", "user pw", "dbpass", "pass", "PASS"),
+    *("passphrase", "passcode", "passkey", "auth", "x-auth", "oauth2", "authentication", "authToken", "accesstoken"),
+    *("Set-Cookie", "cookies", "creds", "jwt", "token1", "secret_v2", "client.secret"),
+)
+PLAIN = (
+    *(
+        "keyboard",
+        "keyword",
+        "keywords",
+        "monkey",
+        "monkeyWrench",
+        "turkey",
+        "author",
+        "authors",
+        "authority",
+        "user",
+        "n",
+    ),
+    *("passenger", "passenger_id", "maxPassengers", "passage", "passive", "passed", "testsPassed", "passing", "passes"),
+    *("bypass", "bypassCache", "compass", "compassion", "tokenizer", "tokenized", "secretary", "path", "", "_", "7"),
+)
 
 
 def test_secrets_are_known_by_their_names() -> None:
-    assert masked(dict.fromkeys((*SECRETS, *KEYS), "x")) == dict.fromkeys((*SECRETS, *KEYS), "***")
+    assert masked(dict.fromkeys((*SECRETS, *KEYS, *OTHERS), "x")) == dict.fromkeys((*SECRETS, *KEYS, *OTHERS), "***")
     assert masked(dict.fromkeys(PLAIN, "x")) == dict.fromkeys(PLAIN, "x")
+    assert masked({"a" * 10_000 + "_password": "x", "b" * 10_000: "y"}) == {
+        "a" * 10_000 + "_password": "***",
+        "b" * 10_000: "y",
+    }
+
+
+def test_a_number_of_secrets_is_none() -> None:
+    """What a model was asked for and has cost is what people want to see of its job."""
+    counts = {
+        "max_tokens": 4096,
+        "totalTokens": 1.5,
+        "token_count": 3,
+        "key_size": 2048,
+        "keys": 2,
+        "has_password": True,
+    }
+    assert masked(counts) == counts
+    assert masked({"password": 1234, "token": 7, "tokens": "x", "keys": ["x"], "api_key_count": "x"}) == {
+        "password": "***",
+        "token": "***",
+        "tokens": "***",
+        "keys": "***",
+        "api_key_count": "***",
+    }
+    assert unmasked({"max_tokens": 5}, {"max_tokens": 4}) == {"max_tokens": 5}
+
+
+def test_names_are_remembered_as_far_as_there_is_room() -> None:
+    masked({f"name{number}": 1 for number in range(3 * _NAMES_KEPT)} | {"x" * 100: 1})
+    kept = _named.cache_info()
+    assert kept.maxsize is not None
+    assert kept.currsize <= kept.maxsize == _NAMES_KEPT
+    before = kept.misses
+    masked({"y" * 100: 1})  # Nor are long ones.
+    assert _named.cache_info().misses == before
 
 
 def test_secrets_are_masked_however_deep_they_are() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from headway import After, Cancel, Context, Cron, Every, Headway, JobFailed, LeaseLost, Retry, Status
 from headway.testing import World, virtual
+from headway.testing.loop import Livelock, VirtualLoop
 
 START = "2027-03-27T00:00Z"
 
@@ -84,6 +85,29 @@ def test_a_month_takes_seconds(shop: Shop) -> None:
         world.advance(days=30)
         assert len(world.occurrences("daily")) == 30
     assert time.monotonic() - began < 60  # Ticking through every second takes minutes.
+
+
+def test_worlds_grow_old_and_forget_nothing(shop: Shop) -> None:
+    """Beyond 194 days the seconds of a float are coarser than a billionth; the retention would be 30 days."""
+    shop.app.schedule("monthly", shop.note, Cron("0 0 1 * *"))
+    with virtual(shop.app, "2027-01-01T00:00Z") as world:
+        for _ in range(11):
+            world.advance(days=20)
+        assert [found.instant.month for found in world.occurrences("monthly")] == [2, 3, 4, 5, 6, 7, 8]
+        assert len(world.jobs(task="note", status="completed")) == 7
+        world.assert_promises()
+
+
+@pytest.mark.parametrize("years", [0, 1, 10, 1_000])
+def test_a_timer_is_due_in_any_year(years: int) -> None:
+    loop, seen = VirtualLoop(), list[float]()
+    loop.run_through(years * 365 * 86_400.0 + 0.7)
+    began = loop.time()
+    loop.call_at(began + 0.1 + 0.2, lambda: seen.append(loop.time()))
+    loop.call_at(began + 0.9, lambda: seen.append(0))
+    loop.run_through(began + 0.3)
+    assert seen == [pytest.approx(began + 0.3)]
+    loop.close()
 
 
 def test_an_instant_at_the_end_of_the_time_is_in_it(shop: Shop) -> None:
@@ -206,6 +230,18 @@ def test_signals_of_a_task(shop: Shop) -> None:
         assert world.now == when("2027-03-27T03:00")
         assert world.job(job).status is Status.CANCELLED
         assert world.job(job).job.reason == "nothing to do"
+
+
+def test_a_task_that_may_be_tried_once_is_told_so(shop: Shop) -> None:
+    @shop.app.task
+    def hopeful() -> None:
+        raise Retry(after="3h")
+
+    with virtual(shop.app, START) as world:
+        job = world.enqueue(hopeful)
+        world.drain()
+        assert world.job(job).status is Status.FAILED
+        assert "max_attempts" in world.job(job).error["message"]
 
 
 def test_a_job_that_takes_too_long_is_stopped(shop: Shop) -> None:
@@ -445,6 +481,30 @@ def test_a_test_that_fails_leaves_nothing_behind(shop: Shop) -> None:
     with virtual(shop.app, START) as world:
         assert world.jobs() == []
     gc.collect()  # Whatever had been left would make itself heard now, and fail the test.
+
+
+@pytest.mark.parametrize("gives_up", [True, False], ids=["gentle", "stubborn"])
+def test_code_that_lets_no_time_pass_is_one_clear_error(shop: Shop, gives_up: bool) -> None:
+    @shop.app.task
+    async def busy() -> None:
+        while True:
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                shop.diary.append("stop")
+                if gives_up:
+                    raise
+
+    def play() -> None:
+        with virtual(shop.app, START) as world:
+            world.enqueue(busy)
+            world.advance(seconds=1)
+
+    with pytest.raises(Livelock, match="time stands still") as told:
+        play()
+    assert told.value.__context__ is None
+    assert "stop" in shop.diary
+    gc.collect()  # As above.
 
 
 def test_code_that_cannot_be_stopped_does_not_stop_the_end(shop: Shop) -> None:

@@ -27,20 +27,23 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def read_args(pairs: Sequence[str] | None, text: str | None) -> dict[str, Any]:
     """Merge `--args` and `-a`; the latter wins."""
-    args = _read_object(text) if text is not None else {}
+    args: dict[str, Any] = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
-        if not equals or not name.strip():
+        name = name.strip()
+        if not equals or not name:
             raise InvalidTask(f"-a must look like name=value, not {pair[:60]!r}")
-        args[name.strip()] = _read_value(value)
-    return args
+        if name in args:
+            raise InvalidTask(f"-a {name[:60]}=… is given twice; say it once, a list as {name[:60]}='[1, 2]'")
+        args[name] = _read_value(value)
+    return (_read_object(text) if text is not None else {}) | args
 
 
 def _read_object(text: str) -> dict[str, Any]:
     if len(text) > ARGS_JSON_MAX:
         raise InvalidTask("--args is too long; store large data elsewhere")
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise InvalidTask(f"--args must be JSON: {error}") from None
     if not isinstance(value, dict):

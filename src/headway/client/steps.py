@@ -35,6 +35,7 @@ from headway.errors import (
     TaskNotFound,
 )
 from headway.instants import DurationLike, InstantLike, format_duration, isoformat, parse_duration, parse_instant
+from headway.model import check_finite
 
 Shape: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -322,10 +323,13 @@ def _query_text(value: Any) -> str:
 
 def body_of(given: Mapping[str, Any]) -> bytes:
     """Write a body; what is None is not sent."""
+    said = {name: value for name, value in given.items() if value is not None}
     try:
-        return msgspec.json.encode({name: value for name, value in given.items() if value is not None})
+        data = msgspec.json.encode(said)
+        check_finite(said, data.decode(), "what is sent")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DefinitionError(f"this cannot be written as JSON: {error}") from None
+    return data
 
 
 def duration_text(value: DurationLike | None, what: str = "duration") -> str | None:

@@ -6,11 +6,14 @@ runs and runs without letting time pass.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
 TURNS_AT_ONE_TIME_MAX: Final = 100_000
 SAME_TIME_S: Final = 1e-7  # Sums of seconds are not exact; the store counts microseconds.
+SAME_TIME_STEPS: Final = 4  # The same, in steps of a float, which grow with the years.
+RESOLUTION_S: Final = 1e-9
 GOODBYE_S_MAX: Final = 60.0
 GOODBYES_MAX: Final = 5
 
@@ -32,7 +35,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._turns = 0
-        self._clock_resolution = 1e-9
+        self._clock_resolution = RESOLUTION_S
         self._selector = self
         self._until: float | None = None
 
@@ -58,18 +61,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if timeout is not None and timeout <= 0:
             self._turns += 1
             if self._turns > TURNS_AT_ONE_TIME_MAX:
-                raise Livelock(f"{self._turns} turns at {self._now} s")
+                self._turns = 0  # For the goodbye.
+                raise Livelock(
+                    f"time stands still {self._now:.6f} s after the start: {TURNS_AT_ONE_TIME_MAX:,} turns, and nothing"
+                    " waits. A loop that only yields must let time pass: await asyncio.sleep(1), not 0"
+                )
             return []
         self._turns = 0
         following = None if timeout is None else max(self._now, self._scheduled[0].when())
-        if self._until is not None and (following is None or following > self._until + SAME_TIME_S):
-            self._now = max(self._now, self._until)
+        if self._until is not None and (following is None or following > _latest(self._until)):
+            self._jump(max(self._now, self._until))
             self.stop()
         elif following is None:
             raise Deadlock("nothing is ready and no timer is set")
         else:
-            self._now = following
+            self._jump(following)
         return []
+
+    def _jump(self, when: float) -> None:
+        """Be at a time. A timer is due before the time plus the resolution, which must not get lost in the sum."""
+        self._now = when
+        self._clock_resolution = max(RESOLUTION_S, math.ulp(when))
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         """Call it here and now: a thread knows no virtual time."""
@@ -93,7 +105,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 break
             for task in tasks:
                 task.cancel()
-            self.run_until_complete(asyncio.wait(tasks, timeout=GOODBYE_S_MAX))
+            try:
+                self.run_until_complete(asyncio.wait(tasks, timeout=GOODBYE_S_MAX))
+            except Livelock:  # Another turn would be no better.
+                break
         for task in asyncio.all_tasks(self):  # Code that does not let itself be cancelled.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             with contextlib.suppress(Exception):
@@ -105,3 +120,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         """Refuse: a thread that calls would break determinism."""
         raise AssertionError("a thread in virtual time")
+
+
+def _latest(until: float) -> float:
+    """Return the latest time that is still the same."""
+    return until + max(SAME_TIME_S, SAME_TIME_STEPS * math.ulp(until))

@@ -15,6 +15,7 @@ import contextlib
 import inspect
 import os
 import re
+import resource
 import selectors
 import signal
 import subprocess
@@ -139,7 +140,11 @@ def _text_of(name: str, value: object) -> str:
 
 
 def command(
-    argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    memory: int | None = None,
 ) -> Callable[..., dict[str, Any]]:
     """Make the function of a task that runs a program; its arguments are the names in braces."""
     template, added, folder = _Template.read(argv), _checked_env(env), None if cwd is None else str(cwd)
@@ -147,7 +152,7 @@ def command(
     def run(headway_context: Context, /, **args: Any) -> dict[str, Any]:
         filled = template.fill(args)
         headway_context.check()
-        return _Running(headway_context, filled, _environment(headway_context, added), folder).finish()
+        return _Running(headway_context, filled, _environment(headway_context, added), folder, memory).finish()
 
     run.__doc__ = f"Run {' '.join(argv)[:200]}"
     run.__signature__ = _signature(template.names)  # type: ignore[attr-defined]
@@ -155,6 +160,8 @@ def command(
 
 
 def _checked_env(env: Mapping[Any, Any] | None) -> dict[str, str]:
+    if env is not None and not isinstance(env, Mapping):
+        raise InvalidTask(f'env must be a dict such as {{"PGUSER": "backup"}}, not {type(env).__name__}')
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(value, str) or "\0" in value:
             raise InvalidTask(f"env must have names and texts, not {quote(name)} = {type(value).__name__}")
@@ -176,17 +183,30 @@ def _environment(context: Context, added: Mapping[str, str]) -> dict[str, str]:
     }
     return {
         **inherited,
-        **added,
         "HEADWAY_JOB_ID": context.job_id,
         "HEADWAY_ATTEMPT": str(context.attempt),
-        "HEADWAY_TOKEN": str(context.token),
+        "HEADWAY_FENCING_TOKEN": str(context.token),  # HEADWAY_TOKEN is what a client says to the API.
+        **added,
     }
+
+
+def _limited(argv: Sequence[str], memory: int) -> list[str]:
+    """Put what bounds the memory of a process before a program, which takes its place.
+
+    A limit that we set from outside would come late for what the program starts at once, and not be ours to set for a
+    program that runs as somebody else.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    return ["/bin/sh", "-c", 'ulimit -d "$0" && exec "$@"', str(limit // 1024), *argv]
 
 
 class _Running:
     """A command that runs: its output becomes the log and the progress of the job."""
 
-    def __init__(self, context: Context, argv: list[str], env: dict[str, str], cwd: str | None) -> None:
+    def __init__(
+        self, context: Context, argv: list[str], env: dict[str, str], cwd: str | None, memory: int | None
+    ) -> None:
         self._context = context
         self._program = argv[0]
         self._logged = 0
@@ -194,7 +214,7 @@ class _Running:
         self._guard = _guard()  # First, so that at no time anything could be left behind.
         try:
             self._process = subprocess.Popen(
-                argv,
+                argv if memory is None else _limited(argv, memory),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

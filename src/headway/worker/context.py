@@ -25,12 +25,14 @@ from headway.clock import Clock
 from headway.errors import InvalidTask, LeaseLost
 from headway.instants import Instant, to_datetime
 from headway.model import (
+    LOG_BYTES_MAX,
     LOG_LINE_LENGTH_MAX,
     METADATA_BYTES_MAX,
     RESULT_BYTES_MAX,
     STEP_LENGTH_MAX,
     Claimed,
     Report,
+    check_finite,
     check_name,
     storable,
 )
@@ -39,6 +41,7 @@ T = TypeVar("T")
 
 STEPS_MAX: Final = 200
 LINES_WAITING_MAX: Final = 2_000  # Lines of one job that wait to be sent; the writer of more waits for the sender.
+LINE_OVERHEAD: Final = 40  # What a line costs beside its text, about; the statement `report` counts the same.
 UNFINISHED_MAX: Final = 99  # 100 is for jobs that have completed.
 
 
@@ -102,6 +105,7 @@ class Context:
         self._metadata: Metadata | None = None
         self._gauge: _Gauge | None = None
         self._lines: deque[tuple[Instant | None, str, str]] = deque()
+        self._logged = claimed.log_bytes
         self._sent_progress: int | None = None
         self._sent_detail: str | None = None
 
@@ -195,9 +199,15 @@ class Context:
 
     def log(self, text: object, stream: str = "log") -> None:
         """Add lines to the log of the job, which people read live."""
+        if self._logged > LOG_BYTES_MAX:
+            return  # It is full, and says so.
         kind = storable(str(stream), STEP_LENGTH_MAX)
         for line in str(text).splitlines() or [""]:
-            self._lines.append((None, kind, storable(line, LOG_LINE_LENGTH_MAX)))
+            shown = storable(line, LOG_LINE_LENGTH_MAX)
+            self._lines.append((None, kind, shown))
+            self._logged += len(shown) + LINE_OVERHEAD
+            if self._logged > LOG_BYTES_MAX:
+                break
         self._line.note(self)
 
     @property
@@ -341,6 +351,7 @@ class Metadata(MutableMapping[str, Any]):
     def _keep(self, values: dict[str, Any]) -> None:
         try:
             data = msgspec.json.encode(values)
+            check_finite(values, data.decode(), "metadata")
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidTask(f"metadata must be JSON: {error}") from None
         if len(data) > METADATA_BYTES_MAX:
@@ -485,6 +496,7 @@ def encode_result(value: object, what: str = "the result") -> str:
     """Write a result as JSON text; bounded."""
     try:
         text = msgspec.json.encode(value).decode()
+        check_finite(value, text, what)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidTask(f"{what} must be JSON: {error}") from None
     if len(text) > RESULT_BYTES_MAX:

@@ -136,6 +136,8 @@ def _checked_method(method: object) -> str:
 
 
 def _checked_headers(headers: Mapping[Any, Any] | None) -> dict[str, str]:
+    if headers is not None and not isinstance(headers, Mapping):
+        raise InvalidTask(f'headers must be a dict such as {{"X-Shop": "north"}}, not {type(headers).__name__}')
     for name, value in (headers or {}).items():
         is_name = isinstance(name, str) and _HEADER.fullmatch(name)
         if not is_name or not isinstance(value, str) or not value.isprintable() or not value.isascii():

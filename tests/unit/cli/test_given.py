@@ -41,7 +41,13 @@ def test_a_pair_without_a_name_is_refused(pair: str) -> None:
         read_args([pair], None)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "null", "[" * 100_000])
+@pytest.mark.parametrize("pairs", [["n=1", "n=2"], ["n=1", "m=0", " n =1"]])
+def test_an_argument_that_is_given_twice_is_refused(pairs: list[str]) -> None:
+    with pytest.raises(InvalidTask, match="-a n=… is given twice"):
+        read_args(pairs, None)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "null", "[" * 100_000, '{"n": NaN}', '{"n": [-Infinity]}'])
 def test_args_must_be_one_object(text: str) -> None:
     with pytest.raises(InvalidTask, match="--args must be"):
         read_args(None, text)

@@ -17,6 +17,7 @@ import pytest
 from headway import Headway, InvalidTask, Retry
 from headway.model import LOG_BYTES_MAX
 from headway.settings import Settings
+from headway.task import memory_limit
 from headway.worker.command import TAIL_LINES, CommandFailed, CommandRefused, command
 from headway.worker.context import TaskStopped
 from tests.support.contexts import Listener, new_context
@@ -143,11 +144,51 @@ def test_the_environment_is_what_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_
         "TZ": "UTC",
         "HEADWAY_JOB_ID": "job_test",
         "HEADWAY_ATTEMPT": "2",
-        "HEADWAY_TOKEN": "2",
+        "HEADWAY_FENCING_TOKEN": "2",
     }
-    for wrong in ({"A=B": "x"}, {"A": 1}, {"A": "a\0"}, {1: "x"}):
+    for wrong in (["A=B"], {"A=B": "x"}, {"A": 1}, {"A": "a\0"}, {1: "x"}):
         with pytest.raises(InvalidTask, match="env"):
             command(["ls"], env=wrong)  # type: ignore[arg-type]
+
+
+def test_what_the_author_says_is_what_the_command_is_told() -> None:
+    said = {"HEADWAY_TOKEN": "for the API", "HEADWAY_JOB_ID": "mine"}
+    _, listener = run(shell("echo $HEADWAY_TOKEN, $HEADWAY_JOB_ID, $HEADWAY_FENCING_TOKEN"), {"env": said})
+    assert listener.texts("stdout") == ["for the API, mine, 2"]
+
+
+HOG = [sys.executable, "-c", "print(len(bytearray(300 << 20)))"]
+
+
+@pytest.mark.parametrize(
+    "argv", [HOG, ["/bin/sh", "-c", '"$@"; exit $?', "sh", *HOG]], ids=["itself", "what it starts"]
+)
+def test_a_command_cannot_take_more_memory_than_it_may(argv: list[str]) -> None:
+    context, _ = new_context()
+    with pytest.raises(CommandFailed, match=r"^.* ended with exit code 1:\n(.*\n)*MemoryError"):
+        command(argv, memory=200 << 20)(context)
+    assert run(argv, {"memory": 1 << 30})[1].texts("stdout") == [str(300 << 20)]
+
+
+def test_a_limit_of_memory_changes_nothing_else(tmp_path: Path) -> None:
+    nasty = "a b\"; rm -rf / $(id) `id` ' \n *"
+    _, listener = run([*SHOW, "{x}", "-n", ""], {"memory": 1 << 30, "cwd": tmp_path}, x=nasty)
+    assert json.loads(listener.texts("stdout")[0]) == [nasty, "-n", ""]
+    context, _ = new_context()
+    with pytest.raises(CommandFailed, match=r"^no-such-program ended with exit code 127:\n.*no-such-program"):
+        command(["no-such-program"], memory=1 << 30)(context)
+    with pytest.raises(CommandFailed, match=f"ls cannot be started in {tmp_path}/none: No such"):
+        command(["ls"], memory=1 << 30, cwd=tmp_path / "none")(context)
+
+
+def test_the_memory_of_a_command_is_read_as_that_of_a_task() -> None:
+    app = Headway(settings=Settings(store="sqlite://"), name="t")
+    context, listener = new_context()
+    app.command("limit", shell("ulimit -d"), memory="64MB").function(context)
+    assert listener.texts("stdout") == [str(memory_limit("64MB") // 1024)]
+    for wrong in ("much", "1MB", -5):
+        with pytest.raises(InvalidTask, match='memory must be a size like "512MB"'):
+            app.command("odd", ["ls"], memory=wrong)
 
 
 # --- what it says

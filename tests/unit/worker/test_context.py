@@ -12,7 +12,7 @@ import pytest
 from headway.clock import Clock
 from headway.errors import InvalidTask, LeaseLost
 from headway.model import LOG_LINE_LENGTH_MAX, METADATA_BYTES_MAX, RESULT_BYTES_MAX, Report
-from headway.worker.context import STEPS_MAX, Context, TaskStopped
+from headway.worker.context import STEPS_MAX, Context, TaskStopped, encode_result
 from tests.unit.worker.test_frames import claimed
 
 
@@ -269,3 +269,12 @@ def test_nothing_is_lost_between_threads() -> None:
     lines = [line[2] for report in reports for line in report.lines]
     assert lines == [f"{number} {part}" for number in range(STEPS_MAX) for part in range(20)]
     assert [report.progress for report in reports if report.progress is not None][-1] == 99
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"rates": [1.5, float("-inf")]}])
+def test_numbers_that_json_does_not_have_are_refused(value: object) -> None:
+    """They would be null in what is stored, and nobody would know."""
+    with pytest.raises(InvalidTask, match="must be JSON, which has no"):
+        encode_result(value)
+    with pytest.raises(InvalidTask, match="must be JSON, which has no"):
+        Task().ctx.metadata["found"] = value

@@ -1,6 +1,7 @@
 """How the crew spreads, prefetches, suspects and cuts; and that what a dead supervisor leaves is ended."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from headway.clock import Clock
-from headway.lifecycle import Cancelled, Outcome, Parked, Raised, Released
+from headway.lifecycle import Cancelled, Outcome, Parked, Raised, Released, TimedOut
 from headway.model import Claimed, Report
 from headway.worker import frames
 from headway.worker.crew import RUN_BYTES_MAX, Crew, CrewPlan, _in_frames, _outcome_of
@@ -166,13 +167,34 @@ def test_what_messages_mean() -> None:
     assert _outcome_of(child, frames.Stopped("job_1", 1)) == Released("the task stopped by itself")
     child.running["job_1"].stop_as = Cancelled("enough")
     assert _outcome_of(child, frames.Stopped("job_1", 1)) == Cancelled("enough")
-    assert _outcome_of(child, frames.Failed("job_1", 1, "{}", False, 5)) == Raised("{}", False, 5)
+    assert _outcome_of(child, frames.Failed("job_2", 1, "{}", False, 5)) == Raised("{}", False, 5)
     assert _outcome_of(child, frames.Cancelled("job_1", 1, "why")) == Cancelled("why")
     assert _outcome_of(child, frames.Unfit("job_1", 1, "why", "arguments")) == Parked("why", "arguments")
     assert _outcome_of(child, frames.Reports([])) is None
     assert how_it_ended(-9) == "was killed by SIGKILL"
     assert how_it_ended(-250) == "was killed by signal 250"
     assert how_it_ended(3) == "ended with exit code 3"
+
+
+def test_what_is_raised_while_a_task_is_stopped_does_not_replace_the_stop() -> None:
+    child = _child()
+    running = child.running["job_1"] = Running(claimed(), 1, 0.0, None, True)
+    raised = frames.Failed("job_1", 1, '{"type":"ValueError","message":"torn","traceback":"here"}', True, 5)
+    assert _outcome_of(child, raised) == Raised(raised.error, True, 5)
+    running.stop_as = Cancelled("enough")
+    assert _outcome_of(child, raised) == Cancelled("enough")
+    running.stop_as = TimedOut('{"type":"TimeoutError","message":"too long"}', retryable=False)
+    outcome = _outcome_of(child, raised)
+    assert isinstance(outcome, TimedOut)
+    assert not outcome.retryable
+    assert json.loads(outcome.error) == {
+        "type": "TimeoutError",
+        "message": "too long; asked to stop, it raised ValueError: torn",
+        "traceback": "here",
+    }
+    assert _outcome_of(child, frames.Failed("job_1", 1, "no JSON")) == running.stop_as
+    running.stop_as = Released("handed back")  # It was killed, not asked: what it said it had said before.
+    assert _outcome_of(child, raised) == Raised(raised.error, True, 5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

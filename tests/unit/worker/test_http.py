@@ -335,7 +335,17 @@ def test_an_address_may_have_other_letters(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"A B": "x"}, {"A": "x\r\nB: y"}, {"A": 5}, {"Host": "x"}, {"idempotency-key": "x"}, {"": "x"}]
+    "headers",
+    [
+        [("A", "x")],
+        "A: x",
+        {"A B": "x"},
+        {"A": "x\r\nB: y"},
+        {"A": 5},
+        {"Host": "x"},
+        {"idempotency-key": "x"},
+        {"": "x"},
+    ],
 )
 def test_headers_are_checked(headers: Any) -> None:
     with pytest.raises(InvalidTask, match="header"):
