@@ -5,7 +5,8 @@ Times are ISO 8601 with `Z`. What looks like a secret by its name is masked here
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, Literal
 from zoneinfo import ZoneInfo
 
 from headway.errors import InvalidSchedule
@@ -19,9 +20,23 @@ from headway.why import Detail, eta_seconds, glance, read_detail, read_error, re
 
 MASK: Final = "***"
 DEPTH_SHOWN: Final = 100  # More than anybody can hand in over HTTP.
+# A word of a name after which a secret follows, in small letters. Some people write two words as one: dbpassword.
 _SECRET: Final = re.compile(
-    r"pass(word|wd|phrase|code)?$|token|secret|credential|authorization|(^|[_\-.])(api)?keys?$", re.IGNORECASE
+    r"""
+      ^pass(?!ag|ed|eng|es|i[nov]|able|over|th)                               # pass, passwd; not passenger, passed
+    | (?<!by)(?<!com)(?<!over)(?<!sur)(?<!tres)(?<!under)pass$                # dbpass; not bypass, compass
+    | pass(word|wd|phrase|code|key) | pwd | ^pw$
+    | token(?!i[sz]) | secret(?!ar) | credential | ^creds?$ | ^jwt$ | ^bearer$ | ^cookies?$
+    | apikey | ^(access|auth|encryption|master|private|public|secret|signing|ssh)?keys?$
+    | ^o?auth$ | ^authenti | authori[sz]ation
+    """,
+    re.VERBOSE,
 )
+_WORD_ENDS: Final = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_NO_LETTERS: Final = re.compile(r"[\W\d_]+")
+_MEASURES: Final = frozenset({"bits", "count", "length", "limit", "size", "total", "ttl"})
+_NAMES_KEPT: Final = 4_096
+_NAME_LENGTH_KEPT: Final = 64
 
 # What can be written as a date in every zone.
 _WRITABLE: Final = (INSTANT_MIN + DAY, INSTANT_MAX - DAY)
@@ -62,7 +77,21 @@ def unmasked(value: Any, stored: Any) -> Any:
 
 
 def _is_secret(name: object, value: object) -> bool:
-    return value not in (None, "") and isinstance(name, str) and _SECRET.search(name) is not None
+    if value is None or value == "" or isinstance(value, bool) or not isinstance(name, str):
+        return False
+    kind = _named(name) if len(name) <= _NAME_LENGTH_KEPT else _named.__wrapped__(name)
+    return kind == "secret" or (kind == "secrets" and not isinstance(value, int | float))
+
+
+@lru_cache(_NAMES_KEPT)
+def _named(name: str) -> Literal["plain", "secret", "secrets"]:
+    """Say what is called so. A number of secrets is none: max_tokens, key_size."""
+    words = {*_WORD_ENDS.sub(" ", name).lower().split(), *_NO_LETTERS.sub(" ", name).lower().split()}
+    secret = [word for word in words if _SECRET.search(word)]
+    if not secret:
+        return "plain"
+    is_plural = all(word.endswith("s") and not word.endswith("ss") for word in secret)
+    return "secrets" if is_plural or words & _MEASURES else "secret"
 
 
 def job_shape(job: Job, now: Instant, *, why: str | None = None, node_name: str | None = None) -> Shape:

@@ -164,42 +164,45 @@ def test_secrets_are_masked(http: httpx.Client) -> None:
         assert shape["metadata"]["auth_token"] == "***"
 
 
-BAD = {
-    "not json": b"{",
-    "not utf-8": b'{"type": "\xff"}',
-    "twice": b'{"type": "a", "type": "b"}',
-    "unknown": b'{"type": "a", "nonsense": 1}',
-    "wrong type": b'{"type": 5}',
-    "missing": b"{}",
-    "a list": b"[]",
-    "null": b"null",
-    "nan": b'{"type": "a", "args": {"n": NaN}}',
-    "huge number": b'{"type": "a", "args": {"n": 1' + b"0" * 5_000 + b"}}",
-    "deep": b'{"type": "a", "args": {"n": ' + b"[" * 100 + b"]" * 100 + b"}}",
-    "very deep": b'{"type": "a", "args": {"n": ' + b"[" * 200_000 + b"]" * 200_000 + b"}}",
-    "nul": b'{"type": "a", "args": {"n": "\\u0000"}}',
-    "surrogate": b'{"type": "a", "args": {"n": "\\ud800"}}',
-    "control in a name": b'{"type": "a\\u001b[2J"}',
-    "empty": b'{"type": ""}',
-    "delay": b'{"type": "a", "delay": "soon"}',
-    "delay in the past": b'{"type": "a", "delay": -5}',
-    "both": b'{"type": "a", "delay": 5, "run_at": "2030-01-01T00:00:00Z"}',
-    "run_at": b'{"type": "a", "run_at": "tomorrow"}',
-    "priority": b'{"type": "a", "priority": 99999999999999999999}',
-    "attempts": b'{"type": "a", "max_attempts": 0}',
-    "tags": b'{"type": "a", "tags": [1]}',
-    "callback": b'{"type": "a", "callback_url": "file:///etc/passwd"}',
-    "timeout": b'{"type": "a", "timeout": 1e300}',
-    "args too large": json.dumps({"type": "a", "args": {"n": "x" * 300_000}}).encode(),
+# What is sent, and the field that the refusal has to name; none where the body as a whole is wrong.
+BAD: dict[str, tuple[bytes, str | None]] = {
+    "not json": (b"{", None),
+    "not utf-8": (b'{"type": "\xff"}', None),
+    "twice": (b'{"type": "a", "type": "b"}', "type"),
+    "unknown": (b'{"type": "a", "nonsense": 1}', "nonsense"),
+    "wrong type": (b'{"type": 5}', "type"),
+    "missing": (b"{}", "type"),
+    "a list": (b"[]", None),
+    "null": (b"null", None),
+    "nan": (b'{"type": "a", "args": {"n": NaN}}', "args.n"),
+    "huge number": (b'{"type": "a", "args": {"n": 1' + b"0" * 5_000 + b"}}", "args.n"),
+    "deep": (b'{"type": "a", "args": {"n": ' + b"[" * 100 + b"]" * 100 + b"}}", "args.n"),
+    "very deep": (b'{"type": "a", "args": {"n": ' + b"[" * 200_000 + b"]" * 200_000 + b"}}", None),
+    "nul": (b'{"type": "a", "args": {"n": "\\u0000"}}', "args.n"),
+    "surrogate": (b'{"type": "a", "args": {"n": "\\ud800"}}', "args.n"),
+    "control in a name": (b'{"type": "a\\u001b[2J"}', "type"),
+    "empty": (b'{"type": ""}', "type"),
+    "delay": (b'{"type": "a", "delay": "soon"}', "delay"),
+    "delay in the past": (b'{"type": "a", "delay": -5}', "delay"),
+    "both": (b'{"type": "a", "delay": 5, "run_at": "2030-01-01T00:00:00Z"}', "delay and run_at"),
+    "run_at": (b'{"type": "a", "run_at": "tomorrow"}', "run_at"),
+    "priority": (b'{"type": "a", "priority": 99999999999999999999}', "priority"),
+    "attempts": (b'{"type": "a", "max_attempts": 0}', "max_attempts"),
+    "tags": (b'{"type": "a", "tags": [1]}', "tags[0]"),
+    "callback": (b'{"type": "a", "callback_url": "file:///etc/passwd"}', "callback_url"),
+    "timeout": (b'{"type": "a", "timeout": 1e300}', "timeout"),
+    "args too large": (json.dumps({"type": "a", "args": {"n": "x" * 300_000}}).encode(), "args"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_in_words(http: httpx.Client, name: str) -> None:
-    answer = http.post("/api/jobs", content=BAD[name], headers={"Content-Type": "application/json"})
+    body, field = BAD[name]
+    answer = http.post("/api/jobs", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 413, 422), answer.text
     error = answer.json()["error"]
     assert error["message"]
+    assert field is None or re.search(rf"(?<![\w.]){re.escape(field)}(?!\w)", error["message"]), error["message"]
     assert "Traceback" not in answer.text
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -258,6 +259,26 @@ def test_alerts_say_what_needs_somebody_and_what_to_do(home: House, worker: Node
     elsewhere = home.globex.get("/api/alerts").json()["items"]
     assert {"held", "failing one", "no one's"} & {alert["target"] for alert in elsewhere} == set()
     assert len(home.acme.get("/api/alerts", params={"limit": "1"}).json()["items"]) == 1
+
+
+def test_alerts_are_unchanged_while_they_only_grow_older(home: House) -> None:
+    """Their words say how old the oldest instant is that nobody has decided."""
+
+    def undecided() -> httpx.Response:
+        answer = home.globex.get("/api/alerts")
+        assert "undecided" in [alert["code"] for alert in answer.json()["items"]]
+        return answer
+
+    home.globex.put("/api/schedules/undecided", json={"task": "report", "every": "1h"})
+    due = (time.time_ns() - 30 * 10**9) // 1_000
+    _write(home, f"update headway_schedules set next_at = {due} where name = 'undecided'")
+    first = undecided()
+    time.sleep(1.2)
+    etag = {"If-None-Match": first.headers["etag"]}
+    assert home.globex.get("/api/alerts", headers=etag).status_code == 304
+    assert undecided().json() != first.json()
+    home.globex.delete("/api/schedules/undecided")
+    assert home.globex.get("/api/alerts", headers=etag).status_code == 200
 
 
 # --- dead letters

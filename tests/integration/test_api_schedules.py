@@ -147,7 +147,7 @@ BAD_BODIES = [
     ({"task": "t", "cron": "0 6 * * *", "tz": "Mars/Olympus"}, "Mars/Olympus"),
     ({"task": "t", "every": "1m", "tz": "UTC"}, "tz"),
     ({"task": "t", "every": "0s"}, "interval"),
-    ({"task": "t", "every": 1e400}, "interval"),
+    ({"task": "t", "every": 1e400}, "every"),
     ({"task": "t", "trigger": {"kind": "moon"}}, "moon"),
     ({"task": "t", "trigger": {"kind": "cron", "expr": ["*"]}}, "expr"),
     ({"task": "t", "trigger": "0 6 * * *"}, "trigger"),

@@ -8,7 +8,6 @@ the first request, so that it can also be mounted into somebody else's, whose se
 """
 
 import asyncio
-import hashlib
 import ipaddress
 import itertools
 import random
@@ -54,7 +53,7 @@ from headway.status.quotas import Quotas
 from headway.status.reader import JobReader, NodeNames, Shown
 from headway.status.series import Series
 from headway.status.tally import Tally
-from headway.status.web import Answer, Call, Principal, Refused, Route, answer_json, headers_of, refusal_of
+from headway.status.web import Answer, Call, Principal, Refused, Route, answer_json, etag_of, headers_of, refusal_of
 from headway.store import Store
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -329,11 +328,11 @@ class Api:
         self._tally.request(path, method, status, self._clock.monotonic() - started)
 
     async def _send(self, request: Request, send: Send, answer: Answer, request_id: str) -> None:
-        body = answer.body if isinstance(answer.body, bytes) else answer_json(answer.body)
+        body = answer_json(answer.body)
         status, method = answer.status, request.scope["method"]
         headers = [*_RAW_HEADERS, (b"x-request-id", request_id.encode())]
         if status == 200 and method in _SAFE and (answer.etag or answer.media_type == "application/json"):
-            etag = answer.etag or f'W/"{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
+            etag = answer.etag or etag_of(body)
             headers.append((b"etag", etag.encode()))
             known = headers_of(request.scope).get(b"if-none-match")
             if known is not None and _matches(known.decode("latin-1"), etag):

@@ -15,7 +15,7 @@ from headway.instants import Instant, parse_instant
 from headway.lifecycle import Status
 from headway.shapes import Shape
 from headway.status.jobs import chosen_by
-from headway.status.web import TEXT_LENGTH_MAX, Answer, Call, Refused, Route
+from headway.status.web import TEXT_LENGTH_MAX, Answer, Call, Refused, Route, require_printable
 from headway.store import Store
 from headway.store.access import Deed
 from headway.store.bulk import AT_ONCE_MAX, COUNT_MAX, Done, Verb
@@ -62,6 +62,9 @@ class ManyBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=GROUP_MAX)] = GROUP_MAX
     dry_run: bool = False
     reason: Annotated[str, msgspec.Meta(max_length=300)] = ""
+
+    def __post_init__(self) -> None:
+        require_printable(self.reason, "reason")
 
 
 class Bulk:
@@ -170,8 +173,7 @@ async def _act(call: Call, verb: Verb, admit: Callable[[int], Awaitable[None]] |
         return Answer(await bulk.named(body.ids, tenant=call.tenant, limit=body.limit, dry_run=body.dry_run))
     said = body.filter.given()
     for name, text in said.items():
-        if not text.isprintable():
-            raise Refused(422, "invalid", f"filter.{name} must have printable characters only")
+        require_printable(text, f"filter.{name}")
     chosen = chosen_by(call, {**said, **_times(said)})
     if said.keys() <= ({"tenant"} if call.tenant is not None else set()):
         raise Refused(422, "invalid", "filter: it is empty; who means all jobs says so, for example by their status")

@@ -1,27 +1,41 @@
 """The routes of jobs: hand in, look at, stop, run again."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
 from headway import deeds
-from headway.errors import DuplicateKey, InvalidTask, JobNotFound, TaskNotFound
-from headway.instants import DAY
+from headway.errors import DefinitionError, DuplicateKey, InvalidTask, JobNotFound, StoreUnavailable, TaskNotFound
+from headway.instants import DAY, parse_instant, to_datetime
 from headway.lifecycle import Status
-from headway.model import EnqueuedRow, Job, NewJob, check_name, encode_args
-from headway.shapes import attempt_shape, job_shape, stamp, unmasked
+from headway.model import KEY_LENGTH_MAX, EnqueuedRow, Job, NewJob, check_name, encode_args
+from headway.shapes import attempt_shape, job_facts, job_outlook, job_shape, stamp, unmasked
 from headway.status.around import node_names, why
 from headway.status.follow import FILTERS, LIVE, SINCE, Stream, events_of_job, job_answer, visible_job, wait_for_change
 from headway.status.outbound import check_url
-from headway.status.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Refused, Route
+from headway.status.web import (
+    BULK_BYTES_MAX,
+    CURSOR,
+    LIMIT,
+    Answer,
+    Call,
+    Param,
+    Refused,
+    Route,
+    etag_of,
+    require_printable,
+)
 from headway.store.selection import JobFilter
 from headway.task import Options
 from headway.why import read_json
 
 JOBS_MAX: Final = 10_000
 KNOWN_FOR_S: Final = 1.0
+JOB_ID: Final = re.compile(r"job_[0-9a-z]{26}")
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
@@ -56,6 +70,9 @@ class ReasonBody(msgspec.Struct, forbid_unknown_fields=True):
 
     reason: Annotated[str, msgspec.Meta(max_length=300)] = ""
 
+    def __post_init__(self) -> None:
+        require_printable(self.reason, "reason")
+
 
 class RetryBody(msgspec.Struct, forbid_unknown_fields=True):
     """Other arguments than the job had; those that are shown masked are kept where they come back masked."""
@@ -88,7 +105,10 @@ class Tasks:
         """Return what a task says of its jobs, and the arguments as it takes them; refuse a task that nobody knows."""
         task = self.app.get(name)
         if task is not None:
-            return task.defaults, task.bind((), args)
+            try:
+                return task.defaults, task.bind((), args)
+            except InvalidTask as error:
+                raise InvalidTask(f"args: {error}") from None
         if name not in self._heard and call.clock.monotonic() - self._heard_at > KNOWN_FOR_S:
             await self._listen(call)
         if name in self._heard:
@@ -107,32 +127,68 @@ class Tasks:
         self._heard, self._heard_at = heard, call.clock.monotonic()
 
 
+# --- what routes have in common
+
+
+async def page_of_jobs(call: Call, found: Sequence[Job], limit: int) -> Answer:
+    """Answer with a page of jobs."""
+    names, now = await _names(call, found), call.clock.now()
+    facts = [_facts(call, job) for job in found]
+    outlooks = [job_outlook(job, now, node_name=names.get(job.node or "")) for job in found]
+    following = found[-1].id if len(found) == limit else None
+    items = [{**fact, **outlook} for fact, outlook in zip(facts, outlooks, strict=True)]
+    return Answer({"items": items, "next_cursor": following}, etag=etag_of([facts, following]))
+
+
+def _facts(call: Call, job: Job) -> dict[str, Any]:
+    facts = job_facts(job)
+    if facts["error"] is not None and not call.principal.may("operator"):
+        facts["error"].pop("traceback", None)
+    return facts
+
+
+async def _names(call: Call, jobs: Iterable[Job]) -> Mapping[str, str]:
+    """Return the names of nodes, where any of these jobs has one to tell."""
+    return await node_names(call.store) if any(job.status is Status.RUNNING for job in jobs) else {}
+
+
+# --- hand in
+
+
 async def enqueue(call: Call) -> Answer:
     """Hand in one job."""
     body = await call.body(JobBody)
     key = call.request.headers.get("idempotency-key")
-    if key is not None and body.key not in (None, key):
-        raise Refused(422, "invalid", "key: the body and the header Idempotency-Key say different things")
+    if key is not None:
+        check_name(key, "Idempotency-Key", KEY_LENGTH_MAX)
+        if body.key not in (None, key):
+            raise Refused(422, "invalid", "key: the body and the header Idempotency-Key say different things")
     job = await _new_job(call, body, key)
     [row] = await _hand_in(call, [job])
-    if not row.is_new:
-        return Answer(_enqueued(job, row), 200, {"Location": f"/api/jobs/{row.id}"})
-    return Answer(_enqueued(job, row), 201, {"Location": f"/api/jobs/{row.id}"})
+    headers = {"Location": f"/api/jobs/{row.id}"}
+    if row.is_new:
+        return Answer(_enqueued(job, row), 201, headers)
+    return await job_answer(call, (await _earlier(call, [row]))[row.id], headers=headers)
 
 
 async def enqueue_many(call: Call) -> Answer:
     """Hand in many jobs, all or none."""
+    if "idempotency-key" in call.request.headers:
+        raise Refused(422, "invalid", "Idempotency-Key: many jobs have no key in common; give each its own `key`")
     body = await call.body(BulkBody)
     jobs = []
     for number, one in enumerate(body.jobs):
         try:
             jobs.append(await _new_job(call, one, None))
-        except (InvalidTask, TaskNotFound, Refused) as error:
+        except (DefinitionError, TaskNotFound, Refused) as error:
             status = 404 if isinstance(error, TaskNotFound) else getattr(error, "status", 422)
             code = "unknown_task" if isinstance(error, TaskNotFound) else getattr(error, "code", "invalid")
             raise Refused(status, code, f"jobs[{number}]: {error}") from None
     rows = await _hand_in(call, jobs)
-    items = [_enqueued(job, row) for job, row in zip(jobs, rows, strict=True)]
+    earlier = await _earlier(call, rows)
+    names, now = await _names(call, earlier.values()), call.clock.now()
+    shown = {job.id: job_shape(job, now, node_name=names.get(job.node or "")) for job in earlier.values()}
+    items = [_enqueued(job, row) if row.is_new else shown[row.id] for job, row in zip(jobs, rows, strict=True)]
     created = sum(row.is_new for row in rows)
     return Answer({"items": items, "created": created, "existing": len(rows) - created}, 201 if created else 200)
 
@@ -162,7 +218,7 @@ async def _new_job(call: Call, body: JobBody, key: str | None) -> NewJob:
             "tenant": own or body.tenant,
             "max_attempts": body.max_attempts,
             "delay": body.delay,
-            "at": body.run_at,
+            "at": None if body.run_at is None else to_datetime(parse_instant(body.run_at, what="run_at")),
             "key": key or body.key,
             "tags": None if body.tags is None else tuple(body.tags),
             "timeout": body.timeout,
@@ -170,44 +226,57 @@ async def _new_job(call: Call, body: JobBody, key: str | None) -> NewJob:
             "metadata": body.metadata,
         }
     )
-    callback = None if body.callback_url is None else check_url(body.callback_url)
+    callback = None if body.callback_url is None else check_url(body.callback_url, "callback_url")
     return options.new_job(call.clock.new_id("job"), body.type, args, callback=callback)
 
 
+async def _earlier(call: Call, rows: Sequence[EnqueuedRow]) -> dict[str, Job]:
+    """Read the jobs that were there before: what they are like by now, not what was handed in this time."""
+    ids = {row.id for row in rows if not row.is_new}
+    if not ids:
+        return {}
+    found = {job.id: job for job in await call.services.reader.overlaid(await call.store.feed.jobs(ids))}
+    if len(found) < len(ids):
+        raise StoreUnavailable("a job with one of the keys was pruned at this moment; try again")
+    return found
+
+
 def _enqueued(job: NewJob, row: EnqueuedRow) -> dict[str, Any]:
-    """Write what was handed in, without reading it again."""
+    """Write a new job as the store has it, without reading it again."""
+    status = Status(row.status)
     stored = Job(
         id=row.id,
         task=job.task,
-        status=Status(row.status),
+        status=status,
         tenant=job.tenant,
         queue=job.queue,
         priority=job.priority,
         args=job.args,
         created_at=row.created_at,
         run_at=row.run_at,
+        ready_at=row.created_at if status is Status.PENDING else None,
         updated_at=row.created_at,
         max_attempts=job.max_attempts,
         key=job.key,
         tags=job.tags,
         timeout=job.timeout,
         metadata=job.metadata,
+        expires_at=None if job.expires is None else row.run_at + job.expires,
     )
     return job_shape(stored, row.created_at)
 
 
+# --- look at
+
+
 async def list_jobs(call: Call) -> Answer:
     """Read a page of jobs, newest first."""
-    limit, before = call.page()
+    limit, before = call.page(JOB_ID)
     chosen = chosen_by(call, call.query)
     if chosen is None:
         return Answer({"items": [], "next_cursor": None})
     found = await call.store.queue.chosen(chosen, before=before, limit=limit)
-    found = await call.services.reader.overlaid(found)
-    names = await node_names(call.store) if any(job.node for job in found) else {}
-    now = call.clock.now()
-    items = [_listed(call, job, now, names) for job in found]
-    return Answer({"items": items, "next_cursor": found[-1].id if len(found) == limit else None})
+    return await page_of_jobs(call, await call.services.reader.overlaid(found), limit)
 
 
 async def count_jobs(call: Call) -> Answer:
@@ -246,13 +315,6 @@ def _tenant(call: Call, asked: str | None) -> str | None:
     return call.tenant or asked
 
 
-def _listed(call: Call, job: Job, now: int, names: Mapping[str, str]) -> dict[str, Any]:
-    shape = job_shape(job, now, node_name=names.get(job.node or ""))
-    if shape["error"] is not None and not call.principal.may("operator"):
-        shape["error"].pop("traceback", None)
-    return shape
-
-
 async def get_job(call: Call) -> Answer | Stream:
     """Read one job; with `wait` only when it has changed. Who accepts a stream gets one."""
     if call.accepts("text/event-stream"):
@@ -272,7 +334,8 @@ async def latest_job(call: Call) -> Answer:
     if found is None:
         raise JobNotFound(f"there is no job of type {query['type']!r} yet")
     [found] = await call.services.reader.overlaid([found])
-    return await job_answer(call, found)
+    answer = await job_answer(call, found)
+    return msgspec.structs.replace(answer, etag=etag_of([found.id, answer.etag]))  # Of another job it may be the same.
 
 
 async def attempts_of_job(call: Call) -> Answer:
@@ -317,6 +380,9 @@ async def why_of_job(call: Call) -> Answer:
     return Answer({"id": job.id, "status": str(job.status), "why": reason.why, "evidence": reason.evidence})
 
 
+# --- steer
+
+
 async def cancel_job(call: Call) -> Answer:
     """End a job, or have it stop when it runs."""
     job = await visible_job(call, call.path("job_id"))
@@ -341,12 +407,8 @@ async def _other_args(call: Call, job: Job, given: dict[str, Any]) -> str:
     """Check arguments for a job that repeats another one; a task that nobody here knows may be known elsewhere."""
     tasks: Tasks = call.services.tasks
     args: dict[str, Any] = unmasked(given, read_json(job.args))
-    try:
+    with suppress(TaskNotFound):
         _, args = await tasks.options_of(call, job.task, args)
-    except InvalidTask as error:
-        raise Refused(422, "invalid", f"args: {error}") from None
-    except TaskNotFound:
-        pass
     return encode_args(args)
 
 
@@ -389,7 +451,10 @@ ROUTES: Final = (
         handler=enqueue,
         role="operator",
         summary="Enqueue a job",
-        what="201 for a new job, 200 when the same key was used before with the same arguments, 409 with others.",
+        what=(
+            "201 for a new job; 200 and the job as it is by now when the same key was used before with the same"
+            " arguments; 409 with others."
+        ),
         body=JobBody,
         body_example=_BODY,
         headers=("Idempotency-Key",),
@@ -401,6 +466,7 @@ ROUTES: Final = (
         handler=enqueue_many,
         role="operator",
         summary="Enqueue many jobs, all or none",
+        what="Each job may have its own `key`; the header Idempotency-Key is refused.",
         body=BulkBody,
         body_example={"jobs": [_BODY]},
         body_bytes_max=BULK_BYTES_MAX,

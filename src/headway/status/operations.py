@@ -5,7 +5,7 @@ moves the jobs of everybody (pausing a queue, draining a worker) needs a token f
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -17,10 +17,10 @@ from headway.instants import DAY, HOUR, INSTANT_MIN, SECOND, Instant
 from headway.lifecycle import FINAL, Status
 from headway.model import Job, check_name
 from headway.scheduling import audit as auditing
-from headway.shapes import Shape, job_shape, stamp
+from headway.shapes import Shape, stamp
 from headway.status.around import alive, known
 from headway.status.follow import job_answer, visible_job
-from headway.status.jobs import ReasonBody
+from headway.status.jobs import JOB_ID, ReasonBody, page_of_jobs
 from headway.status.situation import (
     Situation,
     alerts,
@@ -32,7 +32,19 @@ from headway.status.situation import (
     situation_shape,
     worker_shapes,
 )
-from headway.status.web import CURSOR, LIMIT, PAGE_DEFAULT, PAGE_MAX, Answer, Call, Param, Refused, Route
+from headway.status.web import (
+    CURSOR,
+    LIMIT,
+    PAGE_DEFAULT,
+    PAGE_MAX,
+    Answer,
+    Call,
+    Param,
+    Refused,
+    Route,
+    etag_of,
+    require_printable,
+)
 from headway.store.facts import Facts, facts
 from headway.store.transaction import Driver
 
@@ -46,15 +58,21 @@ SCHEDULE_AUDIT_S_MAX: Final = 30.0
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
+_PASSING: Final = ("undecided", "standstill")  # The words of these alerts say for how long by now.
+
 _facts_of: Final[WeakKeyDictionary[Driver, Facts]] = WeakKeyDictionary()
 
 
-def _sliced(call: Call, shapes: list[Shape], name: str) -> Answer:
-    """Answer with a page of a list that is read whole: bounded, and sorted by what the cursor names."""
+def _sliced(call: Call, shapes: list[Shape], name: str, facts: Callable[[Shape], Shape] | None = None) -> Answer:
+    """Answer with a page of a list that is read whole: bounded, and sorted by what the cursor names.
+
+    Where things say what passes with time, `facts` returns what does not, of which the ETag is made.
+    """
     limit, after = call.page()
     found = sorted((shape for shape in shapes if after is None or shape[name] > after), key=lambda shape: shape[name])
     following = found[limit - 1][name] if len(found) > limit else None
-    return Answer({"items": found[:limit], "next_cursor": following})
+    etag = None if facts is None else etag_of([[facts(shape) for shape in found[:limit]], following])
+    return Answer({"items": found[:limit], "next_cursor": following}, etag=etag)
 
 
 # Queues -----------------------------------------------------------------------------------------------------
@@ -62,7 +80,14 @@ def _sliced(call: Call, shapes: list[Shape], name: str) -> Answer:
 
 async def list_queues(call: Call) -> Answer:
     """List queues: how much waits in each, how long, how much of it runs."""
-    return _sliced(call, await queue_shapes(call.store, call.tenant), "name")
+    shapes = await queue_shapes(call.store, call.tenant)
+    now_s = call.clock.now() / SECOND
+
+    def facts(queue: Shape) -> Shape:
+        since = round(now_s - queue["oldest_age_seconds"]) if queue["pending"] else None
+        return {**queue, "oldest_age_seconds": since}
+
+    return _sliced(call, shapes, "name", facts)
 
 
 async def pause_queue(call: Call) -> Answer:
@@ -132,7 +157,9 @@ async def get_stats(call: Call) -> Answer:
 async def list_alerts(call: Call) -> Answer:
     """Say what needs somebody now, each with a code, words and the command that leads on."""
     found = [alert.to_dict() for alert in alerts(await _situation(call))]
-    return Answer({"items": found[: call.query.get("limit", PAGE_MAX)], "total": len(found), "next_cursor": None})
+    items = found[: call.query.get("limit", PAGE_MAX)]
+    facts = [{**item, "message": ""} if item["code"] in _PASSING else item for item in items]
+    return Answer({"items": items, "total": len(found), "next_cursor": None}, etag=etag_of([facts, len(found)]))
 
 
 async def _situation(call: Call) -> Situation:
@@ -162,6 +189,10 @@ class LettersBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dry_run: bool = False
     limit: Annotated[int, msgspec.Meta(ge=1, le=GROUP_MAX)] = GROUP_DEFAULT
 
+    def __post_init__(self) -> None:
+        for name in ("type", "queue", "tenant", "schedule"):
+            require_printable(getattr(self, name) or "", name)
+
 
 def _tenant(call: Call, asked: str | None) -> str | None:
     if call.tenant is not None and asked not in (None, call.tenant):
@@ -171,7 +202,7 @@ def _tenant(call: Call, asked: str | None) -> str | None:
 
 async def list_dead(call: Call) -> Answer:
     """List jobs that failed for good and await a look, newest first."""
-    limit, before = call.page()
+    limit, before = call.page(JOB_ID)
     query = call.query
     found = await call.store.queue.dead(
         task=query.get("type"),
@@ -181,15 +212,7 @@ async def list_dead(call: Call) -> Answer:
         before=before,
         limit=limit,
     )
-    items = [_letter_shape(call, job) for job in found]
-    return Answer({"items": items, "next_cursor": found[-1].id if len(found) == limit else None})
-
-
-def _letter_shape(call: Call, job: Job) -> Shape:
-    shape = job_shape(job, call.clock.now())
-    if shape["error"] is not None and not call.principal.may("operator"):
-        shape["error"].pop("traceback", None)
-    return shape
+    return await page_of_jobs(call, found, limit)
 
 
 async def retry_dead(call: Call) -> Answer:

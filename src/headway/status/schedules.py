@@ -20,7 +20,6 @@ from headway.definitions import take_trigger
 from headway.errors import (
     Conflict,
     DefinitionError,
-    InvalidTask,
     ScheduleChanged,
     ScheduleNotFound,
     ScheduleOwned,
@@ -48,7 +47,18 @@ from headway.status.follow import job_answer
 from headway.status.jobs import Tasks
 from headway.status.situation import unserved
 from headway.status.times import read_future, read_past
-from headway.status.web import CURSOR, LIMIT, TEXT_LENGTH_MAX, Answer, Call, Param, Refused, Route, answer_json
+from headway.status.web import (
+    CURSOR,
+    LIMIT,
+    TEXT_LENGTH_MAX,
+    Answer,
+    Call,
+    Param,
+    Refused,
+    Route,
+    answer_json,
+    require_printable,
+)
 from headway.store.schedules import BACKFILL_MAX, STATES
 from headway.why import read_json
 
@@ -121,6 +131,9 @@ class PauseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     until: _Time | None = None
     reason: _Reason = ""
 
+    def __post_init__(self) -> None:
+        require_printable(self.reason, "reason")
+
 
 class TriggerBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Other arguments than the schedule's, for this once."""
@@ -152,7 +165,7 @@ async def put_schedule(call: Call) -> Answer:
     spec = await _spec(call, body, old)
     change = _Change(name, old, spec, owner)
     await change.check(call, take_over=query.get("take_over", False))
-    warnings = unserved(spec.task, spec.queue, await alive(call.store))
+    warnings = await _warnings(call, spec)
     if query.get("dry_run"):
         return Answer({**change.plan(call.clock.now()), "warnings": warnings})
     if old is None:
@@ -170,6 +183,18 @@ async def put_schedule(call: Call) -> Answer:
     schedule = await call.store.schedules.show(name, tenant=call.tenant)
     answer = _schedule_answer(call, schedule, 201 if outcome == "created" else 200)
     return Answer({**answer.body, "outcome": outcome, "warnings": warnings}, answer.status, answer.headers)
+
+
+async def _warnings(call: Call, spec: ScheduleSpec) -> list[str]:
+    """Say what keeps jobs of a definition from running as things are."""
+    warnings = unserved(spec.task, spec.queue, await alive(call.store))
+    tasks: Tasks = call.services.tasks
+    try:
+        await tasks.options_of(call, spec.task, read_json(spec.args))
+    except TaskNotFound as error:
+        if not any(repr(spec.task) in warning for warning in warnings):
+            warnings.append(str(error))
+    return warnings
 
 
 async def _present(call: Call, name: str) -> Schedule | None:
@@ -273,8 +298,6 @@ async def _defaults(call: Call, task: str, args: dict[str, Any]) -> dict[str, An
         said, _ = await tasks.options_of(call, task, args)
     except TaskNotFound:
         return {}
-    except InvalidTask as error:
-        raise InvalidTask(f"args: {error}") from None
     return {name: getattr(said, name) for name in ("queue", "priority", "tenant", "max_attempts", "backoff")}
 
 

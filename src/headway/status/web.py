@@ -11,8 +11,10 @@ which parameters exist, what a body may be) and /openapi.json, so that none of t
 """
 
 import asyncio
+import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -211,9 +213,12 @@ class Call(msgspec.Struct):
             name == b"accept" and media_type.encode() in value for name, value in headers
         )
 
-    def page(self) -> tuple[int, str | None]:
-        """Return limit and cursor."""
-        return self.query.get("limit", PAGE_DEFAULT), self.query.get("cursor")
+    def page(self, form: re.Pattern[str] | None = None) -> tuple[int, str | None]:
+        """Return limit and cursor; refuse a cursor that is not of this form."""
+        cursor = self.query.get("cursor")
+        if cursor is not None and form is not None and not form.fullmatch(cursor):
+            raise Refused(422, "invalid", "cursor must be the `next_cursor` of the page before")
+        return self.query.get("limit", PAGE_DEFAULT), cursor
 
     # --- the body
 
@@ -269,6 +274,12 @@ class Call(msgspec.Struct):
             target=target,
             detail=msgspec.json.encode(detail).decode(),
         )
+
+
+def require_printable(text: str, what: str) -> None:
+    """Refuse control characters in what somebody says; it is shown to others."""
+    if not text.isprintable():
+        raise Refused(422, "invalid", f"{what} must have printable characters only")
 
 
 def convert(value: Any, kind: type[T]) -> T:
@@ -449,6 +460,13 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return known
 
 
+def etag_of(facts: Any) -> str:
+    """Make an ETag of what stays the same until something changes; weak, since what passes with time is left out."""
+    return f'W/"{hashlib.blake2b(answer_json(facts), digest_size=9).hexdigest()}"'
+
+
 def answer_json(value: Any) -> bytes:
-    """Write a value as JSON; nothing is written as nothing."""
+    """Write a value as JSON; nothing is written as nothing, and what is written already stays."""
+    if isinstance(value, bytes):
+        return value
     return b"" if value is None else msgspec.json.encode(value)

@@ -4,6 +4,7 @@ All of it is for admins: a webhook carries what jobs did out of the house. A sec
 in no other. What another tenant has, also what is for all tenants, looks as if it did not exist.
 """
 
+import re
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -17,7 +18,7 @@ from headway.settings import mask_url
 from headway.status.deliverer import Deliverer
 from headway.status.messages import delivery_shape, endpoint_shape
 from headway.status.outbound import URL_LENGTH_MAX, check_url
-from headway.status.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route
+from headway.status.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route, require_printable
 from headway.store.webhooks import (
     ALL_EVENTS,
     EVENTS,
@@ -30,6 +31,8 @@ from headway.store.webhooks import (
 
 KEEP_MAX: Final = 7 * DAY
 TAG: Final = "webhooks"
+_WEBHOOK_ID: Final = re.compile(r"wh_[0-9a-z]{26}|callbacks:.+")
+_MESSAGE_ID: Final = re.compile(r"msg_[0-9a-f]{34}")
 
 Url = Annotated[str, msgspec.Meta(min_length=1, max_length=URL_LENGTH_MAX)]
 Note = Annotated[str, msgspec.Meta(max_length=NOTE_LENGTH_MAX)]
@@ -44,6 +47,9 @@ class NewWebhook(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     note: Note = ""
     tenant: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)] | None = None
 
+    def __post_init__(self) -> None:
+        require_printable(self.note, "note")
+
 
 class WebhookChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What to change; what is left out stays."""
@@ -52,6 +58,9 @@ class WebhookChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     events: Events | UnsetType = UNSET
     note: Note | UnsetType = UNSET
     enabled: bool | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        require_printable(self.note or "", "note")
 
 
 class Rotation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -100,7 +109,7 @@ DELIVERY_EXAMPLE: Final[dict[str, Any]] = {
 
 async def list_webhooks(call: Call) -> Answer:
     """Read a page of webhooks."""
-    limit, cursor = call.page()
+    limit, cursor = call.page(_WEBHOOK_ID)
     found = await call.store.webhooks.page(tenant=call.tenant, after=cursor, limit=limit)
     now = call.clock.now()
     items = [endpoint_shape(endpoint, now) for endpoint in found]
@@ -200,7 +209,7 @@ def _with_secret(call: Call, endpoint: Endpoint) -> dict[str, Any]:
 
 async def list_deliveries(call: Call) -> Answer:
     """Read a page of deliveries, newest first."""
-    limit, cursor = call.page()
+    limit, cursor = call.page(_MESSAGE_ID)
     found = await call.store.webhooks.deliveries(
         owner=call.tenant,
         endpoint=call.query.get("endpoint"),
