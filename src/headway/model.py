@@ -47,6 +47,7 @@ RATE_COUNT_MAX: Final = 1_000_000
 RESULT_BYTES_MAX: Final = 256 * 1024
 ERROR_BYTES_MAX: Final = 16 * 1024
 LOG_BYTES_MAX: Final = 1024 * 1024
+LOG_LINE_OVERHEAD: Final = 40  # What a line costs beside its text, about.
 LOG_LINE_LENGTH_MAX: Final = 4_096
 METADATA_BYTES_MAX: Final = 16 * 1024
 STEP_LENGTH_MAX: Final = 200

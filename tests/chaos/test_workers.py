@@ -53,7 +53,8 @@ def _lost_workers(arena: WorkerArena) -> None:
     assert is_alive(frozen_child), "nobody could know that it has lost its job"
     marker.touch()
     # The child speaks into the line of a supervisor that is frozen, and waits for the answers.
-    time.sleep(0.5)
+    assert arena.wait_trace("trying", frozen)[0][3] == "child"
+    time.sleep(0.2)
     victims["c"].signal(signal.SIGCONT)
     wait_for(lambda: not is_alive(frozen_child), "the child of the thawed worker to be gone", PATIENCE_S)
     assert victims["c"].process.poll() is None, victims["c"].log.read_text()
@@ -65,6 +66,31 @@ def _lost_workers(arena: WorkerArena) -> None:
     assert arena.job(unheard, "result") == "2"
     _check_nothing_stale(arena, frozen)
     arena.app.cancel_sync(nested)
+
+
+def test_a_worker_that_trusts_a_lease_which_is_not_its_own_any_more(stores: dict[str, str], tmp_path: Path) -> None:
+    everywhere(_stale_and_alive, stores, tmp_path)
+
+
+def _stale_and_alive(arena: WorkerArena) -> None:
+    """S3: a job is given to somebody else behind the back of a worker that lives; whatever it asks for is refused."""
+    marker = arena.folder / "go"
+    patient = ("--worker-lease", "10m", "--processes", "1", "--poll", "0.5s")  # It looks after its leases now and then.
+    victim = arena.start("--queues", "a", *patient)
+    arena.start("--queues", "b", *FLAGS, is_ready=False)
+    job = arena.enqueue("stale", {"marker": str(marker)}, queue="a")
+    arena.wait_trace("begin", job)
+    time.sleep(2)  # It has just extended its lease, then; the next time is far away.
+    arena.write(f"update headway_jobs set lease_until = 1, queue = 'b' where id = '{job}'")
+    arena.wait_status(job, "COMPLETED")
+    marker.touch()
+    refused = arena.wait_trace("refused", job, 2)
+    assert [line[3:] for line in refused] == [["child", "LeaseLost"], ["step", "LeaseLost"]]
+    wait_for(lambda: "refused" in victim.log.read_text(), "the result to be refused, too", PATIENCE_S, arena.describe)
+    assert arena.attempts(job) == [(1, "expired"), (2, "completed")]
+    arena.check_ended_once([job])
+    _check_nothing_stale(arena, job)
+    assert arena.sql("select count(*) from headway_jobs") == [(1,)]
 
 
 def _check_nothing_stale(arena: WorkerArena, job_id: str) -> None:

@@ -43,13 +43,16 @@ def _mayhem(arena: WorkerArena, chance: random.Random, server: PostgresServer | 
         return arena.start(*FLAGS, role="serve", is_ready=False)
 
     nodes = [start_one() for _ in range(2)]
-    crashes = server is not None
+    crashes, all_fell = server is not None, False
     with client(arena, "one", 0.02) as one, client(arena, "two", 0.02) as two:
         wait_for(lambda: one() and two(), "the clients to get going", 30)
         end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
+        while time.monotonic() < end or not all_fell:
             time.sleep(chance.uniform(0.5, 2.5))
             fault = chance.choice(("worker", "worker", "child", "child", "all", "term", "freeze"))
+            if not all_fell and time.monotonic() > end - SECONDS / 3:  # Chance alone would leave it out at times.
+                fault = "all"
+            all_fell |= fault == "all"
             nodes = _strike(arena, nodes, fault, chance)
             nodes += [start_one() for _ in range(2 - len(nodes))]
             if server is not None and crashes and time.monotonic() > end - SECONDS / 2:

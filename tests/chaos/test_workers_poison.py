@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from headway.model import LOG_BYTES_MAX
+from headway.instants import SECOND
+from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
 from tests.chaos.worker_arena import WorkerArena, everywhere, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(180)]
 
+SHORT_LEASE_S = 4
 LONG = "x" * 10_000_000
 DEEP = "[" * 50_000
 CAUSES = {
@@ -74,11 +76,36 @@ def _poison(arena: WorkerArena) -> None:
     assert newer.process.poll() is None
 
 
+def test_short_lines_without_end_cost_no_neighbour_its_lease(tmp_path: Path) -> None:
+    """L9: on SQLite, where everything goes through one writer."""
+    arena = WorkerArena.on(f"sqlite:///{tmp_path}/headway.db", tmp_path)
+    try:
+        arena.start("--worker-lease", f"{SHORT_LEASE_S}s", "--processes", "4", "--poll", "0.5s")
+        arena.wait_final([arena.enqueue("nothing"), arena.enqueue("nothing_async")])
+        resting = arena.enqueue("rest", {"seconds": 2 * SHORT_LEASE_S})
+        floods = arena.enqueue_many("murmur", [{"lines": 600_000}] * 2)
+        late = arena.enqueue("plain_async")
+        arena.wait_final([resting, late, *floods], 60)
+        assert arena.job(resting, "status", "attempt") == ("COMPLETED", 1), "the sleeper lost its lease"
+        assert arena.sql("select count(*) from headway_attempts where outcome = 'expired'") == [(0,)]
+        status, began, ended = arena.job(late, "status", "started_at", "finished_at")
+        assert status == "TIMED_OUT"
+        assert ended - began < (1 + 3) * SECOND, "a second, and machine noise"
+        for job_id in floods:
+            assert arena.job(job_id, "status", "attempt") == ("COMPLETED", 1)
+            log = f"from headway_log where job_id = '{job_id}'"
+            assert arena.sql(f"select count(*) {log}") == [(LOG_BYTES_MAX // (1 + LOG_LINE_OVERHEAD) + 1,)]
+            assert "full" in arena.sql(f"select line {log} order by seq desc limit 1")[0][0]
+    finally:
+        arena.stop()
+
+
 def _check_flood(arena: WorkerArena, flood: str, counting: str) -> None:
     status, progress, detail = arena.job(flood, "status", "progress", "detail")
     assert (status, progress) == ("FAILED", 97), "the last value is never lost, and 100 is for success"
     assert json.loads(detail)["step"] == "the last word"
-    [(size, lines)] = arena.sql(f"select sum(length(line) + 1), count(*) from headway_log where job_id = '{flood}'")
+    sizes = f"select sum(length(line) + {LOG_LINE_OVERHEAD}), count(*) from headway_log where job_id = '{flood}'"
+    [(size, lines)] = arena.sql(sizes)
     assert LOG_BYTES_MAX - 10_000 < size <= LOG_BYTES_MAX + 100
     newest = f"select line from headway_log where job_id = '{flood}' order by seq desc limit 2"
     note, last = (row[0] for row in arena.sql(newest))

@@ -84,9 +84,10 @@ def stale(ctx: Context, marker: str) -> str:
     ctx.log("a stale line")
     ctx.metadata["stale"] = True
     for word, call in (
-        ("step", lambda: ctx.once("stale-step", lambda: 1)),
         ("child", lambda: ctx.enqueue_sync(nothing)),
+        ("step", lambda: ctx.once("stale-step", lambda: 1)),
     ):
+        trace_run(ctx, "trying", word)
         try:
             call()
             trace_run(ctx, "accepted", word)
@@ -172,6 +173,48 @@ async def stubborn_async(ctx: Context) -> None:
             await asyncio.sleep(0.05)
 
 
+ONE_TIMEOUT = Retry(max_attempts=3, backoff="100ms", retry_timeouts=False)
+
+
+@app.task(timeout="1s", retry=ONE_TIMEOUT)
+async def torn_async(ctx: Context) -> None:
+    """Raise something else when stopped, on the loop."""
+    trace_run(ctx, "begin")
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        raise RuntimeError("torn") from None
+
+
+@app.task(timeout="1s", retry=ONE_TIMEOUT)
+def torn(ctx: Context, starts: bool = False) -> None:
+    """Raise something else when stopped, by a signal; perhaps with a process left."""
+    more = [subprocess.Popen(SLEEPER).pid] if starts else []
+    trace_run(ctx, "begin", *more)
+    try:
+        time.sleep(60)
+    finally:
+        raise RuntimeError("torn")
+
+
+@app.task(timeout="1s", retry=ONE_TIMEOUT)
+async def plain_async(ctx: Context) -> None:
+    """Stop when asked."""
+    trace_run(ctx, "begin")
+    await asyncio.Event().wait()
+
+
+@app.task(timeout="1s", retry=ONE_TIMEOUT)
+async def unmoved(ctx: Context) -> str:
+    """Swallow being asked to stop, and return what was done."""
+    trace_run(ctx, "begin")
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return "done all the same"
+    return "never"
+
+
 @app.task
 def checking(ctx: Context) -> None:
     """Look now and then whether to stop."""
@@ -235,6 +278,13 @@ def flood(ctx: Context, lines: int, calls: int) -> None:
         ctx.progress(number % 90, f"call {number}")
     ctx.progress(97, "the last word")
     raise ValueError("after the flood")
+
+
+@app.task
+def murmur(ctx: Context, lines: int) -> None:
+    """Say next to nothing, far too often."""
+    for _ in range(lines):
+        ctx.log("y")
 
 
 @app.task

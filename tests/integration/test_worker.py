@@ -80,6 +80,36 @@ def _check_memory(arena: WorkerArena, hungry: str) -> None:
     wait_for(lambda: not is_alive(pid), "the child that ran out of memory to be replaced", 10)
 
 
+def test_a_stop_stays_a_stop_whatever_the_task_makes_of_it(stores: dict[str, str], tmp_path: Path) -> None:
+    everywhere(_stops, stores, tmp_path)
+
+
+def _stops(arena: WorkerArena) -> None:
+    """`retry_timeouts=False` means one attempt, and a canceller's words stay, also if the task raises meanwhile."""
+    arena.start("--processes", "4", "--poll", "0.5s")
+    torn = [arena.enqueue("torn_async"), arena.enqueue("torn"), arena.enqueue("torn", {"starts": True})]
+    late = [*torn, arena.enqueue("plain_async")]
+    unmoved = arena.enqueue("unmoved")
+    cancelled = [arena.enqueue(task, timeout="1m") for task in ("torn_async", "torn")]
+    for job_id in cancelled:
+        arena.wait_trace("begin", job_id)
+        arena.app.cancel_sync(job_id, "enough")
+    arena.wait_final([*late, unmoved, *cancelled])
+    for job_id in late:
+        assert (arena.job(job_id, "status"), arena.outcomes(job_id)) == ("TIMED_OUT", ["timed_out"])
+        assert arena.job(job_id, "failures") == 1
+        error = json.loads(arena.job(job_id, "error"))
+        assert error["type"] == "TimeoutError"
+        assert ("RuntimeError: torn" in error["message"]) == (job_id in torn)
+    assert not is_alive(arena.trace("begin", torn[2])[0][3])
+    assert arena.job(unmoved, "status", "result") == ("COMPLETED", '"done all the same"')
+    for job_id in cancelled:
+        assert arena.outcomes(job_id) == ["cancelled"]
+        status, failures, reason = arena.job(job_id, "status", "failures", "reason")
+        assert (status, failures) == ("CANCELLED", 0)
+        assert "enough" in reason
+
+
 def test_schedules_and_running_jobs(stores: dict[str, str], tmp_path: Path) -> None:
     everywhere(_schedules, stores, tmp_path)
 

@@ -26,7 +26,7 @@ from headway.errors import (
 )
 from headway.instants import DAY, DURATION_MAX, HOUR, Duration, Instant
 from headway.lifecycle import FINAL, Attempt, Backoff, LeaseExpired, Settlement, Status, settle
-from headway.model import ARGS_BYTES_MAX, Claimed, EnqueuedRow, Job, NewJob, Report, ScheduleSpec
+from headway.model import ARGS_BYTES_MAX, LOG_LINE_OVERHEAD, Claimed, EnqueuedRow, Job, NewJob, Report, ScheduleSpec
 from headway.store.coordination import keep_tallies
 from headway.store.selection import JobFilter, has_index
 from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Transaction, as_json, call
@@ -487,7 +487,7 @@ def _report_call(reports: Sequence[Report]) -> Call:
             report.progress,
             report.detail,
             report.metadata,
-            sum(len(line) + 1 for _, _, line in report.lines),
+            sum(len(line) + LOG_LINE_OVERHEAD for _, _, line in report.lines),
         )
         for report in reports
     ]

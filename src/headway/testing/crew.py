@@ -17,12 +17,12 @@ from headway import lifecycle
 from headway.clock import Clock
 from headway.errors import LeaseLost
 from headway.instants import SECOND
-from headway.lifecycle import Outcome, Parked, Raised, Released, Succeeded, TimedOut
+from headway.lifecycle import Outcome, Parked, Released, Succeeded, TimedOut
 from headway.model import Claimed
 from headway.task import Task
 from headway.worker.attempt import Ended, Registry, resolve, run_async, run_sync
 from headway.worker.context import Context, Hand
-from headway.worker.crew import HARD_S, SOFT_S, Foreman
+from headway.worker.crew import HARD_S, SOFT_S, Foreman, failure_of
 from headway.worker.frames import Ask, Cancelled, Done, Failed, Stopped, TaskInfo, Unfit
 
 R = TypeVar("R")
@@ -249,8 +249,8 @@ class InlineCrew:
         match ended:
             case Done(result=result):
                 return Succeeded(result)
-            case Failed(error=error, retryable=retryable, retry_in=retry_in):
-                return Raised(error, retryable, retry_in)
+            case Failed():
+                return failure_of(ended, run.stop_as)
             case Cancelled(reason=reason):
                 return lifecycle.Cancelled(reason)
             case Stopped():

@@ -40,6 +40,7 @@ from headway.worker.frames import (
     MESSAGES_MAX,
     Answer,
     Ask,
+    Done,
     Failed,
     Finish,
     Flush,
@@ -58,6 +59,7 @@ from headway.worker.frames import (
     Unfit,
     frame,
 )
+from headway.worker.started import Started, note_starts, noting
 
 REPORT_EVERY_S: Final = 0.25
 GATHER_PART: Final = 12  # A first word waits for others so small a part of the time between two reports.
@@ -383,7 +385,11 @@ class ThreadChild(_QueueChild):
             while (item := self._inbox.get()) is not None:
                 claimed, number = item
                 if self._waiting.pop(number, None) is not None:
-                    self.ended(claimed, self._attempt(claimed))
+                    started = noting()
+                    ended = self._attempt(claimed)
+                    for rest_s in _what_is_left(started, ended):
+                        threading.Event().wait(rest_s)
+                    self.ended(claimed, ended)
                     self.flush()
 
     def run(self) -> None:
@@ -591,7 +597,11 @@ class LoopChild(Child):
             if isinstance(found, Unfit):
                 ended: Ended = found
             else:
+                started = noting()
                 ended = await run_async(*found, self.context_of(claimed), claimed, self.was_asked)
+                for rest_s in _what_is_left(started, ended):
+                    with contextlib.suppress(asyncio.CancelledError):  # It has ended, and is asked to once more.
+                        await self._clock.rest(rest_s, asyncio.Event())
             self._running.pop(claimed.job_id, None)
             self.ended(claimed, ended)
             if not self._flushing:  # All that end in this turn of the loop are sent together.
@@ -655,6 +665,8 @@ def serve(
     except HeadwayError as error:
         line.sendall(frame([Hello(os.getpid(), "", "", [], {}, error=str(error))]))
         sys.exit(2)
+    if kind != "process":
+        note_starts()
     child = KINDS[kind](line, place, registry, hand, width)
     child.report_every_s = report_every_s
     gc.freeze()  # What is imported stays, and is not looked through again while jobs run.
@@ -666,6 +678,11 @@ def serve(
         line.shutdown(socket.SHUT_RDWR)
     sys.stdout.flush()
     os._exit(0)  # Threads that tasks have left behind must not keep us.
+
+
+def _what_is_left(started: Started, ended: Ended) -> Iterator[float]:
+    """End what an attempt has started, unless it has completed; yield how long to rest between two looks."""
+    return iter(()) if isinstance(ended, Done | Unfit) else started.end()
 
 
 def _body_of(answer: Answer) -> str:

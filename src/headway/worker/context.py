@@ -41,7 +41,6 @@ T = TypeVar("T")
 
 STEPS_MAX: Final = 200
 LINES_WAITING_MAX: Final = 2_000  # Lines of one job that wait to be sent; the writer of more waits for the sender.
-LINE_OVERHEAD: Final = 40  # What a line costs beside its text, about; the statement `report` counts the same.
 UNFINISHED_MAX: Final = 99  # 100 is for jobs that have completed.
 
 
@@ -105,7 +104,7 @@ class Context:
         self._metadata: Metadata | None = None
         self._gauge: _Gauge | None = None
         self._lines: deque[tuple[Instant | None, str, str]] = deque()
-        self._logged = claimed.log_bytes
+        self._logged = 0
         self._sent_progress: int | None = None
         self._sent_detail: str | None = None
 
@@ -200,12 +199,12 @@ class Context:
     def log(self, text: object, stream: str = "log") -> None:
         """Add lines to the log of the job, which people read live."""
         if self._logged > LOG_BYTES_MAX:
-            return  # It is full, and says so.
+            return  # More is not kept anyway. The supervisor counts what a line costs, and says where it was full.
         kind = storable(str(stream), STEP_LENGTH_MAX)
         for line in str(text).splitlines() or [""]:
             shown = storable(line, LOG_LINE_LENGTH_MAX)
             self._lines.append((None, kind, shown))
-            self._logged += len(shown) + LINE_OVERHEAD
+            self._logged += len(shown) + 1
             if self._logged > LOG_BYTES_MAX:
                 break
         self._line.note(self)

@@ -15,6 +15,7 @@ A child may be given more jobs than it can run at once, when its jobs are short:
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -59,6 +60,8 @@ from headway.worker.process import MARK, ChildProcess
 STUCK_S: Final = 0.5  # So long a job may make others wait in its child before they are taken back.
 SOFT_S: Final = 1.0  # From asking to SIGTERM
 HARD_S: Final = 2.0  # and from there to SIGKILL.
+GONE_S_MAX: Final = 0.2  # So long we wait at the end for what was killed: not all can be, at every moment,
+WARDEN_S_MAX: Final = 0.5  # and so long for the warden. A worker has promised to be gone two seconds after its grace.
 DEAF_S_MAX: Final = 1.0
 START_S_MAX: Final = 60.0
 RESPAWN_S: Final = 0.5
@@ -436,7 +439,9 @@ class Crew:
         for message in messages:
             if isinstance(message, Done):  # What most of them are.
                 took.append(self._end(child, message.job_id, message.attempt, Succeeded(message.result), now))
-            elif isinstance(message, Stopped) and self._left_processes(child, message.job_id):
+            elif isinstance(message, Stopped | Failed) and self._left_processes(child, message.job_id):
+                running = child.running[message.job_id]
+                running.stop_as = _outcome_of(child, message)
                 self._kill(child, f"{message.job_id} left processes behind")  # With them, it will have stopped.
             elif (outcome := _outcome_of(child, message)) is not None:
                 took.append(self._end(child, message.job_id, message.attempt, outcome, now))  # type: ignore[union-attr]
@@ -452,7 +457,7 @@ class Crew:
             self._try_suspects(pool)
 
     def _left_processes(self, child: Post, job_id: str) -> bool:
-        """Say whether a job that was made to stop has started what goes on. Where jobs share a child nobody knows."""
+        """Say whether a job that was made to stop has started what goes on. A child of many jobs sees to it itself."""
         running = child.running.get(job_id)
         if child.kind != "process" or running is None or running.stop_as is None:
             return False
@@ -651,11 +656,12 @@ class Crew:
         for pool in self._pools.values():
             for child in list(pool.children):
                 self._kill(child, "the worker ends")
-        while self.count() and self._clock.monotonic() < until + HARD_S:
+        while self.count() and self._clock.monotonic() < until + GONE_S_MAX:
             self.watch()
             await self._clock.rest(0.02, wake)
         if self._warden is not None:
-            self._warden.communicate()  # It ends, after a last look.
+            with contextlib.suppress(subprocess.TimeoutExpired):  # It goes on without us: something cannot be killed.
+                self._warden.communicate(timeout=WARDEN_S_MAX)  # It ends, after a last look.
 
 
 def _in_frames(jobs: list[Claimed]) -> Iterator[list[Claimed]]:
@@ -674,8 +680,9 @@ def _in_frames(jobs: list[Claimed]) -> Iterator[list[Claimed]]:
 def _outcome_of(child: Post, message: ToSupervisor) -> Outcome | None:
     """Return what a message says about the end of an attempt; None when it is about something else."""
     match message:
-        case Failed(_, _, error, retryable, retry_in):
-            return Raised(error, retryable, retry_in)
+        case Failed(job_id, _):
+            running = child.running.get(job_id)
+            return failure_of(message, running.stop_as if running else None)
         case Cancelled(_, _, reason):
             return lifecycle.Cancelled(reason)
         case Stopped(job_id, _):
@@ -684,6 +691,38 @@ def _outcome_of(child: Post, message: ToSupervisor) -> Outcome | None:
         case Unfit(_, _, reason, cause):
             return Parked(reason, cause)
     return None
+
+
+def failure_of(failed: Failed, stop_as: Outcome | None) -> Outcome:
+    """Say what an exception makes of an attempt: what was asked of it, if it was raised while the task was stopped.
+
+    What is handed back was not asked, but killed; so whatever it still said was said before.
+    """
+    match stop_as:
+        case TimedOut(error, retryable):
+            return TimedOut(_error_while_stopping(error, failed.error), retryable)
+        case lifecycle.Cancelled():
+            return stop_as
+    return Raised(failed.error, failed.retryable, failed.retry_in)
+
+
+def _error_while_stopping(error: str, raised: str) -> str:
+    """Add to the error of an attempt what its task raised when it was asked to stop."""
+    try:
+        words, more = (msgspec.json.decode(text, type=_Words) for text in (error, raised))
+    except msgspec.DecodeError:  # Not of our making.
+        return error
+    words.message += f"; asked to stop, it raised {more.type}: {more.message}"
+    words.traceback = more.traceback
+    return msgspec.json.encode(words).decode()
+
+
+class _Words(msgspec.Struct, omit_defaults=True):
+    """An error, as it is written down."""
+
+    type: str
+    message: str
+    traceback: str = ""
 
 
 def _error(kind: str, message: str) -> str:

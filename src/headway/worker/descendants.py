@@ -51,6 +51,28 @@ def _descends(number: int, ancestor: int, parents: dict[int, int]) -> bool:
     return False
 
 
+def began_at(pid: int) -> int | None:
+    """Return when a living process began, in ticks of the kernel: its number may be used again, not both together."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in b"ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def families_of(heads: dict[int, int]) -> dict[int, int]:
+    """Return those of some processes that live, with all that descend from them, and when each began."""
+    alive = {pid for pid, began in heads.items() if began_at(pid) == began}
+    if not alive:
+        return {}
+    parents: dict[int, int] = {}
+    for entry in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parents[int(entry.name)] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+    found = {number for number in parents if any(_descends(number, head, parents) for head in alive)} | alive
+    return {pid: began for pid in found if (began := began_at(pid)) is not None}
+
+
 def kill_group(leader: int, others: list[int]) -> None:
     """Kill a process group and some more processes."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -27,7 +27,7 @@ from headway.errors import LeaseLost, StoreError, StoreFull, StoreUnavailable
 from headway.events import AttemptsLost, Draining, JobsSettled, ReportsRefused, Timed, emit
 from headway.instants import SECOND, Duration, Instant
 from headway.lifecycle import Cancelled, Outcome, Parked, Released, Settlement, Status, settle
-from headway.model import LOG_BYTES_MAX, Claimed, JsonObject, NewJob, Node, Report, storable
+from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, Claimed, JsonObject, NewJob, Node, Report, storable
 from headway.ports import Latest, Live, Work
 from headway.worker.frames import Ask, TaskInfo
 from headway.worker.hints import HintTaker
@@ -38,6 +38,7 @@ REPORT_EVERY_S: Final = 0.5
 CHECKPOINT_EVERY_S: Final = 5.0  # Instead, while it is told live;
 LINES_EVERY_S: Final = 2.0  # and so much of a log at most goes down with a worker.
 REPORTS_MAX: Final = 1_000
+LINES_MAX: Final = 2_000  # In one write: leases are extended between two of them.
 WATCH_EVERY_S: Final = 0.2
 UNPARK_EVERY_S: Final = 5.0
 QUIET_S: Final = 5.0  # What is woken from within this process rests so long; a wake-up within it cannot get lost.
@@ -459,7 +460,7 @@ class Supervisor:
         for at, stream, line in report.lines:
             if held.logged > LOG_BYTES_MAX:
                 break
-            held.logged += len(line) + 1
+            held.logged += len(line) + LOG_LINE_OVERHEAD
             is_full = held.logged > LOG_BYTES_MAX
             if self._live is not None:  # There they are known by their time.
                 held.line_at = at = max(at or now, held.line_at + 1)
@@ -498,7 +499,8 @@ class Supervisor:
         if not batch:
             return QUIET_S
         self._settling = batch  # Until it is written, also when the store does not answer now.
-        await self._flush([held for held, _ in batch if held.report is not None or held.is_flushing])
+        while spoke := [held for held, _ in batch if held.report is not None or held.is_flushing]:
+            await self._flush(spoke)
         settlements = [settle(held.claimed, outcome, self._clock.chance.random()) for held, outcome in batch]
         sent = self._clock.monotonic()
         stale = await self._write(settlements)
@@ -562,17 +564,16 @@ class Supervisor:
             self._live.forget(held.claimed.job_id)
 
     async def _flush(self, held_ones: Sequence[_Held]) -> None:
-        """Write reports, one batch after the other: the end of an attempt must not overtake what it said before."""
+        """Write reports, one batch after the other: the end of an attempt must not overtake what it said before.
+
+        Of many lines the first are written. The rest stays for the next time, as what was said later.
+        """
         if not held_ones:
             return
         async with self._flushing:
-            reports = [_numbered(held.report, held.said) for held in held_ones if held.report is not None]
+            reports = self._next_reports(held_ones)
             if not reports:
                 return
-            now = self._clock.monotonic()
-            for held in held_ones:
-                held.report, held.reported_at, held.is_flushing = None, now, True
-                self._reporting.pop(held.claimed.job_id, None)
             try:
                 refused = await self._work.report(reports)
             except (StoreUnavailable, StoreFull):
@@ -586,6 +587,23 @@ class Supervisor:
             finally:
                 for held in held_ones:
                     held.is_flushing = False
+
+    def _next_reports(self, held_ones: Sequence[_Held]) -> list[Report]:
+        """Take what is written now, no more lines than fit; who has more to say stands at the end of the line."""
+        now, room, reports = self._clock.monotonic(), LINES_MAX, []
+        for held in held_ones:
+            report = held.report
+            if report is None or (report.lines and not room):
+                continue
+            rest = report.lines[room:]
+            reports.append(_numbered(msgspec.structs.replace(report, lines=report.lines[:room]), held.said))
+            room = max(0, room - len(report.lines))
+            held.report, held.reported_at, held.is_flushing = None, now, True
+            self._reporting.pop(held.claimed.job_id, None)
+            if rest:
+                held.report = Report(job_id=report.job_id, attempt=report.attempt, lines=rest)
+                self._reporting[held.claimed.job_id] = held
+        return reports
 
     def _put_back(self, held_ones: Sequence[_Held], reports: Sequence[Report]) -> None:
         by_job = {report.job_id: report for report in reports}

@@ -1,6 +1,8 @@
 """Tasks for a child that is spoken with directly."""
 
 import asyncio
+import contextlib
+import subprocess
 import time
 from typing import Any
 
@@ -111,3 +113,50 @@ async def clog(ctx: Context) -> None:
 def _spoil(ctx: Context) -> None:
     spoilt: Any = ctx
     spoilt.take_report = None
+
+
+SCRIPT = "trap '' TERM; sleep 611 & echo $!; wait; sleep 611"  # It does not heed SIGTERM.
+
+
+@app.task
+async def start(ctx: Context, how: str, then: str = "wait") -> str:
+    """Start processes, say which, and be told to stop, or fail, or return."""
+    if how == "asyncio":
+        process = await asyncio.create_subprocess_exec("sleep", "611")
+        pids = [process.pid]
+    elif how == "to_thread":
+        pids = [(await asyncio.to_thread(subprocess.Popen, ["sleep", "611"])).pid]
+    else:
+        pids = _start(how)
+    ctx.metadata["pids"] = pids
+    if then == "wait":
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+    return _then(then)
+
+
+@app.task(isolation="thread")
+def start_in_thread(ctx: Context, how: str, then: str = "wait") -> str:
+    """Start processes in a thread."""
+    ctx.metadata["pids"] = _start(how)
+    while then == "wait":
+        time.sleep(0.01)
+        ctx.check()
+    return _then(then)
+
+
+def _start(how: str) -> list[int]:
+    if how == "plain":
+        return [subprocess.Popen(["sleep", "611"]).pid]
+    shell = subprocess.Popen(["sh", "-c", SCRIPT], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert shell.stdout is not None
+    return [shell.pid, int(shell.stdout.readline())]
+
+
+def _then(then: str) -> str:
+    if then == "fail":
+        raise ValueError(then)
+    return then

@@ -12,6 +12,7 @@ import pytest
 
 from headway.model import Claimed
 from headway.worker.child import KINDS, LOOK_EVERY_S, Child, LoopChild, ProcessChild
+from headway.worker.descendants import began_at
 from headway.worker.frames import (
     Answer,
     Ask,
@@ -266,3 +267,62 @@ def test_what_is_void_is_forgotten_and_its_next_attempt_is_not(child: Child, mon
     child._work()
     assert kept == [{("job_2", 2): {"step": "1"}}]
     assert _remembers(child) == set()
+
+
+async def _pids(line: Line, job_id: str) -> list[int]:
+    """Return what a job says that it has started."""
+    said = await line.hear(lambda message: isinstance(message, Reports) and message.reports[0].job_id == job_id)
+    assert isinstance(said, Reports)
+    pids: list[int] = json.loads(said.reports[0].metadata or "")["pids"]
+    assert all(began_at(pid) is not None for pid in pids)
+    return pids
+
+
+STARTS = [
+    ("loop", "start", "asyncio"),
+    ("loop", "start", "plain"),
+    ("loop", "start", "to_thread"),
+    ("loop", "start", "stubborn"),
+    ("thread", "start_in_thread", "plain"),
+    ("thread", "start_in_thread", "stubborn"),
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("kind", "task", "how"), STARTS)
+async def test_what_a_job_has_started_ends_with_it_and_not_with_another(kind: str, task: str, how: str) -> None:
+    line = Line(2, kind)
+    try:
+        await line.hear(lambda message: isinstance(message, Hello))
+        neighbour = claimed(task=task, job_id="job_2", args='{"how": "plain"}')
+        line.process.send(Run(1, [claimed(task=task, args=f'{{"how": "{how}"}}')]))
+        ours = await _pids(line, "job_1")
+        line.process.send(Run(2, [neighbour]))
+        theirs = await _pids(line, "job_2")
+        line.process.send(Stop("job_1", 1))
+        line.process.send(Stop("job_1", 1))  # Whoever is asked twice stops once.
+        assert await line.hear(lambda message: isinstance(message, Stopped)) == Stopped("job_1", 1)
+        assert [began_at(pid) for pid in ours] == [None] * len(ours), "it has not stopped: they go on"
+        assert [began_at(pid) for pid in theirs] != [None]
+        line.process.send(Stop("job_2", 1))
+        assert await line.hear(lambda message: isinstance(message, Stopped)) == Stopped("job_2", 1)
+        assert [began_at(pid) for pid in theirs] == [None]
+    finally:
+        line.process.kill()
+        await line.ending()
+        line.process.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("kind", "task", "how"), [STARTS[1], STARTS[4]])
+async def test_what_a_job_leaves_behind_stays_only_if_it_has_completed(
+    line: Line, kind: str, task: str, how: str
+) -> None:
+    for number, then in ((1, "fail"), (2, "return")):
+        args = f'{{"how": "{how}", "then": "{then}"}}'
+        line.process.send(Run(number, [claimed(task=task, job_id=f"job_{number}", args=args)]))
+        said = await line.hear(lambda message: isinstance(message, Reports))
+        assert isinstance(said, Reports)
+        [pid] = json.loads(said.reports[0].metadata or "")["pids"]
+        await line.hear(lambda message: isinstance(message, Done | Failed))
+        assert (began_at(pid) is None) == (then == "fail")

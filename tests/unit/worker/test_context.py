@@ -11,7 +11,7 @@ import pytest
 
 from headway.clock import Clock
 from headway.errors import InvalidTask, LeaseLost
-from headway.model import LOG_LINE_LENGTH_MAX, METADATA_BYTES_MAX, RESULT_BYTES_MAX, Report
+from headway.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX, METADATA_BYTES_MAX, RESULT_BYTES_MAX, Report
 from headway.worker.context import STEPS_MAX, Context, TaskStopped, encode_result
 from tests.unit.worker.test_frames import claimed
 
@@ -278,3 +278,12 @@ def test_numbers_that_json_does_not_have_are_refused(value: object) -> None:
         encode_result(value)
     with pytest.raises(InvalidTask, match="must be JSON, which has no"):
         Task().ctx.metadata["found"] = value
+
+
+def test_a_log_that_cannot_be_kept_is_not_sent() -> None:
+    task = Task()
+    task.ctx.log("y\n" * LOG_BYTES_MAX)  # In one call, which must not become a message without end.
+    for _ in range(10):
+        task.ctx.log("more")
+    assert len(task.report().lines) == LOG_BYTES_MAX // 2 + 1
+    assert task.ctx.take_report() is None

@@ -1,5 +1,6 @@
 """How the crew spreads, prefetches, suspects and cuts; and that what a dead supervisor leaves is ended."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,10 +16,11 @@ from headway.clock import Clock
 from headway.lifecycle import Cancelled, Outcome, Parked, Raised, Released, TimedOut
 from headway.model import Claimed, Report
 from headway.worker import frames
-from headway.worker.crew import RUN_BYTES_MAX, Crew, CrewPlan, _in_frames, _outcome_of
+from headway.worker.crew import GONE_S_MAX, RUN_BYTES_MAX, Crew, CrewPlan, _in_frames, _outcome_of
 from headway.worker.descendants import descendants_of, kill_group, start_warden
 from headway.worker.pool import PREFETCH_MAX, Pool, Post, Running, company_of
 from headway.worker.process import how_it_ended
+from tests.simulation.virtual_loop import virtual
 from tests.unit.worker.test_frames import claimed
 
 
@@ -195,6 +197,33 @@ def test_what_is_raised_while_a_task_is_stopped_does_not_replace_the_stop() -> N
     assert _outcome_of(child, frames.Failed("job_1", 1, "no JSON")) == running.stop_as
     running.stop_as = Released("handed back")  # It was killed, not asked: what it said it had said before.
     assert _outcome_of(child, raised) == Raised(raised.error, True, 5)
+
+
+class Undying:
+    """A process that no signal ends, as one that waits for a broken disk."""
+
+    pid = 1
+    has_ended = False
+    kills = 0
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    def send(self, message: frames.ToChild) -> None:
+        """It hears nothing."""
+
+
+@virtual
+async def test_nobody_waits_for_a_child_that_cannot_be_killed() -> None:
+    now = asyncio.get_running_loop().time
+    books, process = Books(waiting=0), Undying()
+    books.crew._clock = Clock(monotonic=now)
+    books.child.process = process  # type: ignore[assignment]
+    began = now()
+    await books.crew.close(0.5)
+    assert now() - began <= 0.5 + GONE_S_MAX + 0.1
+    assert process.kills
+    assert not books.ends, "its job still runs, and nobody may say otherwise: its lease runs out"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -12,9 +12,9 @@ from headway.errors import LeaseLost, StoreError, StoreUnavailable
 from headway.events import AttemptsLost
 from headway.instants import SECOND
 from headway.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
-from headway.model import LOG_BYTES_MAX, Claimed, NewJob, Node, Report
+from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, Claimed, NewJob, Node, Report
 from headway.worker.frames import Ask, TaskInfo
-from headway.worker.supervisor import REPORT_EVERY_S, Supervisor
+from headway.worker.supervisor import LINES_MAX, REPORT_EVERY_S, Supervisor
 from tests.simulation.stage import Seat, Stage
 from tests.simulation.virtual_loop import virtual
 
@@ -219,14 +219,56 @@ async def test_a_log_has_an_end_and_says_so() -> None:
         post = Post(stage)
         [job] = await post.take(max_attempts=3)
         for _ in range(12):
-            post.supervisor.reported([_said(job, *["x" * 999] * 100)])
+            post.supervisor.reported([_said(job, *["x" * (1_000 - LOG_LINE_OVERHEAD)] * 100)])
             await asyncio.sleep(1)
             await post.supervisor.keep()
             await post.supervisor.report()
         log = post.log(job)
-        assert sum(len(line) + 1 for line in log) <= LOG_BYTES_MAX + 100
+        assert sum(len(line) + LOG_LINE_OVERHEAD for line in log) <= LOG_BYTES_MAX + 100
         assert len(log) == LOG_BYTES_MAX // 1000 + 1
         assert "full" in log[-1]
+        post.supervisor.ended(job, Released("enough"))
+        await post.supervisor.settle()
+        [again] = await post.take(0)
+        assert again.log_bytes == sum(len(line) + LOG_LINE_OVERHEAD for line in log), "the store counts as we do"
+
+
+@virtual
+async def test_many_short_lines_are_written_in_parts_and_in_order() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        [flooding, other] = await post.take(2)
+        writes: list[int] = []
+        work = post.supervisor._work
+        write = work.report
+
+        async def report(reports: Sequence[Report]) -> frozenset[str]:
+            writes.append(sum(len(report.lines) for report in reports))
+            if len(writes) == 3:
+                raise StoreUnavailable("at this moment")
+            return await write(reports)
+
+        work.report = report  # type: ignore[method-assign]
+        said = [str(number % 10) for number in range(LOG_BYTES_MAX)]
+        post.supervisor.reported([_said(flooding, *said[:10_000], progress=5), _said(other, "a word")])
+        await asyncio.sleep(REPORT_EVERY_S)
+        await post.supervisor.report()
+        assert post.log(flooding) == said[:LINES_MAX]
+        assert post.job(flooding, "progress") == (5,)
+        await asyncio.sleep(REPORT_EVERY_S)
+        await post.supervisor.report()
+        assert post.log(other) == ["a word"], "it is not always the turn of the same"
+        await asyncio.sleep(REPORT_EVERY_S)
+        with pytest.raises(StoreUnavailable):
+            await post.supervisor.report()
+        post.supervisor.reported([_said(flooding, *said[10_000:], progress=7)])
+        post.supervisor.ended(flooding, Succeeded(None))
+        await post.supervisor.settle()
+        *lines, note = post.log(flooding)
+        assert lines == said[: len(lines)]
+        assert len(lines) == LOG_BYTES_MAX // (1 + LOG_LINE_OVERHEAD)
+        assert "full" in note
+        assert max(writes) <= LINES_MAX
 
 
 @virtual
