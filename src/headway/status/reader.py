@@ -17,14 +17,13 @@ import msgspec
 from headway.clock import Clock
 from headway.errors import JobNotFound
 from headway.lifecycle import Status
-from headway.model import METADATA_BYTES_MAX, Job
+from headway.model import METADATA_BYTES_MAX, UNFINISHED_MAX, Job
 from headway.ports import Latest, LiveView
 from headway.shapes import Shape, job_facts
 from headway.status.around import node_names
 from headway.store import Store
 from headway.why import read_detail
 
-UNFINISHED_MAX: Final = 99  # 100 is for jobs that have completed.
 DETAIL_LENGTH_MAX: Final = 256 * 1024
 NAMES_FRESH_S: Final = 10.0
 NAMES_AGAIN_S: Final = 0.5
@@ -92,23 +91,26 @@ class JobReader:
         try:
             while self._waiting:
                 asked, self._waiting = self._waiting, {}
-                try:
-                    stored = await self._find(asked)
-                    found = {job.id: job for job in await overlaid_all(self._live, tuple(stored.values()))}
-                except Exception as error:  # noqa: BLE001 - it is for those who asked
-                    for futures in asked.values():
-                        _refuse(futures, error)
-                    continue
-                for job_id, futures in asked.items():
-                    job = found.get(job_id)
-                    if job is None:
-                        _refuse(futures, JobNotFound(f"no job has the id {job_id!r}"))
-                        continue
-                    for future in futures:
-                        if not future.done():
-                            future.set_result(job)
+                await self._answer(asked)
         finally:
             self._reading = None
+
+    async def _answer(self, asked: dict[str, list[asyncio.Future[Job]]]) -> None:
+        try:
+            stored = await self._find(asked)
+            found = {job.id: job for job in await overlaid_all(self._live, tuple(stored.values()))}
+        except Exception as error:  # noqa: BLE001 - it is for those who asked
+            for futures in asked.values():
+                _refuse(futures, error)
+            return
+        for job_id, futures in asked.items():
+            job = found.get(job_id)
+            if job is None:
+                _refuse(futures, JobNotFound(f"no job has the id {job_id!r}"))
+                continue
+            for future in futures:
+                if not future.done():
+                    future.set_result(job)
 
     async def _find(self, job_ids: Collection[str]) -> dict[str, Job]:
         found = {}

@@ -15,7 +15,6 @@ from headway.errors import NotFound
 from headway.instants import DAY, parse_duration
 from headway.model import NAME_LENGTH_MAX
 from headway.settings import mask_url
-from headway.status.deliverer import Deliverer
 from headway.status.messages import delivery_shape, endpoint_shape
 from headway.status.outbound import URL_LENGTH_MAX, check_url
 from headway.status.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route, require_printable
@@ -178,18 +177,9 @@ async def test_webhook(call: Call) -> Answer:
         wanted = "is needed for" if endpoint.is_callbacks else "may only be given for"
         raise Refused(422, "invalid", f"url {wanted} what stands for the callback_url of jobs")
     url = endpoint.url or check_url(body.url)
-    own = Deliverer(call.store, call.settings, call.clock) if _deliverer(call) is None else None
-    try:
-        delivery = await (own or call.services.deliverer).test(endpoint, url)
-    finally:
-        if own is not None:
-            await own.close()
+    delivery = await call.services.deliverer.test(endpoint, url)
     await call.record("webhooks.test", endpoint.id, endpoint.tenant, url=mask_url(url), status=delivery.status)
     return Answer(delivery_shape(delivery))
-
-
-def _deliverer(call: Call) -> Any:
-    return getattr(call.services, "deliverer", None)
 
 
 async def _endpoint(call: Call) -> Endpoint:
@@ -231,8 +221,7 @@ async def replay_delivery(call: Call) -> Answer:
     """Send a delivery again."""
     delivery_id = (await _delivery(call)).id
     delivery = await call.acting(deeds.replay(delivery_id)).webhooks.replay(delivery_id)
-    if _deliverer(call) is not None:
-        call.services.deliverer.wake()
+    call.services.deliverer.wake()
     return Answer(delivery_shape(delivery), 202)
 
 

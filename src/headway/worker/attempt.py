@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from headway.errors import InvalidTask, LeaseLost
-from headway.model import ERROR_BYTES_MAX, Claimed, storable
+from headway.model import ERROR_BYTES_MAX, REASON_LENGTH_MAX, Claimed, storable
 from headway.task import Cancel, Retry, Task
 from headway.worker.context import Context, TaskStopped, encode_result
 from headway.worker.frames import Cancelled, Done, Failed, Stopped, Unfit
@@ -21,7 +21,6 @@ Registry: TypeAlias = Mapping[str, Task[..., Any]]
 Ended: TypeAlias = Done | Failed | Cancelled | Stopped | Unfit
 
 MESSAGE_LENGTH_MAX: Final = 4_000
-REASON_LENGTH_MAX: Final = 500
 
 
 def resolve(registry: Registry, claimed: Claimed) -> tuple[Task[..., Any], dict[str, Any]] | Unfit:

@@ -31,9 +31,9 @@ from headway.errors import InvalidTask
 from headway.instants import quote
 from headway.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
 from headway.worker.context import Context, TaskStopped
+from headway.worker.descendants import MARK
 
 INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "USER")  # And every LC_….
-MARK: Final = "HEADWAY_CHILD"  # By it the supervisor finds what a child has started.
 ELEMENTS_MAX: Final = 1_000
 LOOK_S: Final = 0.1
 TERM_S: Final = 1.8  # Less than what the supervisor waits before it kills us.

@@ -30,6 +30,7 @@ from headway.model import (
     METADATA_BYTES_MAX,
     RESULT_BYTES_MAX,
     STEP_LENGTH_MAX,
+    UNFINISHED_MAX,
     Claimed,
     Report,
     check_finite,
@@ -41,7 +42,6 @@ T = TypeVar("T")
 
 STEPS_MAX: Final = 200
 LINES_WAITING_MAX: Final = 2_000  # Lines of one job that wait to be sent; the writer of more waits for the sender.
-UNFINISHED_MAX: Final = 99  # 100 is for jobs that have completed.
 
 
 class TaskStopped(BaseException):

@@ -33,7 +33,7 @@ from headway.events import ChildEnded, ChildStarted, Timed, emit
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
 from headway.model import Claimed, Report
-from headway.worker.descendants import start_warden
+from headway.worker.descendants import MARK, start_warden
 from headway.worker.frames import (
     Answer,
     Ask,
@@ -55,7 +55,7 @@ from headway.worker.frames import (
     Unfit,
 )
 from headway.worker.pool import Pool, Post, Running, company_of
-from headway.worker.process import MARK, ChildProcess
+from headway.worker.process import ChildProcess
 
 STUCK_S: Final = 0.5  # So long a job may make others wait in its child before they are taken back.
 SOFT_S: Final = 1.0  # From asking to SIGTERM

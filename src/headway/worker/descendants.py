@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+MARK = "HEADWAY_CHILD"  # What all that a child starts has in its environment.
 _PROC = Path("/proc")
 _ROUNDS_MAX = 100
 _ROUND_S = 0.05

@@ -15,11 +15,10 @@ from typing import Final
 
 import msgspec
 
-from headway.worker.descendants import descendants_of, kill_group
+from headway.worker.descendants import MARK, descendants_of, kill_group
 from headway.worker.frames import Place, Reader, ToChild, ToSupervisor, frame, pair
 
 READ_BYTES: Final = 1 << 20
-MARK: Final = "HEADWAY_CHILD"
 
 
 class ChildProcess:

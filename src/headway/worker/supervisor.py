@@ -27,7 +27,17 @@ from headway.errors import LeaseLost, StoreError, StoreFull, StoreUnavailable
 from headway.events import AttemptsLost, Draining, JobsSettled, ReportsRefused, Timed, emit
 from headway.instants import SECOND, Duration, Instant
 from headway.lifecycle import Cancelled, Outcome, Parked, Released, Settlement, Status, settle
-from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, Claimed, JsonObject, NewJob, Node, Report, storable
+from headway.model import (
+    LOG_BYTES_MAX,
+    LOG_LINE_OVERHEAD,
+    REASON_LENGTH_MAX,
+    Claimed,
+    JsonObject,
+    NewJob,
+    Node,
+    Report,
+    storable,
+)
 from headway.ports import Latest, Live, Work
 from headway.worker.frames import Ask, TaskInfo
 from headway.worker.hints import HintTaker
@@ -47,7 +57,6 @@ SEEN_MAX: Final = 1_000
 PROBE_EVERY_S: Final = 0.25
 PROBE_SHARE: Final = 20.0
 HAND_BACK_S_MAX: Final = 1.0
-REASON_LENGTH_MAX: Final = 500
 
 
 class CrewPort(Protocol):

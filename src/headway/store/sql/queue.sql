@@ -211,7 +211,7 @@ where id in {list ids} and status in ('SCHEDULED', 'PENDING', 'RETRYING', 'BLOCK
 returning id, schedule, blocked_by;
 
 -- name: request_cancel
--- Ask for the end of running jobs; their workers hear it with the next extension.
+-- Ask for the end of running jobs; their workers hear of it, or look for it when they extend leases.
 update headway_jobs
 set cancel_requested_at = {now}, reason = :reason, updated_at = {now}, version = version + 1
 where id in {list ids} and status = 'RUNNING' and cancel_requested_at is null
