@@ -13,10 +13,12 @@ import os
 import re
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote as percent_encode
 from urllib.parse import urlsplit, urlunsplit
@@ -223,6 +225,7 @@ class Sender:
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Send a body to a checked URL. Whatever goes wrong is an answer, too."""
+        await self._get_ready()
         began = self._clock.monotonic()
         code: int | None = None
         error: str | None = None
@@ -241,6 +244,11 @@ class Sender:
                 raise
         took_ms = round((self._clock.monotonic() - began) * 1_000)
         return Answer(took_ms=took_ms, code=code, error=error, retry_after_s=wait_s, is_final=is_final)
+
+    async def _get_ready(self) -> None:
+        """Import what sends, which takes long the first time: nobody else has to wait for it, and its time counts not."""
+        if "aiohttp" not in sys.modules:
+            await asyncio.get_running_loop().run_in_executor(self._threads, import_module, "aiohttp")
 
     async def _exchange(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, int | None]:
         import aiohttp  # Not needed by those who only check a URL, and slow to import.
