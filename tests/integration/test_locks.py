@@ -273,8 +273,8 @@ class TestLeader:
 class TestSync:
     def test_with(self, store: str) -> None:
         app = Headway(store, name="billing")
-        with app.lock_sync("till", ttl="1s") as lock:
-            time.sleep(1.5)
+        with app.lock_sync("till", ttl="3s") as lock:  # Longer than a busy machine keeps anybody waiting.
+            time.sleep(3.5)
             lock.check()
             with pytest.raises(LockHeld, match="held by"), app.lock_sync("till", timeout=0.1):
                 pass

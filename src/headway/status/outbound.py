@@ -246,7 +246,7 @@ class Sender:
         return Answer(took_ms=took_ms, code=code, error=error, retry_after_s=wait_s, is_final=is_final)
 
     async def _get_ready(self) -> None:
-        """Import what sends, which takes long the first time; nobody else waits for it, and it is not part of the limit."""
+        """Import what sends, which takes long the first time: beside the loop, and before the time counts."""
         if "aiohttp" not in sys.modules:
             await asyncio.get_running_loop().run_in_executor(self._threads, import_module, "aiohttp")
 
