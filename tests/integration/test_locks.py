@@ -134,11 +134,11 @@ class TestLock:
             pass
 
     async def test_it_renews_itself_and_is_given_back_whatever_happens(self, app: Headway) -> None:
-        lock = app.lock("till", ttl="1s")
+        lock = app.lock("till", ttl="3s")  # Longer than a busy machine keeps anybody waiting.
 
         async def body() -> None:
             async with lock:
-                await asyncio.sleep(1.7)
+                await asyncio.sleep(3.7)
                 lock.check()
                 with pytest.raises(LockHeld):
                     await app.lock("till", blocking=False).acquire()
