@@ -86,6 +86,16 @@ async def test_a_head_without_end_is_refused(house: House) -> None:
     assert told.startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.parametrize(
+    "said", [b"\x16\x03\x01nonsense\r\n\r\n", b"GET /livez HTTP/1.1\r\nTransfer-Encoding: O\r\n\r\n"]
+)
+async def test_what_is_no_http_is_refused_as_everything_is(house: House, said: bytes) -> None:
+    head, _, body = (await house.told(said)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"content-type: application/json" in head
+    assert json.loads(body)["error"]["code"] == "not_http"
+
+
 async def test_a_body_that_does_not_come_is_not_waited_for(house: House) -> None:
     told = await house.told(HEAD + b"Connection: close\r\nContent-Length: 100\r\n\r\n{")
     assert told.startswith(b"HTTP/1.1 408 ")

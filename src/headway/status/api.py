@@ -449,10 +449,15 @@ class _Paths:
 
 
 def _error(refusal: Refused, request_id: str) -> Answer:
+    return Answer(error_body(refusal, request_id), refusal.status, refusal.headers)
+
+
+def error_body(refusal: Refused, request_id: str) -> dict[str, Any]:
+    """Write why a request cannot be answered."""
     error = {"code": refusal.code, "message": str(refusal)}
     if refusal.hint is not None:
         error["hint"] = refusal.hint
-    return Answer({"error": error, "request_id": request_id}, refusal.status, refusal.headers)
+    return {"error": error, "request_id": request_id}
 
 
 def _path_of(scope: Scope) -> str:
@@ -465,6 +470,11 @@ def _request_id(headers: Mapping[bytes, bytes]) -> str:
     given = headers.get(b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(text := given.decode("latin-1")):
         return text
+    return new_request_id()
+
+
+def new_request_id() -> str:
+    """Name a request."""
     return f"req_{next(_numbers):016x}"
 
 

@@ -49,7 +49,11 @@ TAGS: Final = {
 
 # Status: what it says, for which code, with which words.
 _ERRORS: Final[Mapping[int, tuple[str, str, str]]] = {
-    400: ("The body is not JSON", "not_json", "the body is not JSON: Expecting value: line 1 column 1 (char 0)"),
+    400: (
+        "The request is no HTTP, or its body no JSON",
+        "not_json",
+        "the body is not JSON: Expecting value: line 1 column 1 (char 0)",
+    ),
     401: ("No credential, or one that does not count (any more)", "unauthorized", "a token is needed"),
     403: ("The role or the tenant of the credential is not enough", "forbidden", "this needs the role operator"),
     404: ("There is no such thing, or it is not yours", "not_found", "there is no job job_01m7h07rq30wjd03gjnmt8r3pz"),
@@ -270,7 +274,7 @@ def _responses(route: Route) -> Iterator[tuple[int, dict[str, Any]]]:
 def error_statuses(route: Route) -> set[int]:
     """Derive from what a route takes what it may answer when something is wrong."""
     writes = route.method != "GET"
-    found = {status for status in route.answers if status >= 400} | {422, 500, 503}
+    found = {status for status in route.answers if status >= 400} | {400, 422, 500, 503}
     if route.role is not None:
         found |= {401, 403, 429}
     if "{" in route.path or any(param.is_required for param in route.query):
@@ -278,7 +282,7 @@ def error_statuses(route: Route) -> set[int]:
     if writes:
         found |= {409, 507}
     if route.body is not None:
-        found |= {400, 404, 408, 413, 415}
+        found |= {404, 408, 413, 415}
     if "If-Match" in route.headers:
         found |= {412}
     return found

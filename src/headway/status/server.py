@@ -11,14 +11,14 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headway.errors import InvalidConfig, StoreUnavailable
-from headway.status.api import WHOLE_ANSWER, Api, Header
+from headway.status.api import WHOLE_ANSWER, Api, Header, error_body, new_request_id
+from headway.status.web import Refused, answer_json
 
 GRACEFUL_S: Final = 3
 BACKLOG: Final = 2_048
 MESSAGE_BYTES_MAX: Final = 64 << 10
 HEAD_BYTES_MAX: Final = 64 << 10
 HEAD_S_MAX: Final = 15.0
-_TOO_LONG: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status} {status.phrase}".encode() for status in HTTPStatus}
 
 
@@ -65,10 +65,20 @@ class _Protocol(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES_MAX:
-            self.transport.write(_TOO_LONG)
-            self.transport.close()
+            self._refuse(Refused(431, "too_large", f"the head may have at most {HEAD_BYTES_MAX:,} bytes"))
         elif self._giving_up is None:
             self._giving_up = self.loop.call_later(HEAD_S_MAX, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP as everything else is refused."""
+        self._refuse(Refused(400, "not_http", "this is no HTTP request"))
+
+    def _refuse(self, refusal: Refused) -> None:
+        """Say what is wrong with the head of a request, and hang up: nobody knows where the next one would begin."""
+        body = answer_json(error_body(refusal, new_request_id()))
+        head = [_STATUS_LINES[refusal.status], b"content-type: application/json", b"connection: close"]
+        self.transport.write(b"\r\n".join([*head, f"content-length: {len(body)}".encode(), b"", body]))
+        self.transport.close()
 
     def _wait_no_longer(self) -> None:
         if self._giving_up is not None:
