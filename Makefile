@@ -52,27 +52,31 @@ dev: setup ## Run an app while you write it (ARGS=jobs:app), again when files ch
 
 .PHONY: check
 check: setup ## Style, types and architecture (a few seconds)
-	$(BIN)/ruff check $(CODE)
-	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE) scripts
+	$(BIN)/ruff format --check $(CODE) scripts
 	$(BIN)/mypy $(CODE)
 	$(BIN)/pytest -q tests/tidy
 
 .PHONY: format
 format: setup ## Format the code and fix what ruff can fix
-	$(BIN)/ruff check --fix-only --quiet $(CODE)
-	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix-only --quiet $(CODE) scripts
+	$(BIN)/ruff format $(CODE) scripts
 
 .PHONY: servers
 servers: ## Install the servers and the browser that tests need, where they are missing
 	@scripts/install-servers
 
 .PHONY: test
-test: setup servers check ## Everything: check, then all tests on SQLite and PostgreSQL (ARGS= for a part of them)
-	$(if $(ARGS),$(BIN)/pytest $(ARGS),scripts/run-tests $(BIN) all)
+test: setup servers ## Everything: check and all tests on SQLite and PostgreSQL (ARGS= for a part of them)
+	$(if $(ARGS),$(BIN)/pytest $(ARGS),$(BIN)/python scripts/run_tests.py all)
 
 .PHONY: test-fast
 test-fast: setup ## Unit tests, conformance on SQLite, architecture (no server, under a minute)
-	$(if $(ARGS),$(BIN)/pytest -q -m 'not slow and not postgres' $(ARGS),scripts/run-tests $(BIN) fast)
+	$(if $(ARGS),$(BIN)/pytest -q -m 'not slow and not postgres' $(ARGS),$(BIN)/python scripts/run_tests.py fast)
+
+.PHONY: test-soak
+test-soak: setup servers ## Run the tests many times under load, print what failed (RUNS=10 CONDITIONS=idle,cpu,disk,reverse ARGS=)
+	$(BIN)/python scripts/soak_tests.py --runs $(or $(RUNS),10) $(if $(CONDITIONS),--conditions $(CONDITIONS)) $(ARGS)
 
 .PHONY: sim
 sim: setup ## Simulate many seeds (SEEDS=1000), or replay one (SEED=42)

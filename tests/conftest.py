@@ -1,12 +1,16 @@
-"""Servers for the tests that need them, started when the first one does."""
+"""Servers for the tests that need them, started when the first one does, and what a failed test reports."""
 
 import os
+import re
+import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from tests.support import evidence
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.server import ServerMissing
@@ -14,6 +18,41 @@ from tests.support.server import ServerMissing
 # Whoever starts the tests in the background may have had these signals ignored, and so would the processes under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def pytest_runtest_logstart() -> None:
+    """Start collecting what belongs to this test."""
+    evidence.begin_test()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the output of every server and node, and the command that runs the test alone, to a failure."""
+    report = yield
+    if report.failed:
+        report.sections += evidence.sections()
+        report.sections.append(("run it alone", f".venv/bin/pytest {shlex.quote(item.nodeid)}"))
+        _keep(report)
+    return report
+
+
+def _keep(report: pytest.TestReport) -> None:
+    """Write a failure to a file of its own where `scripts/run_tests.py` asks for it."""
+    if folder := os.environ.get("HEADWAY_TEST_FAILURES"):
+        name = re.sub(r"[^\w.-]+", "-", report.nodeid)[-150:]
+        path = Path(folder) / f"{name}.{report.when}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parts = [f"---- {title} ----\n{text}" for title, text in report.sections]
+        path.write_text("\n".join([report.nodeid, report.longreprtext, *parts, ""]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests in reverse where that is asked for: no test may need another one to come first."""
+    if os.environ.get("HEADWAY_TEST_ORDER") == "reverse":
+        items.reverse()
 
 
 @pytest.fixture(scope="session")

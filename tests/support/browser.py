@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, Request, expect
 
+from tests.support import evidence
 from tests.support.server import ServerMissing
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "src" / "headway" / "status" / "static" / "dashboard" / "index.html"
 AXE = ROOT / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# For a machine that is busy with other tests; what is promised in less is measured where it is promised.
-PATIENCE_MS = 15_000
+# A safety net; how soon something is seen is measured in `bench`.
+PATIENCE_MS = 60_000
 # Before anything of the page: what the policy refuses, and what a hostile text would do if it were let.
 LISTENER = """
 window.__refused = [];
@@ -56,6 +57,7 @@ class Visit:
     url: str
     problems: list[str] = field(default_factory=list)
     expects: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
 
     def open(self, path: str = "") -> Page:
         """Go to a page by its address below `#/`; the same address again is read anew."""
@@ -67,9 +69,14 @@ class Visit:
         self.context.new_cdp_session(self.page).send("Emulation.setCPUThrottlingRate", {"rate": times})
 
     def hear(self, said: ConsoleMessage) -> None:
-        """Keep what the console calls an error."""
+        """Keep what the console says, and what it calls an error."""
+        self.said.append(f"console: {said.type}: {said.text}")
         if said.type == "error":
             self.problems.append(f"console: {said.text}")
+
+    def miss(self, asked: Request) -> None:
+        """Keep what was not answered."""
+        self.said.append(f"{asked.method} {asked.url}: {asked.failure}")
 
     def refused(self) -> list[str]:
         """Return what the policy of the page had to refuse, and what ran although it must not."""
@@ -93,6 +100,9 @@ def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
     visit = Visit(context, page, url)
     page.on("pageerror", lambda error: visit.problems.append(f"error: {error}"))
     page.on("console", visit.hear)
+    page.on("requestfailed", visit.miss)
+    page.on("framenavigated", lambda frame: visit.said.append(f"at {frame.url}"))
+    evidence.attach(f"browser at {url}", lambda: "\n".join([*visit.said, *visit.problems]))
     try:
         yield visit
         visit.check()

@@ -3,16 +3,27 @@
 import json
 import sqlite3
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headway.cli import doctor
 from headway.cli.root import run
+from headway.instants import HOUR
+from headway.status import around
+from tests.support.waiting import wait_until
 
-WORDS_S_MAX = 20
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands in this process take a machine for healthy that is slow.
+
+    A node that a test has made beats once. It is alive for an hour, not for ten seconds.
+    """
+    monkeypatch.setattr(around, "ALIVE_WITHIN", HOUR)
+    monkeypatch.setattr(doctor, "SKEW_S_MAX", 3_600.0)
+    monkeypatch.setattr(doctor, "AUDIT_S_MAX", 3_600.0)
 
 
 @dataclass(frozen=True)
@@ -47,11 +58,8 @@ class Cli:
 
     def await_words(self, words: str) -> None:
         """Wait in another thread until the command that runs has written this."""
-        deadline = time.monotonic() + WORDS_S_MAX
         captures: Any = sys.stdout
-        while words not in captures.getvalue():
-            assert time.monotonic() < deadline, f"{words!r} is not said"
-            time.sleep(0.01)
+        wait_until(lambda: words in captures.getvalue(), f"the command to write {words!r}")
 
     def sql(self, statement: str, *parameters: object) -> list[Any]:
         """Look into the store, or break it, behind Headway's back."""

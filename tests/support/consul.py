@@ -18,6 +18,7 @@ from tests.support.server import Server, ServerMissing, find_program, free_port
 PACE = 'performance { raft_multiplier = 1 } session_ttl_min = "%s"'
 SECRETS = 'acl { enabled = true default_policy = "deny" tokens { master = "%s" } }'
 TLS = 'ports { http = -1 https = %d } cert_file = "%s" key_file = "%s" ca_file = "%s" verify_incoming_https = true'
+ANSWER_S_MAX = 60.0
 MASTER = "b0000000-0000-0000-0000-000000000001"
 
 
@@ -39,6 +40,11 @@ class ConsulServer(Server):
     def start(self) -> None:
         """Start it, with the data that it has, and wait until it gives sessions."""
         self._start(self._command(), self._is_ready)
+
+    def close(self) -> None:
+        """End it for good. It has nothing to save, and may have been told to ignore the signal that others end with."""
+        self.kill()
+        super().close()
 
     def url(self, *, prefix: str = "", token: str | None = None) -> str:
         """Return its address, with the token that may do everything or another one."""
@@ -87,7 +93,7 @@ class ConsulServer(Server):
         url = f"{'https' if self._files is not None else 'http'}://127.0.0.1:{self.port}{path}"
         headers = {"X-Consul-Token": self._token} if self._token else {}
         request = urllib.request.Request(url, body, headers, method=method)
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_S_MAX, context=context) as answer:
             return bytes(answer.read())
 
     def _command(self) -> list[str]:
@@ -104,7 +110,7 @@ class ConsulServer(Server):
 
     def _is_ready(self) -> bool:
         try:
-            session = self.call("PUT", "/v1/session/create", {"TTL": "60s", "NodeChecks": []})
+            session = self.call("PUT", "/v1/session/create", {"TTL": "3600s", "NodeChecks": []})
             return bool(self.call("PUT", f"/v1/session/destroy/{session['ID']}"))
         except (OSError, ValueError, urllib.error.HTTPError):
             return False

@@ -3,7 +3,6 @@
 import json
 import shutil
 import ssl
-import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Sequence
@@ -12,19 +11,24 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from tests.support.certificates import make_certificate
-from tests.support.server import READY_SECONDS, Server, ServerFailed, find_program, free_port
+from tests.support.server import READY_SECONDS, Server, find_program, free_port
+from tests.support.waiting import wait_until
 
-# Elections in half a second; a lease of 1 s is granted then.
-PACE = ("--heartbeat-interval=50", "--election-timeout=500")
+# Elections in half a second; a lease of 1 s is granted then. The machine may lose power, but not during a test.
+PACE = ("--heartbeat-interval=50", "--election-timeout=500", "--unsafe-no-fsync")
+# Members of an ensemble that wait for the processor shall not be taken for dead; a lease of 2 s is granted then.
+ENSEMBLE_PACE = ("--heartbeat-interval=100", "--election-timeout=1000", "--unsafe-no-fsync")
+ANSWER_S_MAX = 60.0
 ROOT_PASSWORD = "for the tests"
 
 
 class EtcdServer(Server):
     """One etcd with its own data. With `tls` it talks only with those who show a certificate that it trusts."""
 
-    def __init__(self, *, name: str = "alone", tls: bool = False) -> None:
+    def __init__(self, *, name: str = "alone", tls: bool = False, pace: Sequence[str] = PACE) -> None:
         program = find_program("etcd")
         super().__init__("etcd")
+        self._pace = pace
         self.name = name
         self.peer = f"http://127.0.0.1:{free_port()}"
         self.cluster = f"{name}={self.peer}"
@@ -39,6 +43,11 @@ class EtcdServer(Server):
     def launch(self) -> None:
         """Start it and do not wait for a leader, which needs other members."""
         self._start(self._command(), lambda: True)
+
+    def close(self) -> None:
+        """End it for good. It has nothing to save, and may have been told to ignore the signal that others end with."""
+        self.kill()
+        super().close()
 
     def lose_data(self) -> None:
         """Forget everything, while it is not running."""
@@ -57,16 +66,15 @@ class EtcdServer(Server):
 
     def wait_until_served(self) -> None:
         """Wait until it can write."""
-        deadline = time.monotonic() + READY_SECONDS
-        while not self.is_serving():
-            if time.monotonic() > deadline:
-                raise ServerFailed(f"no majority:\n{self.tail()}")
-            time.sleep(0.05)
+        wait_until(self.is_serving, f"{self.name} to be one of a majority", within_s=READY_SECONDS)
 
     def is_leader(self) -> bool:
         """Tell whether it leads the ensemble."""
-        status = self.call("/v3/maintenance/status", {})
-        return bool(status["leader"] == status["header"]["member_id"])
+        try:
+            status = self.call("/v3/maintenance/status", {})
+        except OSError:
+            return False
+        return bool(status.get("leader") == status["header"]["member_id"])
 
     def call(self, path: str, question: object, *, token: str = "") -> Any:
         """Have it do something, as an operator would."""
@@ -106,7 +114,7 @@ class EtcdServer(Server):
             context = ssl.create_default_context(cafile=str(self._files[0]))
             context.load_cert_chain(*self._files)
         request = urllib.request.Request(f"{self._scheme}://127.0.0.1:{self.port}{path}", body, headers or {})
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_S_MAX, context=context) as answer:
             return json.load(answer)
 
     @property
@@ -116,7 +124,7 @@ class EtcdServer(Server):
     def _command(self) -> list[str]:
         here = f"{self._scheme}://127.0.0.1:{self.port}"
         return [
-            *(str(self._program), "--name", self.name, "--data-dir", str(self._data), *PACE),
+            *(str(self._program), "--name", self.name, "--data-dir", str(self._data), *self._pace),
             *("--listen-client-urls", here, "--advertise-client-urls", here),
             *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
             *("--initial-cluster", self.cluster, "--logger", "zap", "--log-outputs", "stderr"),
@@ -135,7 +143,7 @@ class EtcdEnsemble:
     """Three servers that go on while two of them live."""
 
     def __init__(self) -> None:
-        self.members = [EtcdServer(name=f"m{number}") for number in (1, 2, 3)]
+        self.members = [EtcdServer(name=f"m{number}", pace=ENSEMBLE_PACE) for number in (1, 2, 3)]
         cluster = ",".join(member.cluster for member in self.members)
         for member in self.members:
             member.cluster = cluster
@@ -144,10 +152,7 @@ class EtcdEnsemble:
         with ExitStack() as stack:
             for member in self.members:
                 stack.callback(member.close)
-            for member in self.members:
-                member.launch()
-            for member in self.members:
-                member.wait_until_served()
+            self.mend()
             self._stack = stack.pop_all()
         return self
 
@@ -158,9 +163,23 @@ class EtcdEnsemble:
         """Return the address of all of them."""
         return _address([member.port for member in self.members], prefix=prefix)
 
+    def mend(self) -> None:
+        """Start the members that do not run, all at once, and wait until each of them serves."""
+        for member in self.members:
+            if not member.is_running():
+                member.launch()
+        for member in self.members:
+            member.wait_until_served()
+
     def leader(self) -> EtcdServer:
-        """Return the member that leads."""
-        return next(member for member in self.members if member.is_running() and member.is_leader())
+        """Return the member that leads, as soon as there is one."""
+        found = wait_until(self._leader, "a leader of etcd")
+        assert found is not None
+        return found
+
+    def _leader(self) -> EtcdServer | None:
+        living = [member for member in self.members if member.is_running()]
+        return next((member for member in living if member.is_leader()), None)
 
 
 def _address(ports: Sequence[int], *, prefix: str = "", user: str = "", files: Sequence[object] | None = None) -> str:

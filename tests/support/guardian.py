@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-STOP_SECONDS = 10
+STOP_SECONDS = 60
 PR_SET_PDEATHSIG = 1
 
 

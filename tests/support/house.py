@@ -1,20 +1,63 @@
 """A real API with a token for everybody who matters: all tenants and two of them, viewers and operators."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
+import psycopg
 
 from headway.clock import Clock
+from headway.instants import DAY, Duration
 from headway.store import Store
 from headway.store.migrations import migrate
 from tests.support.api import ApiProcess, api_process
+from tests.support.waiting import DEADLINE_S
 
 T = TypeVar("T")
 SECRET = "environment-0123456789abcdef"
+# What is acknowledged here need not survive a power cut, and a commit need not wait for the disk.
+HASTE = {"HEADWAY_SQLITE_SYNCHRONOUS": "normal"}
+
+
+class Beside:
+    """A store that is open beside the API, on an event loop in a thread of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._store = self._wait(_opened(url))
+
+    def do(self, action: Callable[[Store], Awaitable[T]]) -> T:
+        """Do something with the store."""
+
+        async def act() -> T:
+            return await action(self._store)
+
+        return self._wait(act())
+
+    def close(self) -> None:
+        """Close the store and end the thread."""
+        self._wait(self._store.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(DEADLINE_S)
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_S)
+
+
+async def _opened(url: str) -> Store:
+    """Open a store; bring it to the present schema first."""
+    unchecked = await Store.open(url, Clock(node="test"), synchronous="normal", checked=False)
+    if unchecked.driver.dialect_name != "sqlite":  # SQLite was migrated when it was opened.
+        await migrate(unchecked.driver)
+    return unchecked
 
 
 @dataclass
@@ -23,6 +66,7 @@ class House:
 
     api: ApiProcess
     url: str
+    beside: Beside
     clients: dict[str, httpx.Client] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> httpx.Client:
@@ -30,37 +74,49 @@ class House:
 
     def on_store(self, action: Callable[[Store], Awaitable[T]]) -> T:
         """Do something with the store itself, as a worker or scheduler on another host would."""
-        return asyncio.run(_with_store(self.url, action))
+        return self.beside.do(action)
 
+    def write(self, *statements: str) -> None:
+        """Change the store behind everybody's back."""
+        if self.url.startswith("sqlite"):
+            with sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=DEADLINE_S) as connection:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.close()
+        else:
+            with psycopg.connect(self.url) as connected:
+                for statement in statements:
+                    connected.execute(statement)
 
-async def _with_store(url: str, action: Callable[[Store], Awaitable[T]]) -> T:
-    store = await Store.open(url, Clock(node="test"))
-    try:
-        return await action(store)
-    finally:
-        await store.close()
+    def keep_alive(self, node_id: str) -> None:
+        """Have a node that has beaten live for another day, however slow this machine is."""
+        self.write(f"update headway_nodes set beat_at = beat_at + {DAY} where id = '{node_id}'")
 
-
-async def _prepare(url: str) -> None:
-    store = await Store.open(url, Clock(), checked=False)
-    await migrate(store.driver)
-    await store.close()
+    def grow_older(self, schedule: str, by: Duration) -> None:
+        """Have a schedule be as if it had been made so much earlier, and nobody had decided it since."""
+        columns = ", ".join(f"{name} = {name} - {by}" for name in ("created_at", "decided_through", "next_at"))
+        self.write(
+            f"update headway_schedules set {columns} where name = '{schedule}'",
+            f"update headway_revisions set effective_at = effective_at - {by} where schedule = '{schedule}'",
+        )
 
 
 @contextmanager
 def house(url: str) -> Iterator[House]:
     """Run an API on a store until the block ends."""
-    asyncio.run(_prepare(url))
-    with api_process(url, env={"HEADWAY_TOKEN": SECRET}) as api, ExitStack() as stack:
-        built = House(api, url, {"root": stack.enter_context(api.client(SECRET))})
-        for name, tenant, role in (
-            ("everybody", "*", "operator"),
-            ("acme", "acme", "operator"),
-            ("globex", "globex", "operator"),
-            ("viewer", "acme", "viewer"),
-        ):
-            made: dict[str, Any] = (
-                built.clients["root"].post("/api/tokens", json={"name": name, "tenant": tenant, "role": role}).json()
-            )
-            built.clients[name] = stack.enter_context(api.client(made["token"]))
-        yield built
+    beside = Beside(url)
+    try:
+        with api_process(url, env={"HEADWAY_TOKEN": SECRET, **HASTE}) as api, ExitStack() as stack:
+            built = House(api, url, beside, {"root": stack.enter_context(api.client(SECRET))})
+            for name, tenant, role in (
+                ("everybody", "*", "operator"),
+                ("acme", "acme", "operator"),
+                ("globex", "globex", "operator"),
+                ("viewer", "acme", "viewer"),
+            ):
+                body = {"name": name, "tenant": tenant, "role": role}
+                made: dict[str, Any] = built.clients["root"].post("/api/tokens", json=body).json()
+                built.clients[name] = stack.enter_context(api.client(made["token"]))
+            yield built
+    finally:
+        beside.close()

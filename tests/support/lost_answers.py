@@ -6,8 +6,6 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
-from tests.support.server import free_port
-
 
 @asynccontextmanager
 async def lost_answers(port: int, about: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
@@ -30,9 +28,9 @@ async def lost_answers(port: int, about: bytes) -> AsyncIterator[tuple[int, list
         app.router.add_route("*", "/{path:.*}", pass_on)
         runner = web.AppRunner(app)
         await runner.setup()
-        here = free_port()
-        await web.TCPSite(runner, "127.0.0.1", here).start()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
         try:
-            yield here, lost
+            yield runner.addresses[0][1], lost
         finally:
             await runner.cleanup()

@@ -4,8 +4,10 @@ In this mode two transactions of one client may run on two connections of the se
 keep (prepared statements, LISTEN, session locks, SET) does not work through it, and it is here to show that.
 """
 
+import psycopg
+
 from tests.support.postgres import PostgresServer, database_name
-from tests.support.server import Server, answers, find_program
+from tests.support.server import Server, find_program
 
 CONFIG = """\
 [databases]
@@ -39,8 +41,17 @@ class PgBouncer(Server):
         config = self.folder / "pgbouncer.ini"
         config.write_text(CONFIG.format(port=self.port, server_port=self._postgres.port))
         config.chmod(0o644)
-        self._start([str(self._program), str(config)], lambda: answers(self.port))
+        self._start([str(self._program), str(config)], self._is_ready)
 
     def url(self, database: str = "postgres") -> str:
         """Return the address of a database (a name or its own address) through the pooler."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database_name(database)}"
+
+    def _is_ready(self) -> bool:
+        """Tell whether this pooler, and not another one on its port, leads to our server."""
+        try:
+            with psycopg.connect(self.url(), autocommit=True, connect_timeout=30) as connection:
+                row = connection.execute("select current_setting('port')").fetchone()
+        except psycopg.OperationalError:
+            return False
+        return row == (str(self._postgres.port),)

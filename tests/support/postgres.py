@@ -1,6 +1,9 @@
 """A private PostgreSQL for the tests: its own folder, its own loopback port, gone when the tests end."""
 
+import fcntl
 import itertools
+import os
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,10 +49,7 @@ class PostgresServer(Server):
         """Start the server, making its data on the first call. A later call finds the data and port again."""
         is_new = not self._data.exists()
         if is_new:
-            self.run(
-                *(self._programs / "initdb", "-D", self._data, "-U", "postgres"),
-                *("-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"),
-            )
+            self._make_data()
         try:
             self._start(self._command(), self._is_ready)
         except ServerFailed:
@@ -57,6 +57,26 @@ class PostgresServer(Server):
                 raise
             self.port = free_port()  # Somebody may have been quicker; once the port is known, it stays.
             self._start(self._command(), self._is_ready)
+
+    def _make_data(self) -> None:
+        """Make the files of an empty server, or copy those that another part of this test run has made."""
+        shared = os.environ.get("HEADWAY_TEST_SHARED")
+        if shared is None:
+            self._initdb(self._data)
+            return
+        template = Path(shared) / "postgres"
+        with (Path(shared) / "postgres.lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not template.exists():
+                self._initdb(self.folder / "template")
+                shutil.move(self.folder / "template", template)
+        self.run("cp", "-a", "--reflink=auto", template, self._data)
+
+    def _initdb(self, data: Path) -> None:
+        self.run(
+            *(self._programs / "initdb", "-D", data, "-U", "postgres"),
+            *("-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"),
+        )
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server: `immediate` is a crash of the server, after which it recovers from its log."""
@@ -85,7 +105,7 @@ class PostgresServer(Server):
 
     def execute(self, statement: sql.Composed) -> None:
         """Run one statement in the maintenance database, outside a transaction."""
-        with psycopg.connect(self.url(), autocommit=True, connect_timeout=10) as connection:
+        with psycopg.connect(self.url(), autocommit=True, connect_timeout=60) as connection:
             connection.execute(statement)
 
     def _command(self) -> list[str]:
@@ -102,7 +122,8 @@ class PostgresServer(Server):
     def _is_ready(self) -> bool:
         """Tell whether this server, and not another one on its port, takes connections."""
         try:
-            with psycopg.connect(self.url(), autocommit=True, connect_timeout=2) as connection:
+            # short: it is asked again.
+            with psycopg.connect(self.url(), autocommit=True, connect_timeout=10) as connection:
                 row = connection.execute("select current_setting('data_directory')").fetchone()
         except psycopg.OperationalError:
             return False

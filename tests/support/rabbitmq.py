@@ -2,14 +2,16 @@
 
 import shlex
 import socket
+import ssl
 import subprocess
 from pathlib import Path
 
 from tests.support.certificates import make_certificate
-from tests.support.server import READY_SECONDS, Server, ServerMissing, free_port
+from tests.support.server import READY_SECONDS, Server, ServerFailed, ServerMissing, free_port
 
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # The one in PATH insists on a user of its own.
 USER = "guest"
+ANSWER_S_MAX = 30.0
 PASSWORD = "guest"  # What a new broker has; it lets this user in from the same host only.
 
 CONFIG = """\
@@ -39,8 +41,15 @@ class RabbitServer(Server):
             self._config.chmod(0o644)
         # The port mapper is its child and dies with it; one that it starts by itself would outlive the tests.
         mapper = f"setpriv --pdeathsig KILL epmd -port {self._mapper_port} &"
-        script = f"{mapper} exec env {shlex.join(self._environment())} {PROGRAM}"
+        # The broker would start another one if it came first.
+        wait = f"until epmd -port {self._mapper_port} -names >/dev/null 2>&1; do sleep 0.05; done;"
+        script = f"{mapper} {wait} exec env {shlex.join(self._environment())} {PROGRAM}"
         self._start(["sh", "-c", script], self._is_ready)
+
+    def close(self) -> None:
+        """End it for good. It has nothing to save, and may have been told to ignore the signal that others end with."""
+        self.kill()
+        super().close()
 
     @property
     def authority(self) -> Path:
@@ -69,11 +78,13 @@ class RabbitServer(Server):
             command,
             cwd=self.folder,
             user=user,
-            stdout=subprocess.PIPE,
+            capture_output=True,
             text=True,
             timeout=READY_SECONDS * 2,
-            check=True,
+            check=False,
         )
+        if done.returncode:
+            raise ServerFailed(f"rabbitmqctl {arguments[0]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def _environment(self) -> list[str]:
@@ -88,6 +99,7 @@ class RabbitServer(Server):
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_MNESIA_BASE": self.folder / "data",
             "RABBITMQ_LOG_BASE": self.folder / "logs",
+            "RABBITMQ_LOGS": "-",  # To its standard output, which a failed test shows.
             "RABBITMQ_ENABLED_PLUGINS_FILE": self.folder / "plugins",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none -noinput",
             "RABBITMQ_ALLOW_INPUT": "true",  # Then it is the process that was started, and not a child of it.
@@ -95,11 +107,18 @@ class RabbitServer(Server):
         return [f"{name}={value}" for name, value in settings.items()]
 
     def _is_ready(self) -> bool:
-        """Tell whether the broker answers: to anything that is not AMQP it says what it speaks."""
+        """Tell whether the broker answers, also over TLS: to anything that is not AMQP it says what it is."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as client:
-                client.settimeout(5)
-                client.sendall(b"GET / HT")
-                return client.recv(8).startswith(b"AMQP")
+            if not _speaks_amqp(socket.create_connection(("127.0.0.1", self.port), ANSWER_S_MAX)):
+                return False
+            trust = ssl.create_default_context(cafile=str(self.authority))
+            plain = socket.create_connection(("127.0.0.1", self.tls_port), ANSWER_S_MAX)
+            return _speaks_amqp(trust.wrap_socket(plain, server_hostname="127.0.0.1"))
         except OSError:
             return False
+
+
+def _speaks_amqp(connection: socket.socket) -> bool:
+    with connection:
+        connection.sendall(b"GET / HT")
+        return connection.recv(8).startswith(b"AMQP")

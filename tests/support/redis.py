@@ -13,6 +13,8 @@ from redis.exceptions import RedisError
 from tests.support.certificates import make_certificate
 from tests.support.server import Server, find_program
 
+ANSWER_S_MAX = 60.0
+
 
 class RedisServer(Server):
     """One Redis without persistence; `options` are settings of redis.conf.
@@ -35,10 +37,27 @@ class RedisServer(Server):
         """Start it, empty."""
         self._start(self._command(), self._is_ready)
 
+    def close(self) -> None:
+        """End it for good. It has nothing to save, and may have been told to ignore the signal that others end with."""
+        self.kill()
+        super().close()
+
     def restart_empty(self) -> None:
         """Kill it and start it again on the same port."""
         self.kill()
         self.start()
+
+    def mend(self) -> None:
+        """Make it as good as new: started, empty, with room, without a pause and with its own user only."""
+        if not self.is_running():
+            self.start()
+        with self.client() as client:
+            client.client_unpause()
+            client.flushall()
+            client.config_set("maxmemory", 0)
+            users = [user for user in client.acl_users() if user != "default"]
+            if users:
+                client.acl_deluser(*users)
 
     def url(self, *, prefix: str = "", password: str | None = None) -> str:
         """Return its address, with its own password or another one."""
@@ -56,7 +75,7 @@ class RedisServer(Server):
             host="127.0.0.1",
             port=self.port,
             password=self._password,
-            socket_timeout=10,
+            socket_timeout=ANSWER_S_MAX,
             decode_responses=True,
             **secured,  # type: ignore[arg-type]
         )

@@ -1,6 +1,7 @@
 """What the private servers of the tests have in common: a folder, a port, an owner and a guardian."""
 
 import atexit
+import fcntl
 import json
 import os
 import pwd
@@ -14,14 +15,19 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
-READY_SECONDS = 30.0
-STOP_SECONDS = 30.0
+from tests.support import evidence
+
+# Safety nets: a loaded machine may take a minute to start a server.
+READY_SECONDS = 120.0
+STOP_SECONDS = 120.0
 
 # Below the range that the kernel takes client ports from: a client that keeps trying to reach a stopped
 # server would otherwise connect to itself sooner or later, and hold the port when the server wants it back.
 PORTS = range(20_000, 32_000)
+PORT_LOCKS = Path(tempfile.gettempdir()) / f"headway-test-ports-{os.geteuid()}"
+_reserved: list[IO[bytes]] = []
 
 
 class ServerMissing(Exception):
@@ -45,6 +51,7 @@ class Server:
             os.chown(self.folder, self.owner.pw_uid, self.owner.pw_gid)
         self._guardian: subprocess.Popen[bytes] | None = None
         self.pid: int | None = None
+        self._evidence = evidence.watch(f"{name} on port {self.port}", self.log, shared=True)
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -76,6 +83,7 @@ class Server:
         """Stop the server and remove its folder. It cannot be started again."""
         atexit.unregister(self.close)
         self._stop(signal.SIGQUIT)
+        self._evidence.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, *command: str | Path) -> None:
@@ -156,22 +164,41 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
+    """Return a free loopback port. It stays reserved for this process: other test runs get other ports."""
     for _ in range(100):
         port = random.choice(PORTS)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
+        if _is_free(port) and _reserve(port):
+            return port
     raise ServerFailed("no free port on the loopback interface")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _reserve(port: int) -> bool:
+    """Lock the file of a port until this process ends."""
+    PORT_LOCKS.mkdir(exist_ok=True)
+    lock = (PORT_LOCKS / str(port)).open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return False
+    _reserved.append(lock)
+    return True
 
 
 def answers(port: int) -> bool:
     """Tell whether somebody accepts connections at a loopback port."""
     try:
+        # short: callers ask again.
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
         return False

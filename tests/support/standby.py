@@ -1,13 +1,12 @@
 """A synchronous standby of a PostgresServer: what the primary has acknowledged, it has too."""
 
-import time
 from collections.abc import Sequence
 
 import psycopg
 from psycopg import sql
 
 from tests.support.postgres import PostgresServer, database_name
-from tests.support.server import READY_SECONDS, ServerFailed
+from tests.support.waiting import wait_until
 
 
 class StandbyServer(PostgresServer):
@@ -26,15 +25,16 @@ class StandbyServer(PostgresServer):
             )
         self._start(self._command(), self._is_ready)
         configure(self._primary, "synchronous_standby_names", "*")
-        deadline = time.monotonic() + READY_SECONDS
-        while not self._is_followed():
-            if time.monotonic() > deadline:
-                raise ServerFailed(f"the standby does not follow:\n{self.tail()}")
-            time.sleep(0.05)
+        wait_until(self._is_followed, "the standby to follow")
 
     def promote(self) -> None:
         """Make it a primary of its own. The other one hears nothing of it: its commits wait from now on."""
-        self.execute(sql.SQL("select pg_promote(true, {})").format(round(READY_SECONDS)))
+        self.execute(sql.SQL("select pg_promote(false)").format())
+        wait_until(self._is_promoted, "the standby to be a primary")
+
+    def _is_promoted(self) -> bool:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            return connection.execute("select pg_is_in_recovery()").fetchone() == (False,)
 
     def _is_followed(self) -> bool:
         with psycopg.connect(self._primary.url(), autocommit=True) as connection:

@@ -2,26 +2,32 @@
 
 import os
 import socket
-import time
-from collections.abc import Mapping
+import ssl
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from tests.support.server import Server, ServerFailed, ServerMissing, find_program, free_port
+from tests.support.certificates import make_certificate
+from tests.support.server import READY_SECONDS, Server, ServerMissing, find_program, free_port
+from tests.support.waiting import wait_until
 
 JAR = Path("/usr/share/java/zookeeper.jar")
 TLS_JAR = Path("/usr/share/java/netty-codec.jar")  # Debian's ZooKeeper does not name it, and needs it for TLS.
 TICK_S = 0.5
 SESSION_S_MIN = 2 * TICK_S
+SESSION_S_MAX = 3_600
+ANSWER_S_MAX = 3.0  # Then it is asked again: one that is starting may forget who asked.
+TLS_ANSWER_S_MAX = 20.0  # The first time it computes for long.
+KEY_STORE_PASSWORD = "private"
 
 
 class ZookeeperServer(Server):
-    """One ZooKeeper. `ensemble` are the lines of zoo.cfg that name its members, and `number` is this one's."""
+    """One ZooKeeper. `ensemble` are the lines of zoo.cfg that name its members, and `number` is this one's.
 
-    def __init__(
-        self, *, number: int = 1, ensemble: tuple[str, ...] = (), options: Mapping[str, str] | None = None
-    ) -> None:
+    With `tls` it also listens at `tls_port`, with a certificate that is its own authority.
+    """
+
+    def __init__(self, *, number: int = 1, ensemble: tuple[str, ...] = (), tls: bool = False) -> None:
         if not JAR.exists():
             raise ServerMissing("zookeeper (scripts/install-servers installs it)")
         java = find_program("java")
@@ -29,7 +35,12 @@ class ZookeeperServer(Server):
         self._java = java
         self._number = number
         self.ensemble = ensemble
-        self._options = options or {}
+        self.tls_port = free_port() if tls else None
+
+    @property
+    def authority(self) -> Path:
+        """The certificate against which the server's is checked."""
+        return self.folder / "cert.pem"
 
     def start(self) -> None:
         """Start the server, and wait until it serves; a member of an ensemble may have to wait for the others."""
@@ -51,20 +62,27 @@ class ZookeeperServer(Server):
         return f"zookeeper://127.0.0.1:{self.port}" + (f"?prefix={prefix}" if prefix else "")
 
     def is_serving(self) -> bool:
-        """Tell whether it answers clients: alone, or as a part of a quorum."""
-        return "Mode:" in self._words("srvr")
+        """Tell whether it answers clients, also those with TLS: alone, or as a part of a quorum."""
+        return "Mode:" in self._words("srvr") and (self.tls_port is None or "Mode:" in self._words("srvr", tls=True))
 
     def is_leader(self) -> bool:
         """Tell whether it leads the ensemble."""
         return "Mode: leader" in self._words("srvr")
 
-    def _words(self, command: str) -> str:
+    def _words(self, command: str, *, tls: bool = False) -> str:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
+            with self._connection(tls) as connection:
                 connection.sendall(command.encode())
                 return connection.makefile().read()
         except OSError:
             return ""
+
+    def _connection(self, tls: bool) -> socket.socket:
+        port = self.tls_port if tls else self.port
+        plain = socket.create_connection(("127.0.0.1", port), TLS_ANSWER_S_MAX if tls else ANSWER_S_MAX)
+        if not tls:
+            return plain
+        return ssl.create_default_context(cafile=str(self.authority)).wrap_socket(plain, server_hostname="127.0.0.1")
 
     def _configure(self) -> None:
         data = self.folder / "data"
@@ -76,22 +94,40 @@ class ZookeeperServer(Server):
                     os.chown(path, self.owner.pw_uid, self.owner.pw_gid)
         settings = {
             "tickTime": f"{TICK_S * 1000:.0f}",
-            "initLimit": "20",
-            "syncLimit": "4",
+            "initLimit": "60",  # In ticks. Members that wait for the processor shall not be taken for dead;
+            "syncLimit": "40",  # that one has died the others learn from its connections.
             "dataDir": str(data),
             "clientPort": str(self.port),
             "clientPortAddress": "127.0.0.1",
             "maxClientCnxns": "0",
-            "maxSessionTimeout": "60000",
-            **self._options,
+            "maxSessionTimeout": str(SESSION_S_MAX * 1_000),
+            **self._tls_settings(),
         }
         lines = [f"{name}={value}" for name, value in settings.items()]
         config = self.folder / "zoo.cfg"
         config.write_text("\n".join([*lines, *self.ensemble]) + "\n")
         config.chmod(0o644)
 
+    def _tls_settings(self) -> dict[str, str]:
+        if self.tls_port is None:
+            return {}
+        store = self.folder / "server.p12"
+        if not store.exists():
+            certificate, key = make_certificate(self)
+            exported = ("openssl", "pkcs12", "-export", "-inkey", key, "-in", certificate, "-out", store)
+            self.run(*exported, "-passout", f"pass:{KEY_STORE_PASSWORD}")
+        return {
+            "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+            "secureClientPort": str(self.tls_port),
+            "secureClientPortAddress": "127.0.0.1",
+            "ssl.keyStore.location": store.name,
+            "ssl.keyStore.password": KEY_STORE_PASSWORD,
+            "ssl.clientAuth": "none",
+        }
+
     def _command(self) -> list[str]:
         flags = ["admin.enableServer=false", "4lw.commands.whitelist=srvr,ruok", "forceSync=no"]
+        flags.append("root.logger=INFO,CONSOLE")
         return [
             *(str(self._java), "-Xmx64m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xrs"),
             *(f"-Dzookeeper.{flag}" for flag in flags),
@@ -113,8 +149,7 @@ class ZookeeperEnsemble:
         with ExitStack() as stack:
             for member in self.members:
                 stack.callback(member.close)
-                member.launch()
-            self.wait_for_quorum(len(self.members))
+            self.mend()
             self._stack = stack.pop_all()
         return self
 
@@ -126,10 +161,17 @@ class ZookeeperEnsemble:
         hosts = ",".join(f"127.0.0.1:{member.port}" for member in self.members)
         return f"zookeeper://{hosts}" + (f"?prefix={prefix}" if prefix else "")
 
-    def wait_for_quorum(self, count: int, within_s: float = 30.0) -> None:
+    def wait_for_quorum(self, count: int) -> None:
         """Wait until so many members serve."""
-        deadline = time.monotonic() + within_s
-        while sum(member.is_serving() for member in self.members) < count:
-            if time.monotonic() > deadline:
-                raise ServerFailed("no quorum:\n" + "\n".join(member.tail(10) for member in self.members))
-            time.sleep(0.05)
+        wait_until(
+            lambda: sum(member.is_serving() for member in self.members) >= count,
+            f"{count} members of ZooKeeper to serve",
+            within_s=READY_SECONDS,
+        )
+
+    def mend(self) -> None:
+        """Start the members that do not run, all at once, and wait until each of them serves."""
+        for member in self.members:
+            if not member.is_running():
+                member.launch()
+        self.wait_for_quorum(len(self.members))

@@ -1,0 +1,82 @@
+"""The tools around the tests: what a failed test reports, and what a soak finds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import free_port
+
+ROOT = Path(__file__).parents[2]
+SOMETIMES = """
+import sys, subprocess
+from pathlib import Path
+from tests.support import evidence
+
+def test_that_fails_in_the_second_run():
+    evidence.note("seed", 4711)
+    with evidence.log_file("node 1").open("wb") as log:
+        subprocess.run([sys.executable, "-c", "print('the node stumbled')"], stdout=log, check=True)
+    marker = Path(__file__).with_name("runs")
+    runs = int(marker.read_text()) + 1 if marker.exists() else 1
+    marker.write_text(str(runs))
+    assert runs != 2
+
+def test_that_passes():
+    evidence.note("seed", 4712)
+"""
+
+
+def _soak(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, f"{ROOT}/scripts/soak_tests.py", "--reports", f"{folder}/soak", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_a_soak_names_what_failed_how_often_and_its_logs(tmp_path: Path) -> None:
+    (tmp_path / "test_sometimes.py").write_text(SOMETIMES)
+    chosen = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-p", "no:schemathesis", str(tmp_path)]
+    done = _soak(tmp_path, "--runs", "2", "--conditions", "idle,cpu+disk+reverse", *chosen)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(": ")[2].partition(",")[0] for line in lines if line.startswith("run ")] == [
+        "2 passed",
+        "1 passed",
+    ]
+    assert "1 tests failed in 2 runs:" in lines
+    assert any("1 of 2" in line and "test_that_fails_in_the_second_run" in line for line in lines)
+    log = Path(lines[-1].strip()).read_text()
+    for words in ("assert 2 != 2", "4711", "the node stumbled", ".venv/bin/pytest ", "::test_that_fails_in_the_second"):
+        assert words in log
+    assert "4712" not in log
+    assert not list(tmp_path.rglob("synced"))
+
+
+@pytest.mark.parametrize("conditions", ["warm", "cpu+warm"])
+def test_a_soak_refuses_conditions_that_it_does_not_know(tmp_path: Path, conditions: str) -> None:
+    done = _soak(tmp_path, "--conditions", conditions)
+    assert done.returncode == 2
+    assert "unknown: warm; known are cpu, disk, idle, reverse" in done.stderr
+
+
+def test_test_runs_side_by_side_get_different_ports() -> None:
+    code = (
+        "from tests.support import server; server.PORTS = range(31_990, 32_000)\n"
+        "print(server.free_port(), flush=True); input()"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    try:
+        ports = [run.stdout.readline() for run in runs if run.stdout]
+        assert len(set(ports)) == len(runs)
+    finally:
+        for run in runs:
+            run.communicate("\n", timeout=60)
+    assert free_port() != free_port()
