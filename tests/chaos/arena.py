@@ -1,20 +1,33 @@
 """Real scheduler processes and somebody who kills and freezes them."""
 
+import asyncio
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+from headway.clock import Clock
+from headway.errors import StoreUnavailable
+from headway.store import Store, open_driver
+from headway.store.migrations import migrate as apply_migrations
+from tests.support import evidence
+from tests.support.waiting import DEADLINE_S
 
 LEASE_S = 2.0
-STOP_S_MAX = 15.0
+FREEZE_S = (LEASE_S * 1.2, LEASE_S * 2.5)
+REST_S = (0.2, 1.2)
+STOP_S_MAX = DEADLINE_S
+
+T = TypeVar("T")
 
 
-def headway(*arguments: str, store: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def headway(*arguments: str, store: str, timeout: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
     """Call the command line as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "headway", *arguments],
@@ -32,6 +45,48 @@ def environment(store: str, **more: str) -> dict[str, str]:
     return clean | {"HEADWAY_STORE": store, **more}
 
 
+def migrate(store: str) -> None:
+    """Bring a store to the present schema, in this process: a command of its own would take ten times as long."""
+
+    async def apply() -> None:
+        driver = open_driver(store, node="tests")
+        try:
+            await apply_migrations(driver)
+        finally:
+            await driver.close()
+
+    patiently(apply)
+
+
+def with_store(store: str, work: Callable[[Store], Awaitable[T]]) -> T:
+    """Do something with a store in this process, in a thread that has no event loop."""
+
+    async def do() -> T:
+        opened = await Store.open(store, Clock())
+        try:
+            return await work(opened)
+        finally:
+            await opened.close()
+
+    return patiently(do)
+
+
+def patiently(work: Callable[[], Awaitable[T]]) -> T:
+    """Do something that can be repeated, again while a slow machine keeps the store from answering in time."""
+
+    async def do() -> T:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                return await work()
+            except StoreUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
+
+    return asyncio.run(do())
+
+
 @dataclass(slots=True)
 class Arena:
     """A few schedulers on one store; every fault is drawn from the seed."""
@@ -47,7 +102,7 @@ class Arena:
     def start(self, **more: str) -> subprocess.Popen[bytes]:
         """Start one more scheduler, with more in its environment."""
         self.started += 1
-        log = (self.logs / f"scheduler-{self.started}.log").open("wb")
+        log = self._log(self.started)
         env = environment(
             self.store,
             HEADWAY_LEADER_LEASE=f"{LEASE_S}s",
@@ -55,22 +110,27 @@ class Arena:
             HEADWAY_NODE=f"scheduler-{self.started}",
             **more,
         )
-        process = subprocess.Popen([sys.executable, "-m", "headway", "scheduler"], env=env, stdout=log, stderr=log)
-        log.close()
+        with log.open("wb") as out:
+            process = subprocess.Popen([sys.executable, "-m", "headway", "scheduler"], env=env, stdout=out, stderr=out)
+        evidence.watch(f"{log.parent.name}/{log.name}", log)
         self.processes.append(process)
         return process
 
-    def torment(self, seconds: float) -> None:
-        """Kill, freeze and stop at random, and always start anew, until the time is up."""
+    def said(self, words: str) -> int:
+        """Count the lines in the logs of all schedulers that have these words."""
+        logs = [self._log(number).read_text(errors="replace") for number in range(1, self.started + 1)]
+        return sum(words in line for log in logs for line in log.splitlines())
+
+    def torment(self, rounds: int) -> None:
+        """Kill, freeze and stop at random, and always start anew. All kinds come in every round, in another order."""
         chance = random.Random(self.seed)
-        end = time.monotonic() + seconds
-        bag: list[Callable[[random.Random], None]] = []
-        while time.monotonic() < end:
-            if not bag:  # All kinds come in every round, in another order.
-                bag = [self._kill, self._kill, self._freeze, self._freeze, self._terminate]
-                chance.shuffle(bag)
-            time.sleep(chance.uniform(0.3, 2.0))
-            bag.pop()(chance)
+        for _ in range(rounds):
+            bag: list[Callable[[random.Random], None]]
+            bag = [self._kill, self._kill, self._freeze, self._freeze, self._terminate]
+            chance.shuffle(bag)
+            for strike in bag:
+                time.sleep(chance.uniform(*REST_S))
+                strike(chance)
 
     def stop(self) -> None:
         """End every process that was started here."""
@@ -84,8 +144,13 @@ class Arena:
                 process.kill()
                 process.wait(STOP_S_MAX)
 
+    def _log(self, number: int) -> Path:
+        return self.logs / f"scheduler-{number}.log"
+
     def _pick(self, chance: random.Random) -> subprocess.Popen[bytes]:
-        return chance.choice([process for process in self.processes if process.poll() is None])
+        living = [process for process in self.processes if process.poll() is None]
+        assert living, "all schedulers have ended by themselves"
+        return chance.choice(living)
 
     def _kill(self, chance: random.Random) -> None:
         victim = self._pick(chance)
@@ -97,7 +162,7 @@ class Arena:
     def _freeze(self, chance: random.Random) -> None:
         victim = self._pick(chance)
         victim.send_signal(signal.SIGSTOP)
-        time.sleep(chance.uniform(LEASE_S * 1.2, LEASE_S * 2.5))
+        time.sleep(chance.uniform(*FREEZE_S))
         victim.send_signal(signal.SIGCONT)
         self._count("frozen")
 

@@ -1,18 +1,18 @@
 """What must hold afterwards, read from the database with plain SQL and with arithmetic that shares no code with it."""
 
 import asyncio
-import json
 import sqlite3
-import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-from tests.chaos.arena import LEASE_S, headway
+from headway.model import JsonObject, ScheduleSpec
+from headway.scheduling.audit import audit
+from headway.store import Store
+from tests.chaos.arena import with_store
+from tests.support.waiting import DEADLINE_S, wait_until
 
 SCHEDULES = 20
 INTERVAL = 2_000_000
-SETTLE_S_MAX = LEASE_S + 15.0
 
 LEDGER = "select schedule, instant, until, count, outcome, job_id, decided_at from headway_occurrences"
 CURSORS = """select s.name, s.decided_through, r.effective_at from headway_schedules s
@@ -21,31 +21,33 @@ LIVE_JOBS = "select schedule, count(*) from headway_jobs where exclusive = 1 and
 JOBS = "select id, schedule, occurrence_at from headway_jobs where schedule is not null"
 
 
-def put_schedules(store: str, folder: Path) -> None:
+def put_schedules(store: str) -> None:
     """Put twenty schedules of two seconds, under every overlap rule."""
-    schedules = {
-        f"beat-{index:02}": {
-            "task": "beat",
-            "trigger": {"kind": "every", "interval": "2s"},
-            "overlap": ("allow", "skip", "queue", "replace")[index % 4],
-        }
+    specs = {
+        f"beat-{index:02}": ScheduleSpec.from_dict(
+            {
+                "task": "beat",
+                "trigger": {"kind": "every", "interval": "2s"},
+                "overlap": ("allow", "skip", "queue", "replace")[index % 4],
+            }
+        )
         for index in range(SCHEDULES)
     }
-    file = folder / "schedules.json"
-    file.write_text(json.dumps({"schedules": schedules}))
-    applied = headway("schedules", "apply", "-f", str(file), store=store)
-    assert applied.returncode == 0, applied.stderr
+
+    async def put(opened: Store) -> None:
+        for name, spec in specs.items():
+            await opened.schedules.put(name, spec, owner="tests", author="tests")
+
+    with_store(store, put)
 
 
-def wait_until_decided(store: str, until: int, within_s: float = SETTLE_S_MAX) -> None:
+def wait_until_decided(store: str, until: int) -> None:
     """Wait until every instant up to this time has its record."""
-    deadline = time.monotonic() + within_s
-    while True:
-        behind = [name for name, decided_through, _ in query(store, CURSORS) if decided_through < until]
-        if not behind:
-            return
-        assert time.monotonic() < deadline, f"not decided {within_s:g} s after the last fault: {behind}"
-        time.sleep(0.2)
+
+    def is_decided() -> bool:
+        return not any(decided_through < until for _, decided_through, _ in query(store, CURSORS))
+
+    wait_until(is_decided, f"all schedules to be decided until {until}", every_s=0.1)
 
 
 def check_ledger(store: str, seconds: float) -> None:
@@ -64,15 +66,18 @@ def check_ledger(store: str, seconds: float) -> None:
         first = created_at // INTERVAL * INTERVAL + INTERVAL
         expected = Counter(range(first, decided_through + 1, INTERVAL))
         assert Counter(decided[name]) == expected
-        assert len(expected) >= seconds / 2
+        assert len(expected) >= seconds // 2
     assert all(live <= 2 for _, live in query(store, LIVE_JOBS))  # One in front, one in line under overlap=queue.
 
 
 def check_audit(store: str) -> None:
     """Check that the product's own audit comes to the same verdict."""
-    audit = headway("audit", "--json", store=store)
-    report = json.loads(audit.stdout)
-    assert (audit.returncode, report["ok"]) == (0, True), report
+
+    async def ask(opened: Store) -> JsonObject:
+        return (await audit(opened.ledger)).to_dict()
+
+    report = with_store(store, ask)
+    assert report["ok"], report
     assert report["schedules"] == SCHEDULES
     assert report["recorded"] == report["expected"] > 0
 
@@ -80,7 +85,7 @@ def check_audit(store: str) -> None:
 def query(store: str, sql: str) -> list[tuple[Any, ...]]:
     """Read the database as anybody could."""
     if store.startswith("sqlite"):
-        connection = sqlite3.connect(store.removeprefix("sqlite:///"), timeout=10)
+        connection = sqlite3.connect(store.removeprefix("sqlite:///"), timeout=DEADLINE_S)
         connection.text_factory = lambda text: text.decode("utf-8", "replace")
         try:
             return connection.execute(sql).fetchall()

@@ -1,5 +1,6 @@
 """S5: what was acknowledged survives kill -9 of the client and a crash of the store."""
 
+import os
 import random
 import signal
 import sqlite3
@@ -9,33 +10,84 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
-from tests.chaos.arena import environment, headway
+from tests.chaos.arena import environment, migrate
 from tests.chaos.ledger import query
+from tests.chaos.worker_arena import is_alive
+from tests.support import evidence
 from tests.support.postgres import PostgresServer
+from tests.support.waiting import DEADLINE_S, wait_until
 
-CLIENT = textwrap.dedent(
+# Each line on standard input is the name of a client, which is a fork: only one process has to import everything.
+CLIENTS = textwrap.dedent(
     """
-    import itertools, os, sys
+    import ctypes, itertools, os, signal, sys
     from headway import Headway, StoreUnavailable
 
-    app = Headway(name="client")
-    for number in itertools.count():
-        try:
-            job = app.enqueue_sync("work", {"number": number}, key=f"{sys.argv[1]}:{number}")
-        except StoreUnavailable:
-            continue
-        os.write(1, f"{job.id}\\n".encode())  # At once: half a line would spoil the next one's.
+    def enqueue(name):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent.
+        app = Headway(name="client")
+        for number in itertools.count():
+            try:
+                job = app.enqueue_sync("work", {"number": number}, key=f"{name}:{number}")
+            except StoreUnavailable:
+                continue
+            os.write(acknowledged, f"{job.id}\\n".encode())  # At once: half a line would spoil the next one's.
+
+    acknowledged = int(sys.argv[1])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        if (pid := os.fork()) == 0:
+            enqueue(line.strip())
+        print(pid, flush=True)
     """
 )
 IDS = "select id from headway_jobs"
 
 
-def _client(store: str, name: str, acknowledged: Path) -> subprocess.Popen[bytes]:
-    with acknowledged.open("ab") as out:
-        return subprocess.Popen([sys.executable, "-c", CLIENT, name], env=environment(store), stdout=out)
+class Clients:
+    """Programs that enqueue as fast as they can, and write down what was acknowledged."""
+
+    def __init__(self, store: str, acknowledged: Path) -> None:
+        self._living: list[int] = []
+        log = evidence.log_file("clients")
+        with acknowledged.open("ab") as out, log.open("ab") as err:
+            self._parent = subprocess.Popen(
+                [sys.executable, "-c", CLIENTS, str(out.fileno())],
+                env=environment(store),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                pass_fds=[out.fileno()],
+                text=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._parent.kill()
+        self._parent.communicate(timeout=DEADLINE_S)
+
+    def start(self, name: str) -> None:
+        """Start one more client."""
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        self._parent.stdin.write(f"{name}\n")
+        self._parent.stdin.flush()
+        self._living.append(int(self._parent.stdout.readline()))
+
+    def kill(self) -> None:
+        """Kill all clients, wherever they are, and wait until they are gone."""
+        for pid in self._living:
+            assert is_alive(pid), "a client ended by itself"
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(is_alive(pid) for pid in self._living), "the clients to be gone")
+        self._living.clear()
 
 
 def _acknowledged(file: Path) -> set[str]:
@@ -45,26 +97,22 @@ def _acknowledged(file: Path) -> set[str]:
 
 def _wait_for_progress(file: Path) -> None:
     """Wait until the client has got some answers, so that the kill comes while it works."""
-    size, deadline = file.stat().st_size, time.monotonic() + 20
-    while file.stat().st_size < size + 500:
-        assert time.monotonic() < deadline, "the client makes no progress"
-        time.sleep(0.02)
+    size = file.stat().st_size
+    wait_until(lambda: file.stat().st_size >= size + 500, "some jobs to be acknowledged")
 
 
 def test_sqlite_keeps_what_it_acknowledged_and_its_integrity(tmp_path: Path) -> None:
     path, acknowledged, chance = tmp_path / "headway.db", tmp_path / "acknowledged", random.Random(7)
     store = f"sqlite:///{path}"
     acknowledged.touch()
-    assert headway("migrate", store=store).returncode == 0
-    for round_number in range(8):
-        clients = [_client(store, f"{round_number}-{index}", acknowledged) for index in range(2)]
-        try:
+    migrate(store)
+    with Clients(store, acknowledged) as clients:
+        for round_number in range(8):
+            for index in range(2):
+                clients.start(f"{round_number}-{index}")
             _wait_for_progress(acknowledged)
             time.sleep(chance.uniform(0, 0.1))
-        finally:
-            for client in clients:
-                client.send_signal(signal.SIGKILL)
-                client.wait(10)
+            clients.kill()
     connection = sqlite3.connect(path)
     assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
     connection.close()
@@ -84,16 +132,13 @@ def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
 def test_postgresql_keeps_what_it_acknowledged(server: PostgresServer, tmp_path: Path) -> None:
     store, acknowledged = server.create_database(), tmp_path / "acknowledged"
     acknowledged.touch()
-    assert headway("migrate", store=store).returncode == 0
-    client = _client(store, "client", acknowledged)
-    try:
+    migrate(store)
+    with Clients(store, acknowledged) as clients:
+        clients.start("client")
         for _ in range(3):
             _wait_for_progress(acknowledged)
             server.kill()
             server.start()
         _wait_for_progress(acknowledged)
-    finally:
-        client.send_signal(signal.SIGKILL)
-        client.wait(10)
     stored = {row[0] for row in query(store, IDS)}
     assert _acknowledged(acknowledged) <= stored

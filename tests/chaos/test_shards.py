@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.arena import LEASE_S, Arena, headway
-from tests.chaos.ledger import check_audit, put_schedules, query, wait_until_decided
+from tests.chaos.arena import STOP_S_MAX, Arena, headway, migrate
+from tests.chaos.ledger import INTERVAL, check_audit, put_schedules, query, wait_until_decided
 from tests.chaos.worker_arena import FULL
+from tests.support.waiting import wait_until
 
 SHARDS = 8
-START_S_MAX = 60.0
-REBALANCE_S_MAX = LEASE_S + 20.0  # A lease, a beat, a renewal; nearly all of it is for a busy machine.
 TOKENS = "select distinct token from headway_occurrences"
 HOLDERS = "select holder_name from headway_leases where name like 'scheduler/%' and until > {now}"
 
@@ -28,24 +27,24 @@ def _held(store: str) -> Counter[str]:
 
 
 def _shown(store: str) -> Counter[str]:
-    """Return the same as an operator sees it."""
-    found = json.loads(headway("status", "--json", store=store).stdout)
+    """Return the same as an operator sees it; nothing if the store does not answer in time."""
+    found = json.loads(headway("status", "--json", store=store).stdout or '{"shards": []}')
     return Counter(shard["name"] for shard in found["shards"])
 
 
-def _wait_until_spread(store: str, over: set[str], within_s: float = REBALANCE_S_MAX) -> float:
+def _wait_until_spread(store: str, over: set[str]) -> float:
     """Wait until all shards are held by these nodes, none with two more than another; return how long it took."""
     began = time.monotonic()
-    while True:
+
+    def is_spread() -> bool:
         held = _held(store)
-        waited_s = time.monotonic() - began
-        if {*held} == over and held.total() == SHARDS and max(held.values()) - min(held.values()) <= 1:
-            return waited_s
-        assert waited_s < within_s, f"not spread over {sorted(over)} after {waited_s:.1f} s: {dict(held)}"
-        time.sleep(0.1)
+        return {*held} == over and held.total() == SHARDS and max(held.values()) - min(held.values()) <= 1
+
+    wait_until(is_spread, f"the shards to be spread over {sorted(over)}", every_s=0.1)
+    return time.monotonic() - began
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "database",
     [
@@ -55,33 +54,35 @@ def _wait_until_spread(store: str, over: set[str], within_s: float = REBALANCE_S
 )
 def test_shards_spread_over_whoever_lives(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     store = f"sqlite:///{tmp_path}/headway.db" if database == "sqlite" else request.getfixturevalue("postgres_url")
-    assert headway("migrate", store=store).returncode == 0
-    put_schedules(store, tmp_path)
+    migrate(store)
+    put_schedules(store)
     arena = Arena(store, tmp_path, seed=0)
     shards = {"HEADWAY_SCHEDULER_SHARDS": str(SHARDS)}
     took: dict[str, float] = {}
     try:
         arena.start(**shards)
         arena.start(**shards)
-        _wait_until_spread(store, {"scheduler-1", "scheduler-2"}, START_S_MAX)
+        _wait_until_spread(store, {"scheduler-1", "scheduler-2"})
+        wait_until_decided(store, time.time_ns() // 1_000)
         arena.start(**shards)
         everybody = {"scheduler-1", "scheduler-2", "scheduler-3"}
-        took["joined"] = _wait_until_spread(store, everybody, START_S_MAX)
-        assert {*_shown(store)} <= everybody
+        took["joined"] = _wait_until_spread(store, everybody)
+        assert {*wait_until(lambda: _shown(store), "the status")} <= everybody
         third = arena.processes[2]
         third.send_signal(signal.SIGSTOP)
         took["frozen"] = _wait_until_spread(store, everybody - {"scheduler-3"})
         third.send_signal(signal.SIGCONT)
         took["thawed"] = _wait_until_spread(store, everybody)
         third.kill()
-        third.wait()
+        third.wait(STOP_S_MAX)
         took["killed"] = _wait_until_spread(store, everybody - {"scheduler-3"})
         arena.processes[1].terminate()
         took["left"] = _wait_until_spread(store, {"scheduler-1"})
-        said = headway("status", store=store).stdout
-        # How many are alive is said after it; one that was killed counts for a while.
-        assert f"{SHARDS} shards: scheduler-1 {SHARDS}  (" in said, said
-        wait_until_decided(store, time.time_ns() // 1_000)
+        # How many are alive is said after it; one that was killed counts for a while. A lease that a slow machine has
+        # let run out is taken again.
+        alone = f"{SHARDS} shards: scheduler-1 {SHARDS}  ("
+        wait_until(lambda: alone in headway("status", store=store).stdout, f"the status to say {alone!r}")
+        wait_until_decided(store, time.time_ns() // 1_000 + INTERVAL)  # An instant under the leases of now.
     finally:
         arena.stop()
     print(f"{database}: {', '.join(f'{what} {seconds:.1f} s' for what, seconds in took.items())}")

@@ -6,6 +6,7 @@ was acknowledged before, during and after is on the new primary. Of what was not
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,16 +15,17 @@ import pytest
 from headway import Headway
 from headway.errors import StoreUnavailable
 from headway.settings import Settings
-from tests.chaos.arena import Arena, headway
+from tests.chaos.arena import Arena, migrate
 from tests.chaos.ledger import check_audit, check_ledger, put_schedules, query, wait_until_decided
 from tests.chaos.worker_arena import WorkerArena
 from tests.support.postgres import PostgresServer
 from tests.support.server import ServerMissing
 from tests.support.standby import StandbyServer, configure, several_hosts
+from tests.support.waiting import async_wait_until, wait_until
 
 CLIENTS = 3
 PAUSE_S = 0.05
-LEAVE_S_MAX = 30.0
+EACH = 5  # So many jobs of each client make a phase.
 OLD_PRIMARY_S = 2.0  # For so long the old one still believes that it is one.
 JOBS = "select count(*) from headway_jobs where task = 'nothing'"
 COMPLETED = "select count(*) from headway_jobs where task = 'nothing' and status = 'COMPLETED'"
@@ -46,22 +48,33 @@ class Clients:
 
     def __init__(self, store: str) -> None:
         self._app = Headway(settings=Settings(store=store), name="clients")
+        self._tasks = [asyncio.create_task(self._enqueue(number)) for number in range(CLIENTS)]
+        self._counts: Counter[int] = Counter()
         self.acknowledged: list[str] = []
         self.refused = 0
 
-    async def run(self, seconds: float) -> None:
-        """Enqueue for so long."""
-        until = time.monotonic() + seconds
-        await asyncio.gather(*(self._enqueue(until) for _ in range(CLIENTS)))
+    async def get_through(self) -> None:
+        """Wait until each of them has enqueued a few more."""
+        wanted = {number: self._counts[number] + EACH for number in range(CLIENTS)}
+
+        def is_so() -> bool:
+            assert not any(task.done() for task in self._tasks), self._tasks
+            return all(self._counts[number] >= count for number, count in wanted.items())
+
+        await async_wait_until(is_so, f"each client to enqueue {EACH} jobs")
 
     async def close(self) -> None:
         """End."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._app.close()
 
-    async def _enqueue(self, until: float) -> None:
-        while time.monotonic() < until:
+    async def _enqueue(self, number: int) -> None:
+        while True:
             try:
                 self.acknowledged.append((await self._app.enqueue("nothing")).id)
+                self._counts[number] += 1
             except StoreUnavailable:
                 self.refused += 1
             await asyncio.sleep(PAUSE_S)
@@ -69,47 +82,46 @@ class Clients:
 
 @pytest.mark.postgres
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_writers_follow_the_primary(pair: tuple[PostgresServer, StandbyServer], tmp_path: Path) -> None:
     old, new = pair
     database = old.create_database()
     there = new.url(database.rpartition("/")[2])
     store = several_hosts([old, new], database)
-    assert headway("migrate", store=store).returncode == 0
-    put_schedules(store, tmp_path)
+    await asyncio.to_thread(migrate, store)
+    await asyncio.to_thread(put_schedules, store)
     schedulers, workers = Arena(store, tmp_path, seed=0), WorkerArena(store, tmp_path)
     clients = Clients(store)
+    began = time.monotonic()
     try:
         schedulers.start()
         schedulers.start()
-        workers.start(HEADWAY_WORKER_LEASE="5s")
-        await clients.run(3.0)
-        before = len(clients.acknowledged)
-        assert before > 0
-        enqueuing = asyncio.create_task(clients.run(LEAVE_S_MAX / 2))
+        await asyncio.to_thread(workers.start, HEADWAY_WORKER_LEASE="5s")
+        await clients.get_through()
+        await asyncio.to_thread(wait_until_decided, database, time.time_ns() // 1_000)
         promoted = time.monotonic()
         await asyncio.to_thread(new.promote)
         await asyncio.sleep(OLD_PRIMARY_S)  # Commits there wait for a standby that is none any more.
-        configure(old, "default_transaction_read_only", "on")
-        await asyncio.to_thread(wait_until_decided, there, time.time_ns() // 1_000, LEAVE_S_MAX)
+        await asyncio.to_thread(configure, old, "default_transaction_read_only", "on")
+        await asyncio.to_thread(wait_until_decided, there, time.time_ns() // 1_000)
         decided_s = time.monotonic() - promoted
         completed = await count(there, COMPLETED)
-        while await count(there, COMPLETED) <= completed:
-            assert time.monotonic() - promoted < LEAVE_S_MAX, "the worker has not come over"
-            await asyncio.sleep(0.2)
+        await asyncio.to_thread(wait_until, lambda: query(there, COMPLETED) > [(completed,)], "the worker to come over")
         worked_s = time.monotonic() - promoted
+        await clients.get_through()
         left_behind = await count(database, JOBS)
-        await enqueuing
+        await clients.get_through()
         assert await count(database, JOBS) == left_behind, "somebody still writes to the old primary"
-        assert len(clients.acknowledged) > before, "the clients have not come over"
+        seconds = time.monotonic() - began
+        await asyncio.to_thread(wait_until_decided, there, time.time_ns() // 1_000)
     finally:
         await clients.close()
-        schedulers.stop()
-        workers.stop()
+        await asyncio.to_thread(schedulers.stop)
+        await asyncio.to_thread(workers.stop)
     kept = {row[0] for row in await asyncio.to_thread(query, there, IDS)}
     assert {*clients.acknowledged} <= kept, "something acknowledged is lost"
     print(f"decided again after {decided_s:.1f} s, worked after {worked_s:.1f} s, {clients.refused} calls refused")
-    await asyncio.to_thread(check_ledger, there, 10.0)
+    await asyncio.to_thread(check_ledger, there, seconds)
     await asyncio.to_thread(check_audit, there)
 
 

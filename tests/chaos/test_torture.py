@@ -8,6 +8,7 @@ import random
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,18 +17,21 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cluster import APP
+from tests.chaos.ledger import query
 from tests.chaos.plan import LINK_FAULTS, PROCESS_FAULTS
 from tests.chaos.rigs import RIGS
 from tests.chaos.torture import Torture, plan_for
-from tests.chaos.verdict import judge
+from tests.chaos.verdict import judge, undone
 from tests.chaos.worker_arena import FULL, WorkerArena
+from tests.support import evidence
+from tests.support.postgres import PostgresServer, database_name
 from tests.support.proxy import BLACK_HOLE, CLEAR, DEAF, LOST_ANSWERS, MUTE, REFUSED, Link, Proxies, slow
 from tests.support.server import ServerMissing
+from tests.support.waiting import DEADLINE_S, wait_until
 
 SECONDS = 60 if FULL else 8
 NODES = 3 if FULL else 2
-PATIENCE_S = 10.0
-QUIET_S = 0.3
+QUIET_S = 0.1
 
 
 # --- a run
@@ -37,15 +41,16 @@ def play(engine: str, seed: int, folder: Path) -> None:
     """Torture an engine: every promise must hold; and the verdict must notice when one does not."""
     chance = random.Random(seed)
     mode, fallback = chance.choice(("leader", "leader", "lock")), chance.choice(("store", "store", "stop"))
-    print(f"--engine {engine} --seed {seed} --minutes {SECONDS / 60:g} --nodes {NODES}", end=" ")
-    print(f"--mode {mode} --fallback {fallback}")
+    options = f"--engine {engine} --seed {seed} --minutes {SECONDS / 60:g} --nodes {NODES}"
+    evidence.note("python -m tests.chaos.torture --no-report", f"{options} --mode {mode} --fallback {fallback}")
     plan = plan_for(engine, seed, SECONDS, NODES)
     try:
-        with Torture(plan, folder, nodes=NODES, mode=mode, fallback=fallback) as run:
+        with Torture(
+            plan, folder, nodes=NODES, mode=mode, fallback=fallback, slack_s=DEADLINE_S, awaited=AWAITED
+        ) as run:
             outcome = run.outcome
             assert not outcome.violations, "\n".join(outcome.violations)
-            assert sum(outcome.faults.values()) >= len(plan.faults) / 2, (outcome.faults, plan.faults)
-            assert outcome.figures.enqueued > SECONDS / 2, "the client hardly got through"
+            assert sum(outcome.faults.values()) == len(plan.faults), (outcome.faults, plan.faults)
             check_verdict(run)
     except ServerMissing as missing:
         pytest.fail(f"missing: {missing}") if os.environ.get("CI") else pytest.skip(f"missing: {missing}")
@@ -53,7 +58,7 @@ def play(engine: str, seed: int, folder: Path) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(FULL, reason="HEADWAY_CHAOS_FULL is set: each engine has its turn")
 def test_a_short_torture(tmp_path: Path) -> None:
     """With another engine each time, or with the store alone."""
@@ -63,7 +68,7 @@ def test_a_short_torture(tmp_path: Path) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not FULL, reason="HEADWAY_CHAOS_FULL is not set")
 @pytest.mark.parametrize("engine", RIGS)
 def test_torturing_each_engine(engine: str, tmp_path: Path) -> None:
@@ -72,6 +77,15 @@ def test_torturing_each_engine(engine: str, tmp_path: Path) -> None:
 
 # --- the verdict
 
+# What the client goes on for, so that the verdict has something to judge and there is something to lie about.
+AWAITED = (
+    "select 1 from headway_jobs where key = '0:0'",
+    "select 1 from headway_jobs where key like '%:%' and finished_at is not null having count(*) > 8",
+    "select 1 from headway_jobs where status = 'COMPLETED' and task = 'beat'",
+    "select 1 from headway_steps",
+    "select 1 from headway_attempts where outcome = 'failed' having count(distinct job_id) > 1",
+    "select 1 from headway_log where stream = 'log'",
+)
 LIES = (  # What is done to the database, and the beginning of what must be said about it.
     (
         """delete from headway_occurrences where (schedule, instant) in (
@@ -94,7 +108,7 @@ LIES = (  # What is done to the database, and the beginning of what must be said
         "S3: the step",
     ),
     (
-        """update headway_attempts set ended_at = ended_at + 60000000 where outcome = 'failed'""",
+        """update headway_attempts set ended_at = ended_at + 3600000000 where outcome = 'failed'""",
         "S3: attempts 1 and 2 of",
     ),
     (
@@ -111,6 +125,7 @@ def check_verdict(run: Torture) -> None:
     honest = run.evidence
     folder = honest.arena.folder / "lies"
     folder.mkdir()
+    release(run.server, honest.arena.store)
     arena = WorkerArena(run.server.create_database(template=honest.arena.store), folder, APP)
     for lie, _ in LIES:
         arena.write(lie)
@@ -124,6 +139,18 @@ def check_verdict(run: Torture) -> None:
     expected += [f"S3: attempt {begun[0][1]} of {begun[0][0]} was", f"S3: attempt 99 of {begun[0][0]} ran"]
     missed = [sentence for sentence in expected if not any(words.startswith(sentence) for words in said)]
     assert not missed, (missed, said)
+    assert not undone(honest.arena, honest.quiet)
+    arena.write("update headway_jobs set status = 'RETRYING', run_at = 1 where id = (select max(id) from headway_jobs)")
+    assert "L2: not promoted" in undone(arena, honest.quiet)[0]
+
+
+def release(server: PostgresServer, database: str) -> None:
+    """End all connections to a database, so that it can be copied."""
+    others = f"from pg_stat_activity where datname = '{database_name(database)}'"
+    wait_until(
+        lambda: not query(server.url(), f"select pid, pg_terminate_backend(pid) {others}"),
+        "nobody to be connected to the database",
+    )
 
 
 # --- the plan
@@ -168,19 +195,20 @@ def echo() -> Iterator[int]:
 
 
 def connect(link: Link) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", link.port), timeout=PATIENCE_S)
-    connection.settimeout(PATIENCE_S)
+    connection = socket.create_connection(("127.0.0.1", link.port), timeout=DEADLINE_S)
+    connection.settimeout(DEADLINE_S)
     return connection
 
 
 def says_nothing(connection: socket.socket) -> bool:
+    """Listen for a moment. Where a machine is so slow that what must not come would come later, this shows less."""
     connection.settimeout(QUIET_S)
     try:
         connection.recv(100)
     except TimeoutError:
         return True
     finally:
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(DEADLINE_S)
     return False
 
 
@@ -211,6 +239,7 @@ def test_lost_answers_are_lost_for_ever() -> None:
                 assert connection.recv(100) == b"one"
             link.set(LOST_ANSWERS)
             one.sendall(b"two")
+            wait_until(lambda: link.torn == 1, "an answer to be lost")
             assert says_nothing(one)
             link.set(CLEAR)
             with pytest.raises(ConnectionResetError):
@@ -233,6 +262,7 @@ def test_refused_cut_and_slow() -> None:
             connect(link)
         link.set(slow(QUIET_S))
         with connect(link) as connection:
+            began = time.monotonic()
             connection.sendall(b"one")
-            assert says_nothing(connection)  # Once each way.
             assert connection.recv(100) == b"one"
+            assert time.monotonic() - began > 1.9 * QUIET_S  # Once each way.

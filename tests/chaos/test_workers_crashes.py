@@ -1,13 +1,12 @@
 """L6: a job that takes its process down fails alone, at once, and as often as it may; its neighbours lose nothing."""
 
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.worker_arena import FULL, WorkerArena, everywhere
+from tests.chaos.worker_arena import FULL, MANY_S_MAX, WorkerArena, everywhere
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 WAYS = ("kill", "exit", "segfault", "close")
 AGAIN = WAYS if FULL else ("kill", "close")
@@ -21,7 +20,6 @@ def test_crashes(stores: dict[str, str], tmp_path: Path) -> None:
 def _crashes(arena: WorkerArena) -> None:
     """With a lease of ten minutes nothing that ends here can have been rescued."""
     worker = arena.start(*LONG_LEASE)
-    began = time.monotonic()
     # Neighbours before, between and behind: in the same children, on the same loop, prefetched.
     sync = arena.enqueue_many("short", [{"seconds": 0.002}] * 100)
     slow = arena.enqueue_many("rest", [{"seconds": 1}] * 48)
@@ -34,14 +32,13 @@ def _crashes(arena: WorkerArena) -> None:
     sync += arena.enqueue_many("short", [{"seconds": 0.002}] * 100)
     neighbours = [*sync, *slow]
     dead = [*poison.values(), *single, leaving, on_loop]
-    assert arena.wait_final([*neighbours, *dead], 90) == {"COMPLETED": len(neighbours), "FAILED": len(dead)}
-    assert time.monotonic() - began < 90
+    assert arena.wait_final([*neighbours, *dead], MANY_S_MAX) == {"COMPLETED": len(neighbours), "FAILED": len(dead)}
     arena.wait_final([remembering])
-    assert worker.process.poll() is None, worker.log.read_text()
+    assert worker.is_running()
 
     arena.check_ended_once([*neighbours, *dead, remembering])
-    for job_id in neighbours:
-        assert arena.job(job_id, "failures") == 0
+    failed = {job_id for (job_id,) in arena.sql("select id from headway_jobs where failures > 0")}
+    assert not failed & set(neighbours)
     for how in AGAIN:
         assert arena.outcomes(poison[how]) == ["crashed", "crashed", "crashed"], how
     for job_id in single:
@@ -51,6 +48,8 @@ def _crashes(arena: WorkerArena) -> None:
     status, failures, result = arena.job(remembering, "status", "failures", "result")
     assert (status, result) == ("COMPLETED", "[1,2]"), arena.attempts(remembering)
     assert failures <= 1
-    assert [line[3] for line in arena.trace("step", remembering)] == ["1", "2"], "a finished step was repeated"
+    words = [line[:1] + line[4:5] for line in arena.lines(remembering)]
+    assert words.count(["step", "2"]) == 1
+    assert ["step", "1"] not in words[words.index(["kept", "1"]) :], "a finished step was repeated"
     letters = arena.sql("select id from headway_jobs where status = 'FAILED' and reviewed_at is null")
     assert {job_id for (job_id,) in letters} == set(dead)

@@ -1,5 +1,6 @@
 """L7, L8, L9: time-outs, cancels and drains hold whatever the code does, and nothing that it started survives them."""
 
+import os
 import random
 import signal
 import time
@@ -10,13 +11,16 @@ import pytest
 
 from headway.errors import AlreadyFinal
 from tests.chaos.arena import headway
-from tests.chaos.worker_arena import FULL, Worker, WorkerArena, everywhere, is_alive, wait_for
+from tests.chaos.worker_arena import MANY_S_MAX, Worker, WorkerArena, everywhere, is_alive, wait_for
+from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
-GIL_S = 60 if FULL else 12
+POLITE = ("checking", "tracking", "awaiting")
+IMPOLITE = ("stubborn", "stubborn_thread", "stubborn_async", "logging_without_end")
 CANCELS = 500
-NOISE_S = 4.0  # What a busy machine may add to every wait.
+LEASE = ("--worker-lease", "36s")  # Extended every 12 s. A worker may stand still for 20 s and does not lose it.
+GRACE_S = 1.0
 
 
 def test_the_interpreter_is_held(stores: dict[str, str], tmp_path: Path) -> None:
@@ -24,57 +28,68 @@ def test_the_interpreter_is_held(stores: dict[str, str], tmp_path: Path) -> None
 
 
 def _held_interpreter(arena: WorkerArena) -> None:
-    """L9, and L8 in the meantime: one child is deaf for more than two leases, one for years."""
-    arena.start("--worker-lease", "5s", "--processes", "6", "--poll", "0.5s")
-    deaf = _hold_up_short_jobs(arena)
-    hopeless = arena.enqueue("catastrophic")
-    [[_, _, pid]] = arena.wait_trace("begin", hopeless)
-    merely_slow = arena.enqueue("backtracking")
-    _check_cancels(arena)
-    arena.wait_status(hopeless, "TIMED_OUT", within_s=15)
-    assert not is_alive(pid), "out of time, and still running"
-    arena.wait_status(merely_slow, "TIMED_OUT", within_s=15)
-    for job_id in (hopeless, merely_slow):
-        assert arena.outcomes(job_id) == ["timed_out"]
+    """L9, and L8 in the meantime: one child is deaf until it is let go, one for years."""
+    arena.start(*LEASE, "--processes", "6", "--poll", "0.5s", is_ready=False)
+    let_go = arena.folder / "let-go"
+    os.mkfifo(let_go)
+    deaf = _hold_up_short_jobs(arena, let_go)
+    leased_until = arena.job(deaf, "lease_until")
+    wait_until(lambda: _are_out_of_time(arena), "tasks that hold the interpreter to begin in time")
+    wait_until(lambda: _stop_when_asked(arena), "polite tasks to stop before they are killed")
+    _check_impolite(arena)
 
-    arena.wait_status(deaf, "COMPLETED", within_s=GIL_S + 15)
+    wait_for(lambda: arena.job(deaf, "lease_until") > leased_until, "the lease to be extended", describe=arena.describe)
+    assert arena.job(deaf, "status") == "RUNNING"
+    let_go.write_bytes(b"!")
+    arena.wait_status(deaf, "COMPLETED")
     assert arena.outcomes(deaf) == ["completed"], "a live job was rescued for its age"
     assert arena.job(deaf, "failures") == 0
     assert arena.sql("select count(*) from headway_attempts where outcome = 'expired'") == [(0,)]
 
 
-def _hold_up_short_jobs(arena: WorkerArena) -> str:
+def _hold_up_short_jobs(arena: WorkerArena, let_go: Path) -> str:
     """Let jobs that are so short that they are prefetched get in line behind one that makes their child deaf."""
     arena.wait_final(arena.enqueue_many("nothing", [{}] * 300))
     tasks = [*["nothing"] * 100, "hold_gil", *["nothing"] * 200]
-    args = {"hold_gil": {"seconds": GIL_S}}
+    args = {"hold_gil": {"until": str(let_go)}}
     jobs = [arena.app._job_by_name(task, args.get(task), {})[0] for task in tasks]
-    arena.app.enqueue_jobs_sync(jobs)
+    arena.hand_in(jobs)
     [deaf] = [job.id for job in jobs if job.task == "hold_gil"]
-    arena.wait_final([job.id for job in jobs if job.id != deaf], GIL_S - 4)
-    assert arena.job(deaf, "status") == "RUNNING", "they were not behind it, but after it"
+    arena.wait_final([job.id for job in jobs if job.id != deaf])
+    arena.wait_trace("begin", deaf)
     return deaf
 
 
-def _check_cancels(arena: WorkerArena) -> None:
-    """Polite code stops within two seconds, impolite code is killed; CANCELLED is never said before."""
-    polite = ("checking", "tracking", "awaiting")
-    impolite = ("stubborn", "stubborn_thread", "stubborn_async", "logging_without_end")
-    jobs = {task: arena.enqueue(task) for task in polite}
-    pids = {task: arena.wait_trace("begin", job_id)[0][2] for task, job_id in jobs.items()}
-    asked = time.monotonic()
+def _are_out_of_time(arena: WorkerArena) -> bool:
+    """Have code that hears nothing, and code that hears signals, run out of time; False where it did not even begin."""
+    jobs = [arena.enqueue(task) for task in ("catastrophic", "backtracking")]
+    hopeless, _ = jobs
+    arena.wait_status(hopeless, "TIMED_OUT")
+    left = [pid for _, _, pid in arena.trace("begin", hopeless) if is_alive(pid)]
+    assert not left, "out of time, and still running"
+    for job_id in jobs:
+        arena.wait_status(job_id, "TIMED_OUT")
+        assert arena.outcomes(job_id) == ["timed_out"]
+    return all(arena.trace("begin", job_id) for job_id in jobs)
+
+
+def _stop_when_asked(arena: WorkerArena) -> bool:
+    """Cancel polite code; False where the machine was so slow that it was killed before it could stop."""
+    jobs = {task: arena.enqueue(task) for task in POLITE}
+    pids = [arena.wait_trace("begin", job_id)[0][2] for job_id in jobs.values()]
     for job_id in jobs.values():
-        arena.app.cancel_sync(job_id, "enough")
+        arena.cancel(job_id, "enough")
     for task, job_id in jobs.items():
-        arena.wait_status(job_id, "CANCELLED", within_s=2 + NOISE_S)
+        arena.wait_status(job_id, "CANCELLED")
         assert arena.outcomes(job_id) == ["cancelled"], task
         assert "enough" in arena.job(job_id, "reason")
-    assert time.monotonic() - asked < 2 + NOISE_S
-    assert arena.trace("stopped", jobs["checking"])
-    assert arena.trace("stopped", jobs["awaiting"])
-    assert all(map(is_alive, pids.values())), "whoever stops when asked need not be killed"
+    have_stopped = all(arena.trace("stopped", jobs[task]) for task in ("checking", "awaiting"))
+    return have_stopped and all(map(is_alive, pids))
 
-    jobs = {task: arena.enqueue(task) for task in impolite}
+
+def _check_impolite(arena: WorkerArena) -> None:
+    """Impolite code is killed with all that it has started, and CANCELLED is never said before."""
+    jobs = {task: arena.enqueue(task) for task in IMPOLITE}
     nested = {then: arena.enqueue("parent_of_many", {"then": then}) for then in ("wait", "check")}
     pids = {task: arena.wait_trace("begin", job_id)[0][2] for task, job_id in jobs.items()}
     families = {then: arena.wait_trace("begin", job_id)[0][2:] for then, job_id in nested.items()}
@@ -82,13 +97,13 @@ def _check_cancels(arena: WorkerArena) -> None:
         assert len(family) == 4, then
         assert all(map(is_alive, family)), then
     for job_id in (*jobs.values(), *nested.values()):
-        arena.app.cancel_sync(job_id)
+        arena.cancel(job_id)
     for task, job_id in jobs.items():
-        arena.wait_status(job_id, "CANCELLED", within_s=10 + NOISE_S)
+        arena.wait_status(job_id, "CANCELLED")
         if task != "logging_without_end":  # A signal reaches that one; its process is of use yet.
             assert not is_alive(pids[task]), f"{task} was CANCELLED before it had stopped"
     for job_id in nested.values():
-        arena.wait_status(job_id, "CANCELLED", within_s=10 + NOISE_S)
+        arena.wait_status(job_id, "CANCELLED")
     for then, family in families.items():
         left = [pid for pid in family[1:] if is_alive(pid)]
         assert not left, f"processes outlive the job that started them ({then})"
@@ -99,26 +114,34 @@ def test_cancels_around_claim_and_completion(stores: dict[str, str], tmp_path: P
 
 
 def _many_cancels(arena: WorkerArena) -> None:
-    arena.start("--processes", "2", "--concurrency", "50", "--poll", "0.5s")
+    arena.start("--processes", "2", "--concurrency", "50", "--poll", "0.5s", "--worker-lease", "10m")
     chance = random.Random(8)
-    tasks = ("nothing", "nothing_async", "short", "rest")
-    args = {"rest": {"seconds": 0.03}}
     arena.wait_final(arena.enqueue_many("nothing", [{}] * 50))  # So that the children are there, and fill up.
     jobs: list[str] = []
     for _ in range(CANCELS // 20):
-        batch = [arena.enqueue(task, args.get(task), max_attempts=1) for task in chance.choices(tasks, k=20)]
-        jobs += batch
-        for job_id in chance.sample(batch, 20):
-            time.sleep(chance.choice((0, 0, 0.001, 0.01)))
-            try:
-                arena.app.cancel_sync(job_id)
-            except AlreadyFinal:
-                continue
-    ended = arena.wait_final(jobs, 60)
-    assert ended.keys() <= {"COMPLETED", "CANCELLED"}, ended
-    assert len(ended) == 2, f"the race was never close: {ended}"
-    assert arena.sql("select count(*) from headway_jobs") == [(CANCELS + 50,)]
+        jobs += _cancel_some(arena, chance)
+    ended = arena.wait_final(jobs, MANY_S_MAX)
+    while len(ended) == 1:  # The machine is busy, and all cancels came before the jobs, or all after them.
+        jobs += _cancel_some(arena, chance)
+        ended = arena.wait_final(jobs)
+    assert ended.keys() == {"COMPLETED", "CANCELLED"}, ended
+    assert arena.sql("select count(*) from headway_jobs") == [(len(jobs) + 50,)]
     arena.check_ended_once(jobs)
+
+
+def _cancel_some(arena: WorkerArena, chance: random.Random) -> list[str]:
+    """Enqueue a few jobs and cancel them at about the time when they end."""
+    args = {"rest": {"seconds": 0.03}}
+    tasks = chance.choices(("nothing", "nothing_async", "short", "rest"), k=20)
+    jobs = [arena.app._job_by_name(task, args.get(task), {"max_attempts": 1})[0] for task in tasks]
+    batch = arena.hand_in(jobs)
+    for job_id in chance.sample(batch, 20):
+        time.sleep(chance.choice((0, 0, 0.001, 0.01)))
+        try:
+            arena.cancel(job_id)
+        except AlreadyFinal:
+            continue
+    return batch
 
 
 def test_drains(stores: dict[str, str], tmp_path: Path) -> None:
@@ -126,37 +149,41 @@ def test_drains(stores: dict[str, str], tmp_path: Path) -> None:
 
 
 def _drains(arena: WorkerArena) -> None:
-    """SIGTERM with a grace, SIGINT and a second signal, and an operator who asks; all at the same time."""
-    common = ("--concurrency", "60", "--poll", "0.5s", "--worker-lease", "30s")
-    patient = arena.start("--queues", "a", "--grace", "3s", *common, is_ready=False)
-    hasty = arena.start("--queues", "b", "--grace", "10m", *common, is_ready=False)
-    asked = arena.start("--queues", "c", "--grace", "1s", "--node", "asked", *common, is_ready=False)
-    quick = arena.enqueue_many("rest", [{"seconds": 1}] * 5, queue="a")
-    long = arena.enqueue_many("rest", [{"seconds": 60}] * 23, queue="a")
+    """SIGTERM with a short grace, SIGINT and a second signal, and an operator who asks; all at the same time."""
+    arena.is_unhurried = True
+    common = ("--concurrency", "60", "--poll", "0.5s", "--worker-lease", "10m")
+    patient, hasty, asked = (
+        arena.start(*flags, *common, is_ready=False)
+        for flags in (
+            ("--queues", "a", "--grace", f"{GRACE_S}s", "--processes", "2"),
+            ("--queues", "b", "--grace", "10m", "--processes", "1"),
+            ("--queues", "c", "--grace", f"{GRACE_S}s", "--processes", "1", "--node", "asked"),
+        )
+    )
+    within_grace, within_drain = arena.folder / "within-grace", arena.folder / "within-drain"
+    long = arena.enqueue_many("rest", [{"seconds": 600}] * 23, queue="a")
     long += [arena.enqueue("stubborn", queue="a"), arena.enqueue("parent_of_many", queue="a")]
-    other = [arena.enqueue("rest", {"seconds": 60}, queue="b"), arena.enqueue("sit", {"seconds": 60}, queue="b")]
-    for job_id in (*long[-2:], other[-1]):
+    other = [arena.enqueue("rest", {"seconds": 600}, queue="b"), arena.enqueue("sit", {"seconds": 600}, queue="b")]
+    quick = arena.enqueue_many("hold_async", [{"until": str(within_grace)}] * 30, queue="b")
+    still = [arena.enqueue(task, {"until": str(within_drain)}, queue="c") for task in ("hold", "hold_async")]
+    for job_id in (*long[-2:], other[-1], still[0]):
         arena.wait_trace("begin", job_id)
-    wait_for(lambda: arena.statuses([*long, *other]).keys() == {"RUNNING"}, "the jobs to run", 20, arena.describe)
-    still = [arena.enqueue("rest", {"seconds": 4}, queue="c"), arena.enqueue("sit", {"seconds": 4}, queue="c")]
-    wait_for(lambda: arena.statuses(still).keys() == {"RUNNING"}, "the jobs to run", 20, arena.describe)
-    quick += arena.enqueue_many("rest", [{"seconds": 1}] * 25, queue="a")
-    wait_for(lambda: "PENDING" not in arena.statuses(quick), "the jobs to run", 20, arena.describe)
+    running = [*long, *other, *quick, *still]
+    wait_for(lambda: arena.statuses(running).keys() == {"RUNNING"}, "the jobs to run", describe=arena.describe)
     families = {pid for worker in arena.workers for pid in worker.family()}
 
     with ThreadPoolExecutor(3) as pool:
-        ends = [
-            pool.submit(_sigterm, patient, 3 + 2),
-            pool.submit(_two_signals, hasty),
-            pool.submit(_ask_to_drain, arena, asked),
+        end = pool.submit(_end, patient)
+        draining = [
+            pool.submit(_two_signals, arena, hasty, quick, within_grace),
+            pool.submit(_ask_to_drain, arena, asked, within_drain),
         ]
-    for end in ends:
-        end.result()
-    late = arena.enqueue("nothing", queue="a")
-    wait_for(lambda: not any(map(is_alive, families)), "the children to be gone", 10)
+    end.result()
+    late = [arena.enqueue("nothing", queue="a"), *(one.result() for one in draining)]
+    wait_for(lambda: not any(map(is_alive, families)), "the children to be gone")
     assert arena.statuses(quick) == {"COMPLETED": 30}
     assert arena.statuses(still) == {"COMPLETED": 2}
-    for jobs in (long, other, [late]):
+    for jobs in (long, other, late):
         assert arena.statuses(jobs) == {"PENDING": len(jobs)}
     assert arena.sql("select count(*) from headway_jobs where failures > 0") == [(0,)]
     for job_id in (*long, *other):
@@ -164,22 +191,31 @@ def _drains(arena: WorkerArena) -> None:
     assert arena.sql("select count(*) from headway_nodes") == [(0,)], "a drained node says goodbye"
 
 
-def _sigterm(worker: Worker, within_s: float) -> None:
+def _end(worker: Worker) -> None:
     worker.signal(signal.SIGTERM)
-    began = time.monotonic()
-    assert worker.wait(within_s + 20) == 0, worker.log.read_text()
-    took_s = time.monotonic() - began
-    assert took_s < within_s + 1.5, f"{took_s:.1f} s, machine noise included"
+    assert worker.wait() == 0
 
 
-def _two_signals(worker: Worker) -> None:
+def _two_signals(arena: WorkerArena, worker: Worker, quick: list[str], within_grace: Path) -> str:
+    """Have jobs end within the grace, and do not wait for its end; return a job that came too late."""
     worker.signal(signal.SIGINT)
-    time.sleep(1)
-    assert worker.process.poll() is None, "it has ten minutes"
-    _sigterm(worker, 2)
+    wait_until(lambda: worker.said("draining"), "the worker to drain")
+    late = arena.enqueue("nothing_async", queue="b")
+    within_grace.touch()
+    arena.wait_final(quick)
+    assert worker.is_running(), "it has ten minutes"
+    _end(worker)
+    return late
 
 
-def _ask_to_drain(arena: WorkerArena, worker: Worker) -> None:
+def _ask_to_drain(arena: WorkerArena, worker: Worker, within_drain: Path) -> str:
+    """Have an operator ask, and jobs take longer than the grace; return a job that came too late."""
     done = headway("workers", "drain", "asked", store=arena.store)
     assert done.returncode == 0, done.stderr
-    assert worker.wait(30) == 0, worker.log.read_text()
+    wait_until(lambda: worker.said("draining"), "the worker to drain")
+    late = arena.enqueue("nothing_async", queue="c")
+    time.sleep(1.5 * GRACE_S)  # The grace does not count here.
+    assert worker.is_running(), "a drain takes as long as the jobs do"
+    within_drain.touch()
+    assert worker.wait() == 0
+    return late

@@ -5,7 +5,6 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.arena import environment
-from tests.chaos.worker_arena import FULL, WorkerArena, everywhere, is_alive, wait_for
+from tests.chaos.worker_arena import MANY_S_MAX, WorkerArena, everywhere, is_alive, wait_for
+from tests.support import evidence
 from tests.support.postgres import PostgresServer
+from tests.support.waiting import DEADLINE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
-LEASE_S = 4.0
-LOCKED_S = 20 if FULL else 12  # Longer than a statement waits for the lock.
-FLAGS = ("--worker-lease", f"{LEASE_S}s", "--processes", "2", "--poll", "0.5s")
+# The lease has to run out while the store is away. On a slow machine it runs out at other times as well.
+FLAGS = ("--worker-lease", "4s", "--processes", "2", "--poll", "0.5s")
 CLIENT = textwrap.dedent(
     """
     import itertools, sys, time
@@ -31,7 +31,7 @@ CLIENT = textwrap.dedent(
         task, args = (("short", {"seconds": 0.01}), ("rest", {"seconds": 0.05}), ("nothing", {}))[number % 3]
         while True:  # Repeating it is safe: it has a key.
             try:
-                job = app.enqueue_sync(task, args, key=f"{sys.argv[1]}:{number}", max_attempts=10)
+                job = app.enqueue_sync(task, args, key=f"{sys.argv[1]}:{number}", max_attempts=1000)
                 break
             except HeadwayError:
                 time.sleep(0.05)
@@ -45,15 +45,15 @@ CLIENT = textwrap.dedent(
 def client(arena: WorkerArena, name: str, rest_s: float = 0.005) -> Iterator[Callable[[], list[str]]]:
     """Have a client enqueue all the time; what it yields returns the acknowledged jobs."""
     path = arena.folder / f"acknowledged-{name}"
-    with path.open("wb") as out:
+    with path.open("wb") as out, evidence.log_file(f"client {name} of {arena.store}").open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", CLIENT, name, str(rest_s)], env=environment(arena.store), stdout=out
+            [sys.executable, "-c", CLIENT, name, str(rest_s)], env=environment(arena.store), stdout=out, stderr=errors
         )
     try:
         yield lambda: path.read_text().rpartition("\n")[0].split()
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(DEADLINE_S)
 
 
 @pytest.fixture
@@ -79,50 +79,54 @@ def test_the_store_goes_away(server: PostgresServer, tmp_path: Path) -> None:
 def _postgresql_restarts_and_stays_away(arena: WorkerArena, server: PostgresServer) -> None:
     workers = [arena.start(*FLAGS, is_ready=False) for _ in range(2)]
     with client(arena, "one") as acknowledged:
-        wait_for(lambda: len(acknowledged()) > 100, "the client to get going", 30)
+        _wait_for_more(arena, acknowledged, 100)
         for _ in range(2):
             server.restart(mode="immediate")
-            time.sleep(1)
-        _check_running_code_is_killed(arena, server)
-    jobs = acknowledged()
-    assert arena.wait_final(jobs, 60) == {"COMPLETED": len(jobs)}
+            _wait_for_more(arena, acknowledged, 50)
+        long = _check_running_code_is_killed(arena, server)
+    jobs = [*acknowledged(), long]
+    assert arena.wait_final(jobs, MANY_S_MAX) == {"COMPLETED": len(jobs)}
     arena.check_ended_once(jobs)
-    assert all(worker.process.poll() is None for worker in workers), "no worker had to be restarted"
+    assert set(arena.outcomes(long)[:-1]) == {"expired"}
+    assert all(worker.is_running() for worker in workers), "no worker had to be restarted"
 
 
-def _check_running_code_is_killed(arena: WorkerArena, server: PostgresServer) -> None:
+def _check_running_code_is_killed(arena: WorkerArena, server: PostgresServer) -> str:
     """Away for longer than the lease: past that somebody else may have the job, so its code must not go on."""
-    job_id = arena.enqueue("sit", {"seconds": 600, "only_first": True}, priority=9)
-    [[_, _, pid]] = arena.wait_trace("begin", job_id)
+    job_id = arena.enqueue("sit", {"seconds": 600, "only_first": True}, priority=9, max_attempts=1000)
+    pid = arena.wait_trace("begin", job_id)[0][2]
     server.stop("immediate")
-    gone = time.monotonic()
     try:
-        wait_for(lambda: not is_alive(pid), "the code under a lost lease to be killed", LEASE_S + 5)
-        assert time.monotonic() - gone < LEASE_S + 5
+        wait_for(lambda: not is_alive(pid), "the code under a lost lease to be killed")
     finally:
         server.start()
-    arena.wait_status(job_id, "COMPLETED", within_s=40)
-    assert arena.attempts(job_id) == [(1, "expired"), (2, "completed")]
+    return job_id
 
 
 def _sqlite_is_locked(arena: WorkerArena, path: Path) -> None:
     """X31: somebody else writes for a long time; nothing is lost, and nothing has to be restarted."""
-    worker = arena.start(*FLAGS)
+    worker = arena.start(*FLAGS, is_ready=False)
     with client(arena, "one") as acknowledged:
-        long = arena.enqueue("sit", {"seconds": 600, "only_first": True}, priority=9)
-        [[_, _, pid]] = arena.wait_trace("begin", long)
-        wait_for(lambda: len(acknowledged()) > 100, "the client to get going", 30)
-        connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+        long = arena.enqueue("sit", {"seconds": 600, "only_first": True}, priority=9, max_attempts=1000)
+        pid = arena.wait_trace("begin", long)[0][2]
+        _wait_for_more(arena, acknowledged, 100)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=DEADLINE_S)
         connection.execute("begin immediate")
-        until = time.monotonic() + LOCKED_S
-        wait_for(lambda: not is_alive(pid), "the code under a lost lease to be killed", LEASE_S + 5)
-        time.sleep(max(0.0, until - time.monotonic()))
+        said = worker.log.stat().st_size
+        wait_for(lambda: not is_alive(pid), "the code under a lost lease to be killed")
+        gave_up = "store_unavailable"  # A statement waits for the lock, but not for ever.
+        wait_for(lambda: gave_up in worker.log.read_text()[said:], "a statement to give up", describe=arena.describe)
         connection.execute("rollback")
         connection.close()
-        seen = len(acknowledged())
-        wait_for(lambda: len(acknowledged()) > seen + 20, "the client to go on", 30)
+        _wait_for_more(arena, acknowledged, 20)
     jobs = [*acknowledged(), long]
-    assert arena.wait_final(jobs, 60) == {"COMPLETED": len(jobs)}
+    assert arena.wait_final(jobs, MANY_S_MAX) == {"COMPLETED": len(jobs)}
     arena.check_ended_once(jobs)
-    assert arena.attempts(long) == [(1, "expired"), (2, "completed")]
-    assert worker.process.poll() is None
+    assert set(arena.outcomes(long)[:-1]) == {"expired"}
+    assert worker.is_running()
+
+
+def _wait_for_more(arena: WorkerArena, acknowledged: Callable[[], list[str]], jobs: int) -> None:
+    """Wait until a client has got so many more jobs acknowledged."""
+    seen = len(acknowledged())
+    wait_for(lambda: len(acknowledged()) > seen + jobs, "the client to go on", describe=arena.describe)

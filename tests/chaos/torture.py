@@ -34,15 +34,17 @@ from tests.chaos.cluster import APP, Cluster
 from tests.chaos.ledger import CURSORS, put_schedules
 from tests.chaos.plan import Fault, Plan, draw
 from tests.chaos.rigs import RIGS, Rig
-from tests.chaos.verdict import Evidence, Figures, Quiet, judge, measure
-from tests.chaos.worker_arena import WorkerArena, wait_for
+from tests.chaos.verdict import Evidence, Figures, Quiet, judge, measure, undone
+from tests.chaos.worker_arena import WorkerArena
+from tests.support import evidence
 from tests.support.postgres import PostgresServer
 from tests.support.proxy import Proxies
+from tests.support.waiting import DEADLINE_S, wait_until
 
 NODES = 3
 RECOVERY_S_MAX = 30.0
 GIVE_UP_S = 60.0
-START_S_MAX = 60.0
+PREPARE_S_MAX = 240.0
 LOOK_S = 0.2
 HOUSEKEEPING = "housekeeping"
 LOSES_LEASES = ("kill", "freeze", "freeze supervisor")  # What a leader does not survive as one.
@@ -93,12 +95,13 @@ class Observer:
         """Look until told to stop; a database that is away is looked for again."""
         while not self._over.is_set():
             try:
+                # short: both are tried again.
                 with psycopg.connect(self.store, autocommit=True, connect_timeout=5) as connection:
-                    while not self._over.wait(LOOK_S):
+                    while not self._over.wait(LOOK_S):  # short: a pause between two looks.
                         for name, _, holder, token, since, _ in connection.execute(LEASES).fetchall():
                             self.terms.setdefault((name, token), Term(name, holder, token, since))
             except psycopg.Error:
-                self._over.wait(LOOK_S)
+                self._over.wait(LOOK_S)  # short: a pause between two looks.
 
     def struck(self, node: str) -> None:
         """Note that a node has just been hit in a way that no leader survives."""
@@ -122,10 +125,22 @@ class Observer:
 
 
 class Torture:
-    """One run of one plan."""
+    """One run of one plan.
+
+    A machine of unknown speed has `slack_s` more than what is promised. The client goes on until each of the `awaited`
+    questions to the database has an answer.
+    """
 
     def __init__(
-        self, plan: Plan, folder: Path, *, nodes: int = NODES, mode: str = "leader", fallback: str = "store"
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        nodes: int = NODES,
+        mode: str = "leader",
+        fallback: str = "store",
+        slack_s: float = 0.0,
+        awaited: Sequence[str] = (),
     ) -> None:
         self.plan = plan
         self.mode = mode
@@ -135,6 +150,10 @@ class Torture:
         self.violations: list[str] = []
         self._folder = folder
         self._count = nodes
+        self._slack_s = slack_s
+        self._awaited = awaited
+        self._missed: list[str] = []
+        evidence.attach("what the nodes missed", lambda: "\n".join(self._missed))
         self._over = threading.Event()
 
     def __enter__(self) -> "Torture":
@@ -146,15 +165,17 @@ class Torture:
             self.server = stack.enter_context(PostgresServer(options={"max_connections": "300"}))
             proxies = stack.enter_context(Proxies())
             arena = WorkerArena.on(self.server.create_database(), self._folder, APP)
-            put_schedules(arena.store, self._folder)
-            self._rig = preparing.result(timeout=120)
+            put_schedules(arena.store)
+            self._rig = preparing.result(timeout=PREPARE_S_MAX)
             self._observer = Observer(arena.store)
             coordination = {
                 "HEADWAY_SCHEDULER_SHARDS": str(self.plan.shards),
                 "HEADWAY_COORDINATION_MODE": self.mode,
                 "HEADWAY_COORDINATION_FALLBACK": self.fallback,
             }
-            self._cluster = Cluster.build(arena, self._rig, proxies, count=self._count, settings=coordination)
+            self._cluster = Cluster.build(
+                arena, self._rig, proxies, count=self._count, settings=coordination, slack_s=self._slack_s
+            )
             stack.callback(self._cluster.end)
             stack.callback(self._observer.stop)
             stack.callback(self._over.set)
@@ -171,20 +192,19 @@ class Torture:
     ) -> Outcome:
         cluster = self._cluster
         cluster.start()
-        wait_for(lambda: not self._missing(0), "all nodes to get going", START_S_MAX, lambda: self._describe(arena))
+        wait_until(self._is_well, "all nodes to get going", every_s=LOOK_S)
         began = time.monotonic()
         lanes = [pool.submit(self._torment, faults, began) for faults in self.plan.lanes().values()]
         for lane in lanes:
-            lane.result(timeout=self.plan.seconds * 2 + 120)
+            lane.result(timeout=self.plan.seconds * 2 + PREPARE_S_MAX)
         proxies.clear()
         self._rig.heal()
         cluster.heal()
         healed, struck_s = time.time_ns() // 1_000, time.monotonic() - began
-        recovery_s = self._recover(cluster, healed)
-        quiet = self._look_around()
+        quiet, recovery_s = self._recover(cluster, healed)
         cluster.leave()
         self._observer.stop()
-        watching.result(timeout=30)
+        watching.result(timeout=DEADLINE_S)
         self.violations += [*cluster.complaints, *cluster.orphans()]
         shards = 0 if self.mode == "lock" else self.plan.shards
         self.evidence = Evidence(arena, cluster.receipts(), quiet, shards=shards, seconds=struck_s)
@@ -210,12 +230,10 @@ class Torture:
     # --- the faults
 
     def _torment(self, faults: Sequence[Fault], began: float) -> None:
-        """Go through one lane of the plan; what would begin after the end is left out."""
+        """Go through one lane of the plan; what is late begins at once."""
         for fault in faults:
             late_s = time.monotonic() - began - fault.at_s
             if late_s < 0 and self._over.wait(-late_s):
-                return
-            if time.monotonic() - began > self.plan.seconds:
                 return
             since = time.time_ns() // 1_000
             self._strike(fault)
@@ -239,19 +257,33 @@ class Torture:
 
     # --- afterwards
 
-    def _recover(self, cluster: Cluster, healed: int) -> float:
-        """Wait until everything is well again; return how long it took."""
-        began = time.monotonic()
-        cluster.stop_client()
-        limits = [RECOVERY_S_MAX, GIVE_UP_S]  # Later than it must be, to see whether it comes at all.
-        while missing := self._missing(healed):
-            if time.monotonic() - began > limits[0]:
+    def _recover(self, cluster: Cluster, healed: int) -> tuple[Quiet, float]:
+        """Wait until the client gets through and everything is well again; return how it looked, and after how long."""
+        began, receipts = time.monotonic(), len(cluster.receipts())
+        limits = [RECOVERY_S_MAX + self._slack_s, GIVE_UP_S + self._slack_s]  # The second: does it come at all?
+
+        def is_over(missing: list[str]) -> bool:
+            if missing and limits and time.monotonic() - began > limits[0]:
                 late_s = limits.pop(0)
                 self.violations.append(f"L5: {late_s:g} s after the last fault: {'; '.join(missing)}"[:2_000])
-                if not limits:
-                    break
+            return not missing or not limits
+
+        while not is_over(self._unheard(cluster, receipts)):
             time.sleep(LOOK_S)
-        return time.monotonic() - began
+        cluster.stop_client()
+        while True:
+            missing, quiet = self._missing(healed), self._look_around(healed)
+            if is_over(missing or undone(cluster.arena, quiet)):
+                return quiet, time.monotonic() - began
+            time.sleep(LOOK_S)
+
+    def _unheard(self, cluster: Cluster, receipts: int) -> list[str]:
+        """Say what the client, which still runs, has yet to bring about."""
+        missing = [] if len(cluster.receipts()) > receipts else ["nothing is acknowledged to the client"]
+        return missing + [f"no answer to {question}" for question in self._awaited if not cluster.arena.sql(question)]
+
+    def _is_well(self) -> bool:
+        return not self._missing(0)
 
     def _missing(self, since: int) -> list[str]:
         """Say what is not well yet; with a time, also what was due or enqueued before it and is not done."""
@@ -270,19 +302,17 @@ class Torture:
             unfinished = _unfinished(arena, self._cluster.receipts().values())
             missing += [f"{behind} schedules are behind"] if behind else []
             missing += [f"{unfinished} acknowledged jobs have not ended"] if unfinished else []
-        return missing or self._cluster.unready()
+        self._missed = missing or self._cluster.unready()
+        return self._missed
 
     def _roles(self) -> tuple[str, ...]:
         shards = () if self.mode == "lock" else tuple(f"scheduler/{shard}" for shard in range(self.plan.shards))
         return (*shards, HOUSEKEEPING)
 
-    def _look_around(self) -> Quiet:
+    def _look_around(self, healed: int) -> Quiet:
         arena, now = self._cluster.arena, time.time_ns() // 1_000
         states = {node_id: json.loads(state) for node_id, _, state in arena.sql(ALIVE.format(now=now))}
-        return Quiet(at=now, holds={node: state["holds"] for node, state in states.items()}, roles=self._roles())
-
-    def _describe(self, arena: WorkerArena) -> str:
-        return f"{self._missing(0)}\n{arena.describe()}"
+        return Quiet(at=healed, holds={node: state["holds"] for node, state in states.items()}, roles=self._roles())
 
 
 def _unfinished(arena: WorkerArena, job_ids: Iterable[str]) -> int:

@@ -19,7 +19,6 @@ from tests.chaos.worker_arena import FINAL, WorkerArena
 from tests.simulation.checkers import Checker, Liveness, Violation
 from tests.simulation.recorder import AttemptRow, JobRow, OccurrenceRow, RevisionRow, Row, ScheduleRow
 
-LATE: Final = 10 * SECOND
 SHOWN_MAX: Final = 5
 ENDS_OF_TASKS: Final = frozenset({"completed", "failed"})  # Ends that only the task's own code can bring about.
 
@@ -28,7 +27,7 @@ R = TypeVar("R", bound=Row)
 
 @dataclass(slots=True)
 class Quiet:
-    """What was seen when the last fault was long over and everybody still lived."""
+    """What was seen after the last fault, while everybody still lived. Nothing that was due `at` its end is undone."""
 
     at: int
     holds: Mapping[str, Mapping[str, int]]
@@ -131,10 +130,28 @@ def check_as_simulated(arena: WorkerArena, quiet: Quiet) -> None:
     for name in checker.schedules:
         checker.cursor(quiet.at, name)
         checker.exclusive(name, set())
+    _check_liveness(checker, quiet)
+
+
+def undone(arena: WorkerArena, quiet: Quiet) -> list[str]:
+    """Say what should have happened by now, as the checkers of the simulation see it."""
+    checker = Checker(shards=0, retention=30 * DAY, holds=dict)
+    for schedule in _rows(arena, "schedules", ScheduleRow):
+        checker.changed(None, schedule)
+    for revision in _rows(arena, "revisions", RevisionRow):
+        spec = None if revision.definition is None else ScheduleSpec.from_json(revision.definition)
+        checker.revisions[revision.schedule, revision.revision] = (revision.effective_at, spec)
+    for job in _rows(arena, "jobs", JobRow):
+        checker._keep(job)
+    complaint = _complaint(lambda: _check_liveness(checker, quiet))
+    return [] if complaint is None else [complaint]
+
+
+def _check_liveness(checker: Checker, quiet: Quiet) -> None:
     liveness = Liveness(checker, roles=quiet.roles, poll_s=1.0)
     liveness.leaders(quiet.holds)
-    liveness.decided(quiet.at, LATE)
-    liveness.moving(quiet.at, LATE)
+    liveness.decided(quiet.at, 0)
+    liveness.moving(quiet.at, 0)
 
 
 @dataclass(slots=True)
@@ -240,7 +257,8 @@ def _tokens(arena: WorkerArena, shards: int) -> Iterator[str]:
 
 def _overlaps(arena: WorkerArena) -> Iterator[str]:
     overlapping = """select a.job_id, a.attempt, b.attempt from headway_all_attempts a join headway_all_attempts b
-      on b.job_id = a.job_id and b.attempt > a.attempt where b.started_at < a.ended_at"""
+      on b.job_id = a.job_id and b.attempt > a.attempt where b.started_at < a.ended_at
+      order by a.job_id, a.attempt, b.attempt"""
     for job_id, one, other in arena.sql(overlapping):
         yield f"S3: attempts {one} and {other} of {job_id} overlap in the store"
 

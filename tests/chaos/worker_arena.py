@@ -1,33 +1,52 @@
 """Real workers, real jobs, and questions about both that are answered by the database and by /proc."""
 
+import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psycopg
+
 from headway import Headway
+from headway.errors import AlreadyFinal, StoreUnavailable
+from headway.model import NewJob
 from headway.settings import Settings
-from tests.chaos.arena import environment, headway
+from headway.store import open_driver
+from headway.store.migrations import migrate
+from headway.store.transaction import ConstraintViolated
+from tests.chaos.arena import environment
 from tests.chaos.ledger import query
+from tests.support import evidence
+from tests.support.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 APP = "tests.chaos.worker_tasks:app"
-PATIENCE_S = 30.0
-START_S_MAX = 40.0
-STOP_S_MAX = 15.0
-FREEZE_TRIES_MAX = 50
+STOP_S_MAX = DEADLINE_S
+MANY_S_MAX = 2 * DEADLINE_S  # The safety net for hundreds of jobs.
+LOOK_EVERY_S = 0.05
 FULL = bool(os.environ.get("HEADWAY_CHAOS_FULL"))  # Longer torments, for whoever has the time.
 FINAL = ("COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED")
 PR_SET_PDEATHSIG = 1
+
+# A worker that ends waits a second for its last writes and leaves. On a slow machine that is not enough for them, and
+# the leases have to run out. A test of what is written, not of the second, starts its workers with this program.
+UNHURRIED = """
+import headway.node
+from headway.cli import main
+
+headway.node.HAND_BACK_S_MAX = headway.node.WORKER_GOODBYE_S_MAX = 60.0
+main()
+"""
 
 T = TypeVar("T")
 
@@ -53,9 +72,17 @@ class Worker:
         """Send a signal to the supervisor alone."""
         self.process.send_signal(number)
 
-    def wait(self, within_s: float) -> int:
+    def wait(self, within_s: float = DEADLINE_S) -> int:
         """Wait for its end; return the exit code."""
         return self.process.wait(within_s)
+
+    def said(self, words: str) -> bool:
+        """Say whether these words are in its log."""
+        return words.encode() in self.log.read_bytes()
+
+    def is_running(self) -> bool:
+        """Say whether it has not ended."""
+        return self.process.poll() is None
 
 
 @dataclass(slots=True)
@@ -65,15 +92,19 @@ class WorkerArena:
     store: str
     folder: Path
     tasks: str = APP
+    shared: bool = False  # Whether several tests use it, one after the other.
+    is_unhurried: bool = False  # Whether its workers take their time when they end, see `UNHURRIED`.
     workers: list[Worker] = field(default_factory=list)
     _app: Headway | None = None
+    _connection: "psycopg.Connection[tuple[Any, ...]] | None" = None
+    _logs: list[evidence.Source] = field(default_factory=list)
 
     @classmethod
-    def on(cls, store: str, folder: Path, tasks: str = APP) -> "WorkerArena":
+    def on(cls, store: str, folder: Path, tasks: str = APP, *, shared: bool = False) -> "WorkerArena":
         """Prepare a store and a folder for what happens there; `tasks` is the app that the workers run."""
         folder.mkdir(parents=True, exist_ok=True)
-        assert headway("migrate", store=store).returncode == 0
-        return cls(store, folder, tasks)
+        asyncio.run(_migrate(store))
+        return cls(store, folder, tasks, shared)
 
     @property
     def app(self) -> Headway:
@@ -93,9 +124,10 @@ class WorkerArena:
         log = self.folder / f"{role}-{number}.log"
         mark = f"{self.folder}:{number}"
         env = environment(self.store, TRACE=str(self.trace_file), ARENA=mark, PYTHONUNBUFFERED="1", **more)
+        program = ("-c", UNHURRIED) if self.is_unhurried else ("-m", "headway")
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "headway", "--app", self.tasks, role, *flags],
+                [sys.executable, *program, "--app", self.tasks, role, *flags],
                 cwd=ROOT,
                 env=env,
                 stdout=out,
@@ -104,6 +136,7 @@ class WorkerArena:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
+        self._logs.append(evidence.watch(f"{role} {number} on {self.store}", log, shared=self.shared))
         worker = Worker(process, log, mark)
         self.workers.append(worker)
         if is_ready:
@@ -112,21 +145,20 @@ class WorkerArena:
 
     def wait_ready(self, worker: Worker) -> None:
         """Wait until the worker has said which tasks it knows."""
-        deadline = time.monotonic() + START_S_MAX
-        while b"starting" not in worker.log.read_bytes():
-            assert worker.process.poll() is None, worker.log.read_text()
-            assert time.monotonic() < deadline, worker.log.read_text()
-            time.sleep(0.02)
+        wait_until(lambda: worker.said("starting") or not worker.is_running(), f"{worker.log.name} to be ready")
+        assert worker.is_running(), worker.log.read_text()
 
     def freeze(self, worker: Worker) -> None:
         """Stop a worker between two writes: in the middle of one it would keep a SQLite file locked for everybody."""
-        for _ in range(FREEZE_TRIES_MAX):
+
+        def is_still() -> bool:
             worker.signal(signal.SIGSTOP)
             if not self.store.startswith("sqlite") or _can_be_written(self.store.removeprefix("sqlite:///")):
-                return
+                return True
             worker.signal(signal.SIGCONT)
-            time.sleep(0.05)
-        raise AssertionError("the worker writes without a pause")
+            return False
+
+        wait_until(is_still, "the worker to pause between two writes", every_s=LOOK_EVERY_S)
 
     def stop(self) -> None:
         """End every worker and whatever is left of it."""
@@ -139,31 +171,90 @@ class WorkerArena:
             for pid in worker.family():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        if self.shared:
+            for log in self._logs:
+                log.close()
+        self._disconnect()
 
     # --- jobs
 
     def enqueue(self, task: str, args: dict[str, Any] | None = None, **options: Any) -> str:
         """Enqueue one job; return its id."""
-        return self.app.enqueue_sync(task, args, **options).id
+        return self.hand_in([self.app._job_by_name(task, args, options)[0]])[0]
 
     def enqueue_many(self, task: str, arguments: Sequence[dict[str, Any]], **options: Any) -> list[str]:
         """Enqueue jobs in one call; return their ids."""
-        jobs = [self.app._job_by_name(task, args, options)[0] for args in arguments]
-        return [handle.id for handle in self.app.enqueue_jobs_sync(jobs)]
+        return self.hand_in([self.app._job_by_name(task, args, options)[0] for args in arguments])
+
+    def hand_in(self, jobs: list[NewJob]) -> list[str]:
+        """Enqueue jobs in one call; return their ids. A store that is too slow for the client is asked again."""
+        tries = itertools.count()
+
+        def handed_in() -> list[str]:
+            is_again = next(tries) > 0
+            try:
+                return [handle.id for handle in self.app.enqueue_jobs_sync(jobs)]
+            except StoreUnavailable:
+                return []
+            except ConstraintViolated:  # The first time it was done, and the answer was lost.
+                if not is_again:
+                    raise
+                return [job.id for job in jobs]
+
+        return wait_for(handed_in, "the store to take jobs")
+
+    def cancel(self, job_id: str, reason: str = "") -> None:
+        """Cancel a job. A store that is too slow for the client is asked again."""
+        tries = itertools.count()
+
+        def cancelled() -> bool:
+            is_again = next(tries) > 0
+            try:
+                self.app.cancel_sync(job_id, reason)
+            except StoreUnavailable:
+                return False
+            except AlreadyFinal:  # The first time it was done, and the answer was lost.
+                if not is_again:
+                    raise
+            return True
+
+        wait_for(cancelled, "the store to take a cancel")
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
         """Read the database as anybody could."""
-        return query(self.store, text)
+        return query(self.store, text) if self.store.startswith("sqlite") else self._execute(text)
 
     def write(self, text: str) -> None:
         """Change the database behind everybody's back."""
         if self.store.startswith("sqlite"):
-            connection = sqlite3.connect(self.store.removeprefix("sqlite:///"), timeout=20)
+            connection = sqlite3.connect(self.store.removeprefix("sqlite:///"), timeout=DEADLINE_S)
             with connection:
                 connection.execute(text)
             connection.close()
         else:
-            query(self.store, text)
+            self._execute(text)
+
+    def run_out(self, *job_ids: str) -> None:
+        """Have the leases on these jobs run out now, and the lease of whoever ends such attempts."""
+        self.write("update headway_leases set until = 1")
+        self.write(
+            f"update headway_jobs set lease_until = 1 where lease_until is not null and id in {_listed(job_ids)}"
+        )
+
+    def _execute(self, text: str) -> list[tuple[Any, ...]]:
+        """Run a statement on PostgreSQL, on the connection of the last one unless the server has been restarted."""
+        try:
+            if self._connection is not None:
+                return _rows(self._connection, text)
+        except psycopg.OperationalError:
+            self._disconnect()
+        self._connection = psycopg.connect(self.store, autocommit=True)
+        return _rows(self._connection, text)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def job(self, job_id: str, *columns: str) -> Any:
         """Read columns of a job: one value, or a tuple of several."""
@@ -181,11 +272,10 @@ class WorkerArena:
 
     def statuses(self, job_ids: Iterable[str]) -> dict[str, int]:
         """Count jobs by their status."""
-        ids = ", ".join(f"'{job_id}'" for job_id in job_ids)
-        found = self.sql(f"select status, count(*) from headway_jobs where id in ({ids}) group by status")
+        found = self.sql(f"select status, count(*) from headway_jobs where id in {_listed(job_ids)} group by status")
         return dict(sorted(found))
 
-    def wait_status(self, job_id: str, *wanted: str, within_s: float = PATIENCE_S) -> str:
+    def wait_status(self, job_id: str, *wanted: str, within_s: float = DEADLINE_S) -> str:
         """Wait until a job has one of these statuses."""
 
         def is_there() -> str | None:
@@ -194,7 +284,7 @@ class WorkerArena:
 
         return wait_for(is_there, f"{job_id} to be {' or '.join(wanted)}", within_s, self.describe)
 
-    def wait_final(self, job_ids: Sequence[str], within_s: float = PATIENCE_S) -> dict[str, int]:
+    def wait_final(self, job_ids: Sequence[str], within_s: float = DEADLINE_S) -> dict[str, int]:
         """Wait until all these jobs have ended; return how."""
 
         def all_ended() -> dict[str, int] | None:
@@ -234,11 +324,15 @@ class WorkerArena:
 
     def trace(self, word: str, job_id: str | None = None) -> list[list[str]]:
         """Return the lines that tasks left, of one kind: job id, attempt, process id, and more."""
+        return [line[1:] for line in self.lines(job_id) if line[0] == word]
+
+    def lines(self, job_id: str | None = None) -> list[list[str]]:
+        """Return the lines that tasks left, of all kinds: the kind comes first."""
         text = self.trace_file.read_text() if self.trace_file.exists() else ""
         lines = [line.split() for line in text.splitlines()]
-        return [line[1:] for line in lines if line[0] == word and (job_id is None or line[1] == job_id)]
+        return [line for line in lines if job_id is None or line[1] == job_id]
 
-    def wait_trace(self, word: str, job_id: str, count: int = 1, within_s: float = PATIENCE_S) -> list[list[str]]:
+    def wait_trace(self, word: str, job_id: str, count: int = 1, within_s: float = DEADLINE_S) -> list[list[str]]:
         """Wait until a task has left so many lines."""
 
         def enough() -> list[list[str]] | None:
@@ -248,25 +342,27 @@ class WorkerArena:
         return wait_for(enough, f"{count} lines {word!r} of {job_id}", within_s, self.describe)
 
     def describe(self) -> str:
-        """Say what is going on, for whoever reads a failure."""
-        jobs = self.sql(
-            "select id, task, status, attempt, failures, reason from headway_jobs "
-            "where finished_at is null order by id limit 20"
-        )
-        tails = [f"--- {worker.log.name}\n{worker.log.read_text()[-3000:]}" for worker in self.workers[-4:]]
-        return "\n".join([*map(str, jobs), *tails])
+        """Say which jobs have not ended, for whoever reads a failure. The logs of the workers are shown with it."""
+        try:
+            jobs = self.sql(
+                "select id, task, status, attempt, failures, reason from headway_jobs "
+                "where finished_at is null order by id limit 20"
+            )
+        except (psycopg.Error, sqlite3.Error) as error:
+            return f"the jobs cannot be read: {error}"
+        return "\n".join(["the first jobs that have not ended:", *map(str, jobs)])
 
 
-def wait_for(look: Callable[[], T | None], what: str, within_s: float, describe: Callable[[], str] = str) -> T:
-    """Look again and again until there is something to see."""
-    deadline = time.monotonic() + within_s
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {within_s:g} s for {what}\n{describe()}")
-        time.sleep(0.05)
+def wait_for(
+    look: Callable[[], T | None], what: str, within_s: float = DEADLINE_S, describe: Callable[[], str] = str
+) -> T:
+    """Look again and again until there is something to see, and describe the rest where it does not come."""
+    try:
+        found = wait_until(look, what, within_s=within_s, every_s=LOOK_EVERY_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{describe()}") from None
+    assert found is not None
+    return found
 
 
 def is_alive(pid: int | str) -> bool:
@@ -307,8 +403,27 @@ def everywhere(scenario: Callable[[WorkerArena], None], stores: dict[str, str], 
         raise errors[0] if len(errors) == 1 else BaseExceptionGroup("on several databases", errors)
 
 
+async def _migrate(store: str) -> None:
+    driver = open_driver(store, node="test")
+    try:
+        await migrate(driver)
+    finally:
+        await driver.close()
+
+
+def _rows(connection: "psycopg.Connection[tuple[Any, ...]]", text: str) -> list[tuple[Any, ...]]:
+    cursor = connection.execute(text.encode())
+    return cursor.fetchall() if cursor.description else []
+
+
+def _listed(job_ids: Iterable[str]) -> str:
+    """Return ids as SQL has them after `in`."""
+    return "(" + ", ".join(f"'{job_id}'" for job_id in job_ids) + ")"
+
+
 def _can_be_written(file: str) -> bool:
     """Say whether nobody keeps a SQLite file locked for longer than a write takes."""
+    # short: the caller asks again.
     connection = sqlite3.connect(file, timeout=2, isolation_level=None)
     try:
         connection.execute("begin immediate")

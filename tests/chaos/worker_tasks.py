@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from typing import Any
 
 from headway import After, Cancel, Context, Every, Headway, Retry
@@ -71,6 +70,23 @@ def sit(ctx: Context, seconds: float, only_first: bool = False) -> int:
     return ctx.attempt
 
 
+@app.task
+def hold(ctx: Context, until: str, only_first: bool = False) -> int:
+    """Take until a file exists; with `only_first`, only in the first attempt."""
+    trace_run(ctx, "begin")
+    while not os.path.exists(until) and (ctx.attempt == 1 or not only_first):
+        time.sleep(0.02)
+    trace_run(ctx, "end")
+    return ctx.attempt
+
+
+@app.task
+async def hold_async(until: str) -> None:
+    """Take until a file exists, on the loop."""
+    while not os.path.exists(until):  # noqa: ASYNC240 - it takes microseconds
+        await asyncio.sleep(0.05)
+
+
 @app.task(timeout="10m")
 def stale(ctx: Context, marker: str) -> str:
     """In the first attempt: wait for the marker, then write everything that an attempt can write. Else: return."""
@@ -119,27 +135,31 @@ def _crash(how: str) -> None:
         ctypes.string_at(0)
     elif how == "close":
         os.closerange(3, 256)
-        time.sleep(30)
+        time.sleep(600)
     elif how == "raise":
         raise SystemExit(4)
 
 
 @app.task
-def hold_gil(ctx: Context, seconds: int) -> int:
-    """Hold the interpreter for a time, without burning a core."""
+def hold_gil(ctx: Context, until: str) -> int:
+    """Hold the interpreter until somebody writes to a pipe, without burning a core."""
+    pipe = os.open(until, os.O_RDWR)  # Also for writing, so that it does not end before somebody has written.
     trace_run(ctx, "begin")
-    ctypes.PyDLL(None).sleep(seconds)
+    while ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1) < 1:
+        pass
     return ctx.attempt
 
 
-@app.task(timeout="2s", retry=Retry(max_attempts=1))
+@app.task(timeout="1s", retry=Retry(max_attempts=1))
 def catastrophic(ctx: Context) -> None:
     """Hold the interpreter for ever, in one call that does not look for signals either."""
     trace_run(ctx, "begin")
-    deque(itertools.repeat(None), maxlen=0)
+    mutex = ctypes.create_string_buffer(64)  # Zeros are a mutex that nobody has locked.
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
-@app.task(timeout="2s", retry=Retry(max_attempts=1))
+@app.task(timeout="1s", retry=Retry(max_attempts=1))
 def backtracking(ctx: Context) -> None:
     """Hold the interpreter for years, in one call that looks for signals now and then."""
     trace_run(ctx, "begin")
@@ -281,10 +301,13 @@ def flood(ctx: Context, lines: int, calls: int) -> None:
 
 
 @app.task
-def murmur(ctx: Context, lines: int) -> None:
-    """Say next to nothing, far too often."""
+def murmur(ctx: Context, lines: int, until: str = "/") -> None:
+    """Say next to nothing, far too often, and stay until a file exists."""
+    trace_run(ctx, "begin")
     for _ in range(lines):
         ctx.log("y")
+    while not os.path.exists(until):
+        time.sleep(0.02)
 
 
 @app.task
@@ -319,6 +342,7 @@ def steps_once(ctx: Context, how: str = "kill") -> list[int]:
 async def steps_once_async(ctx: Context) -> list[int]:
     """Do a step once, and bring down the loop with all neighbours in the first attempt."""
     first = await ctx.once("first", _traced_async, ctx, 1)
+    trace_run(ctx, "kept", first)
     if ctx.attempt == 1:
         await asyncio.sleep(0.5)
         os._exit(1)
