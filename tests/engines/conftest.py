@@ -1,20 +1,29 @@
-"""Every engine on a real server. One whose program or client is missing is skipped, except where CI is set."""
+"""Every engine on a real server. One whose program or client is missing is skipped, except where CI is set.
+
+The product waits a few seconds for a server, and a loaded machine may take longer to answer. So everything that runs in
+the process of the tests has a minute (`patience`), unless the end of that patience is what is tested.
+"""
 
 import importlib
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
-from typing import NoReturn, Protocol, Self
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn, Protocol, Self, TypeVar
 
 import pytest
 
 from headway.clock import Clock
 from headway.coordination.engines import open_engine
+from headway.errors import EngineUnavailable
 from headway.ports import Engine
+from tests.support.etcd import EtcdEnsemble
 from tests.support.redis import RedisServer
 from tests.support.server import ServerMissing
 from tests.support.transports import TransportServer, start_server
+from tests.support.waiting import DEADLINE_S, async_wait_until, wait_until
 
 # Where the server of each engine is to be found.
 SERVERS = {
@@ -24,8 +33,25 @@ SERVERS = {
     "consul": "tests.support.consul:ConsulServer",
 }
 PREFIXES = itertools.count(1)
+PATIENT_S = 60.0
+ENGINE_LIMITS = (
+    *(f"headway.coordination.engines.redis.{name}" for name in ("ANSWER_S_MAX", "CALL_S_MAX")),
+    *(f"headway.coordination.engines.endpoints.{name}" for name in ("CALL_S_MIN", "CALL_S_MAX", "CONNECT_S_MAX")),
+    *(f"headway.coordination.engines.zookeeper.{name}" for name in ("CALL_S_MAX", "CONNECTED_S_MAX", "CONNECT_S_MAX")),
+    "headway.coordination.admission.GOODBYE_S_MAX",
+    "headway.queue.transports.redis.ANSWER_S_MAX",
+    "headway.queue.transports.rabbitmq.ANSWER_S_MAX",
+)
+OTHER_LIMITS = (
+    "headway.queue.transports.rabbitmq.HEARTBEAT_S",
+    *(f"headway.store.postgres.{name}_S_MAX" for name in ("STATEMENT", "IDLE", "CONNECT", "PROBE")),
+    *(f"headway.store.sqlite.{name}_S_MAX" for name in ("STATEMENT", "BUSY")),
+)
+
+T = TypeVar("T")
 
 OpenEngine = Callable[..., Engine]
+Patience = Callable[[float], None]
 
 
 class EngineServer(Protocol):
@@ -63,11 +89,85 @@ def _do_without(missing: Exception) -> NoReturn:
     pytest.skip(f"missing: {missing}")
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
+    """Wait for servers for as long as a loaded machine needs; a test sets the seconds for engines and transports."""
+
+    def set_to(seconds: float) -> None:
+        for name in ENGINE_LIMITS:
+            monkeypatch.setattr(name, seconds)
+
+    set_to(PATIENT_S)
+    for name in OTHER_LIMITS:
+        monkeypatch.setattr(name, int(PATIENT_S))
+    return set_to
+
+
+@contextmanager
+def frozen(pid: int | None) -> Iterator[None]:
+    """Stop a process with all its threads for the length of a block."""
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: _stands_still(pid), f"process {pid} to stand still")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _stands_still(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+
+
+async def take_in_the_end(
+    engine: Engine, name: str, holder: str, duration: int, *, within_s: float = DEADLINE_S
+) -> int:
+    """Take a lock as soon as it is free and there is somebody to give it."""
+
+    async def take() -> int | None:
+        with suppress(EngineUnavailable):
+            return await engine.acquire(name, holder=holder, duration=duration)
+        return None
+
+    token = await async_wait_until(take, f"{holder} to get the lock {name!r}", within_s=within_s)
+    assert token is not None
+    return token
+
+
+async def is_refused_in_the_end(engine: Engine, name: str, holder: str, duration: int) -> bool:
+    """Ask for a lock as soon as there is somebody to answer; tell whether it is another's."""
+    token = await _answer(lambda: engine.acquire(name, holder=holder, duration=duration))
+    return token is None
+
+
+async def is_kept_in_the_end(engine: Engine, name: str, holder: str, duration: int) -> bool:
+    """Renew a lock as soon as there is somebody to do it; tell whether it is still the holder's."""
+    return name in await _answer(lambda: engine.renew([name], holder=holder, duration=duration))
+
+
+async def _answer(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until an engine answers."""
+
+    async def answers() -> list[T]:
+        with suppress(EngineUnavailable):
+            return [await ask()]
+        return []
+
+    return (await async_wait_until(answers, "an engine to answer"))[0]
+
+
 @pytest.fixture(scope="session")
-def servers() -> Iterator[dict[str, EngineServer]]:
-    """The servers that were started so far, one of each kind for the whole run."""
+def server_of() -> Iterator[Callable[[str], EngineServer]]:
+    """Start the server of an engine with the first test that needs it, once for the whole run: do not stop it."""
     started: dict[str, EngineServer] = {}
-    yield started
+
+    def shared(kind: str) -> EngineServer:
+        if kind not in started:
+            started[kind] = make_server(kind).__enter__()
+        return started[kind]
+
+    yield shared
     for server in started.values():
         server.__exit__(None, None, None)
 
@@ -79,11 +179,27 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def server(kind: str, servers: dict[str, EngineServer]) -> EngineServer:
+def server(kind: str, server_of: Callable[[str], EngineServer]) -> EngineServer:
     """The server of an engine, which others use, too: do not stop it."""
-    if kind not in servers:
-        servers[kind] = make_server(kind).__enter__()
-    return servers[kind]
+    return server_of(kind)
+
+
+@pytest.fixture(scope="session")
+def shared_etcd_ensemble() -> Iterator[EtcdEnsemble]:
+    """Three servers of etcd for the whole run."""
+    try:
+        servers = EtcdEnsemble()
+    except ServerMissing as missing:
+        _do_without(missing)
+    with servers:
+        yield servers
+
+
+@pytest.fixture
+def etcd_ensemble(shared_etcd_ensemble: EtcdEnsemble) -> EtcdEnsemble:
+    """Three servers of etcd, which a test may stop: all of them run when it begins."""
+    shared_etcd_ensemble.mend()
+    return shared_etcd_ensemble
 
 
 @pytest.fixture
@@ -111,15 +227,22 @@ def engine(url: str, open_at: OpenEngine) -> Engine:
     return open_at(url)
 
 
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    """A Redis of this test's own, which it may torment."""
+@pytest.fixture(scope="session")
+def shared_redis() -> Iterator[RedisServer]:
+    """A Redis for the whole run."""
     try:
         server = RedisServer()
     except ServerMissing as missing:
         _do_without(missing)
     with server:
         yield server
+
+
+@pytest.fixture
+def redis(shared_redis: RedisServer) -> RedisServer:
+    """A Redis that runs, is empty, and that a test may torment."""
+    shared_redis.mend()
+    return shared_redis
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,12 @@
-"""A leader dies while the next one's way to the engine is bad: the lease and a bit must do all the same.
+"""A leader dies while the next one's way to the engine is bad, and it leads all the same.
 
 etcd stands for the engines with several endpoints. Each story is of one who leads and is gone without a word, and of
-one who waits, behind links of his own to all three servers.
+one who waits, behind links of his own to all three servers. The links are bad until the story has ended, so nobody is
+helped by waiting. No seconds are measured here: the promise, the lease and 2 s, is the sum of the limits below.
 """
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
@@ -16,35 +16,23 @@ import psycopg
 import pytest
 
 from headway.clock import Clock, Loop
+from headway.coordination import admission, elector
 from headway.coordination.admission import AdmittedLeases
 from headway.coordination.elector import RENEWALS_PER_LEASE, Elector
 from headway.coordination.engines import open_engine
 from headway.instants import SECOND
-from headway.store import Store, open_driver
+from headway.store import Store, open_driver, postgres
 from headway.store.migrations import migrate
-from headway.store.postgres import IDLE_S_MAX, _begin
-from tests.engines.conftest import PREFIXES, _do_without
+from tests.engines.conftest import PREFIXES, Patience
 from tests.support.etcd import EtcdEnsemble
 from tests.support.proxy import BLACK_HOLE, CLEAR, LOST_ANSWERS, REFUSED, Proxies, Weather, slow
-from tests.support.server import ServerMissing
+from tests.support.waiting import async_wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 LEASE_S = 2.0
-NOISE_S = 2.0  # What a busy machine may add.
-FAIL_OVER_S_MAX = LEASE_S + 2.0 + NOISE_S
-GIVE_UP_S = 25.0
+ENGINE_S = 3.0  # What an engine waits for its servers, as outside of the tests.
 ROLES = ("scheduler/0", "scheduler/1", "scheduler/2")
-
-
-@pytest.fixture(scope="module")
-def ensemble() -> Iterator[EtcdEnsemble]:
-    try:
-        servers = EtcdEnsemble()
-    except ServerMissing as missing:
-        _do_without(missing)
-    with servers:
-        yield servers
 
 
 @pytest.fixture
@@ -64,13 +52,9 @@ class Candidate:
         """Be gone: nothing is given back."""
         self.loop.cancel()
 
-    async def leads(self) -> float:
-        """Wait until he leads everything; return how long it took."""
-        began = time.monotonic()
-        while len(self.elector.held()) < len(ROLES):
-            assert time.monotonic() - began < GIVE_UP_S
-            await asyncio.sleep(0.02)
-        return time.monotonic() - began
+    async def leads(self) -> None:
+        """Wait until he leads everything."""
+        await async_wait_until(lambda: len(self.elector.held()) == len(ROLES), "somebody to lead everything")
 
 
 def address(ports: Iterable[int], prefix: str) -> str:
@@ -88,7 +72,7 @@ async def candidate(name: str, store_url: str, engine_url: str) -> AsyncIterator
         engine = open_engine(engine_url, clock=clock, node=name)
         leases = AdmittedLeases(engine, store.leases, clock=clock, falls_back=True)
         stack.push_async_callback(leases.close)
-        elector = Elector(
+        candidate_elector = Elector(
             leases,
             clock=clock,
             node_id=name,
@@ -97,61 +81,81 @@ async def candidate(name: str, store_url: str, engine_url: str) -> AsyncIterator
             silence_s=lambda: 0.0,
             on_change=lambda: None,
         )
-        elector.seek(ROLES, len(ROLES))
-        loop = Loop("shards", elector.tick, clock=clock, rest_s_max=LEASE_S / RENEWALS_PER_LEASE)
+        candidate_elector.seek(ROLES, len(ROLES))
+        loop = Loop("shards", candidate_elector.tick, clock=clock, rest_s_max=LEASE_S / RENEWALS_PER_LEASE)
         await leases.watch(loop.wake)
         running = asyncio.ensure_future(loop.run())
         try:
-            yield Candidate(elector, running)
+            yield Candidate(candidate_elector, running)
         finally:
             running.cancel()
             await asyncio.wait([running])
 
 
+STORIES = {
+    "one black hole": (BLACK_HOLE, CLEAR, CLEAR),
+    "one black hole, one refuses": (BLACK_HOLE, REFUSED, CLEAR),
+    "black holes": (BLACK_HOLE, BLACK_HOLE, BLACK_HOLE),
+    "answers are lost": (LOST_ANSWERS, LOST_ANSWERS, LOST_ANSWERS),
+    "slow": (slow(0.1), slow(0.1), slow(0.1)),
+}
+
+
 @pytest.mark.parametrize("is_long_bad", [False, True], ids=["from then on", "for a while before"])
-@pytest.mark.parametrize(
-    "weathers",
-    [
-        (BLACK_HOLE, CLEAR, CLEAR),
-        (BLACK_HOLE, REFUSED, CLEAR),
-        (BLACK_HOLE, BLACK_HOLE, BLACK_HOLE),
-        (LOST_ANSWERS, LOST_ANSWERS, LOST_ANSWERS),
-        (slow(0.1), slow(0.1), slow(0.1)),
-    ],
-    ids=["one black hole", "one black hole, one refuses", "black holes", "answers are lost", "slow"],
-)
-async def test_a_bad_way_to_the_engine_does_not_delay_who_is_next(
-    weathers: Sequence[Weather], is_long_bad: bool, ensemble: EtcdEnsemble, proxies: Proxies, tmp_path: Path
+async def test_a_bad_way_to_the_engine_does_not_keep_who_is_next(
+    is_long_bad: bool, etcd_ensemble: EtcdEnsemble, proxies: Proxies, tmp_path: Path, patience: Patience
 ) -> None:
-    store_url, prefix = f"sqlite:///{tmp_path}/headway.db", f"links-{next(PREFIXES)}"
+    patience(ENGINE_S)
+    # Who waits looks so often, and then asks an engine that does not answer once; see `test_admission.py`.
+    assert elector.WAIT_S + admission.PATIENCE * LEASE_S <= 2.0
+
+    async def play(name: str, weathers: Sequence[Weather]) -> None:
+        try:
+            await _play(weathers, is_long_bad, etcd_ensemble, proxies, tmp_path / f"{name}.db")
+        except BaseException as error:
+            error.add_note(f"the weather: {name}")
+            raise
+
+    # All of them at once: they are mostly waiting.
+    outcomes = await asyncio.gather(*(play(*story) for story in STORIES.items()), return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        raise BaseExceptionGroup("somebody was kept from leading", errors)
+
+
+async def _play(
+    weathers: Sequence[Weather], is_long_bad: bool, ensemble: EtcdEnsemble, proxies: Proxies, file: Path
+) -> None:
+    store_url, prefix = f"sqlite:///{file}", f"links-{next(PREFIXES)}"
     ports = [member.port for member in ensemble.members]
     links = [proxies.to(port) for port in ports]
     async with candidate("first", store_url, address(ports, prefix)) as first:
         await first.leads()
         async with candidate("second", store_url, address((link.port for link in links), prefix)) as second:
-            await asyncio.sleep(1.0)  # Until he has connections.
+            await async_wait_until(lambda: any(link._connections for link in links), "him to have a connection")
             for link, weather in zip(links, random.sample(weathers, len(weathers)), strict=True):
                 link.set(weather)
             await asyncio.sleep(LEASE_S if is_long_bad else 0.0)
             first.vanish()
-            assert await second.leads() < FAIL_OVER_S_MAX
+            await second.leads()
 
 
 @pytest.mark.postgres
 async def test_a_leader_that_vanished_in_the_middle_of_a_transaction_is_followed_when_the_server_ends_it(
-    ensemble: EtcdEnsemble, postgres_url: str
+    etcd_ensemble: EtcdEnsemble, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows stay locked until then, which is longer than such a short lease."""
+    """Its rows stay locked until then, and the connection stays for as long as the test."""
     driver = open_driver(postgres_url)
     await migrate(driver)
     await driver.close()
-    url = address((member.port for member in ensemble.members), f"links-{next(PREFIXES)}")
+    url = address((member.port for member in etcd_ensemble.members), f"links-{next(PREFIXES)}")
     async with candidate("first", postgres_url, url) as first:
         await first.leads()
         async with candidate("second", postgres_url, url) as second:
             with closing(psycopg.connect(postgres_url, autocommit=True)) as decision:
-                decision.execute(_begin())
+                with monkeypatch.context() as patched:
+                    patched.setattr(postgres, "IDLE_S_MAX", LEASE_S)
+                    decision.execute(postgres._begin())
                 decision.execute("select * from headway_leases where name like 'scheduler/%' for share")
                 first.vanish()  # And the connection stays, as that of a host without power does.
-                took_s = await second.leads()
-    assert took_s < max(LEASE_S, IDLE_S_MAX) + 2.0 + NOISE_S
+                await second.leads()

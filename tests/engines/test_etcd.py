@@ -1,68 +1,51 @@
 """What only etcd can do to us: a majority that is lost, leases apart from their keys, logins, certificates."""
 
 import asyncio
-import os
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
+import aiohttp
 import pytest
 
+from headway.coordination.engines.etcd import EtcdEngine
 from headway.errors import EngineUnavailable, InvalidConfig
 from headway.instants import SECOND
 from headway.ports import Engine
-from tests.engines.conftest import OpenEngine, make_server
+from tests.engines.conftest import (
+    PATIENT_S,
+    EngineServer,
+    OpenEngine,
+    Patience,
+    frozen,
+    is_kept_in_the_end,
+    is_refused_in_the_end,
+    take_in_the_end,
+)
 from tests.support.etcd import EtcdEnsemble, EtcdServer
 from tests.support.lost_answers import lost_answers
+from tests.support.waiting import async_wait_until
 
 pytestmark = pytest.mark.usefixtures("etcd")  # Which skips them all where it is not installed.
 
-LONG = 60 * SECOND
-FEW_SECONDS = 8.0
-LIMIT_S = 30.0
+LONG = 600 * SECOND
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdServer]:
+@pytest.fixture
+def etcd(server_of: Callable[[str], EngineServer]) -> EtcdServer:
     """One etcd for those who do not stop it."""
-    server = make_server("etcd")
+    server = server_of("etcd")
     assert isinstance(server, EtcdServer)
-    with server:
-        yield server
-
-
-async def _try_until_taken(engine: Engine, name: str, holder: str) -> int:
-    """Take a lock as soon as there is somebody to give it."""
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            token = await engine.acquire(name, holder=holder, duration=LONG)
-        except EngineUnavailable:
-            assert time.monotonic() < deadline
-        else:
-            assert token is not None
-            return token
-        await asyncio.sleep(0.05)
+    return server
 
 
 async def _is_kept(engine: Engine, name: str = "role") -> bool:
-    """Renew a lock as soon as there is somebody to do it."""
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            return name in await engine.renew([name], holder="ada", duration=LONG)
-        except EngineUnavailable:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
+    return await is_kept_in_the_end(engine, name, "ada", LONG)
 
 
 async def _refusal(engine: Engine, name: str = "role") -> str:
-    began = time.monotonic()
     with pytest.raises(EngineUnavailable) as caught:
         await engine.acquire(name, holder="ada", duration=LONG)
-    assert time.monotonic() - began < FEW_SECONDS
     return str(caught.value)
 
 
@@ -73,52 +56,84 @@ def _lease_of(etcd: EtcdServer, key: str) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.timeout(180)
-async def test_a_lock_outlives_its_servers_for_as_long_as_there_is_a_majority(open_at: OpenEngine) -> None:
-    with EtcdEnsemble() as ensemble:
-        engine, other = open_at(ensemble.url()), open_at(ensemble.url(), "another")
-        token = await _try_until_taken(engine, "role", "ada")
-        ensemble.leader().kill()
-        assert await _is_kept(engine)
-        assert await other.acquire("role", holder="bob", duration=LONG) is None
-        assert await _try_until_taken(other, "second", "bob") > token
+async def test_a_lock_outlives_its_servers_for_as_long_as_there_is_a_majority(
+    etcd_ensemble: EtcdEnsemble, open_at: OpenEngine, patience: Patience
+) -> None:
+    ensemble, url = etcd_ensemble, etcd_ensemble.url(prefix="majority/")
+    engine, other = open_at(url), open_at(url, "another")
+    token = await take_in_the_end(engine, "role", "ada", LONG)
+    ensemble.leader().kill()
+    assert await _is_kept(engine)
+    assert await is_refused_in_the_end(other, "role", "bob", LONG)
+    assert await take_in_the_end(other, "second", "bob", LONG) > token
 
-        ensemble.leader().kill()
-        began = time.monotonic()
-        with pytest.raises(EngineUnavailable, match="etcd"):
-            await engine.renew(["role"], holder="ada", duration=LONG)
-        assert time.monotonic() - began < FEW_SECONDS
-        await asyncio.sleep(1)  # The last one needs a moment to notice that nobody leads it,
-        assert "no leader" in await _refusal(other)  # and says so when asked, instead of waiting for the others.
+    ensemble.leader().kill()
+    patience(2.0)
+    with pytest.raises(EngineUnavailable, match="etcd"):
+        await engine.renew(["role"], holder="ada", duration=LONG)
 
-        next(member for member in ensemble.members if not member.is_running()).start()
-        assert await _is_kept(engine)
-        assert await other.acquire("role", holder="bob", duration=LONG) is None
-        assert await _try_until_taken(other, "third", "bob") > token
+    async def says_why() -> bool:
+        return "no leader" in await _refusal(other)
+
+    # The last one needs a moment to notice that nobody leads it, and says so then instead of waiting for the others.
+    patience(PATIENT_S)
+    await async_wait_until(says_why, "the last member to say that it has no leader")
+
+    next(member for member in ensemble.members if not member.is_running()).start()
+    assert await _is_kept(engine)
+    assert await is_refused_in_the_end(other, "role", "bob", LONG)
+    assert await take_in_the_end(other, "third", "bob", LONG) > token
 
 
-async def test_a_member_that_is_frozen_is_asked_last(open_at: OpenEngine) -> None:
-    with EtcdEnsemble() as ensemble:
-        patient, hasty = open_at(ensemble.url()), open_at(ensemble.url())
-        await _try_until_taken(patient, "role", "ada")
-        await hasty.renew(["role"], holder="ada", duration=LONG)
-        frozen = ensemble.members[0]
-        assert frozen.pid is not None
-        os.kill(frozen.pid, signal.SIGSTOP)
-        try:
+async def test_a_member_that_is_frozen_is_asked_last(
+    etcd_ensemble: EtcdEnsemble, open_at: OpenEngine, patience: Patience, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = etcd_ensemble.url(prefix="frozen/")
+    patient, hasty = open_at(url), open_at(url)
+    await take_in_the_end(patient, "role", "ada", LONG)
+    await is_kept_in_the_end(hasty, "role", "ada", LONG)
+    first, slow = _note_first_asked(patient, monkeypatch), etcd_ensemble.members[0]
+    with frozen(slow.pid):
+        patience(6.0)  # Of which it gets the half.
+        assert await _is_kept(patient)
+        first.clear()
+        for _ in range(5):
             assert await _is_kept(patient)
-            began = time.monotonic()
-            for _ in range(5):
-                assert await _is_kept(patient)
-            assert time.monotonic() - began < 5  # It would be 1.5 s for each.
-            for _ in range(20):  # Who waits for less than that gets by it, too.
-                with suppress(TimeoutError, EngineUnavailable):
-                    assert await asyncio.wait_for(hasty.renew(["role"], holder="ada", duration=LONG), 1.0) == {"role"}
-                    break
-            else:
-                pytest.fail("only the frozen one was asked")
-        finally:
-            os.kill(frozen.pid, signal.SIGCONT)
+        assert first
+        assert f"http://127.0.0.1:{slow.port}" not in first
+        patience(PATIENT_S)
+
+        async def gets_by() -> bool:  # Also one who waits for less than that.
+            with suppress(TimeoutError, EngineUnavailable):
+                # short: it is tried again.
+                return await asyncio.wait_for(hasty.renew(["role"], holder="ada", duration=LONG), 2.0) == {"role"}
+            return False
+
+        await async_wait_until(gets_by, "the hasty one to ask another than the frozen one")
+
+
+def _note_first_asked(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note the server that is asked first in each question."""
+    assert isinstance(engine, EtcdEngine)
+    servers, asked = engine._servers, list[str]()
+    ask, request = servers.ask, servers._request
+    is_first = True
+
+    async def noted_ask(*question: Any, **options: Any) -> Any:
+        nonlocal is_first
+        is_first = True
+        return await ask(*question, **options)
+
+    def noted_request(method: str, url: str, **options: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        nonlocal is_first
+        if is_first:
+            asked.append(url.partition("/v3/")[0])
+        is_first = False
+        return request(method, url, **options)
+
+    monkeypatch.setattr(servers, "ask", noted_ask)
+    monkeypatch.setattr(servers, "_request", noted_request)
+    return asked
 
 
 async def test_a_lock_that_somebody_deletes_is_lost_though_its_lease_lives(
@@ -136,20 +151,20 @@ async def test_a_lock_that_somebody_deletes_is_lost_though_its_lease_lives(
 
 async def test_each_lock_has_a_lease_of_its_own_of_whole_seconds(etcd: EtcdServer, open_at: OpenEngine) -> None:
     engine = open_at(etcd.url(prefix="leases/"))
-    await engine.acquire("one", holder="ada", duration=2 * SECOND + 1)
-    await engine.acquire("two", holder="ada", duration=2 * SECOND)
+    await engine.acquire("one", holder="ada", duration=60 * SECOND + 1)
+    await engine.acquire("two", holder="ada", duration=60 * SECOND)
     one, two = _lease_of(etcd, "leases/one"), _lease_of(etcd, "leases/two")
-    assert (one["grantedTTL"], two["grantedTTL"]) == ("3", "2")
+    assert (one["grantedTTL"], two["grantedTTL"]) == ("61", "60")
     assert one["ID"] != two["ID"]
 
 
 async def test_a_lock_that_is_renewed_for_longer_lasts_longer(etcd: EtcdServer, open_at: OpenEngine) -> None:
     engine = open_at(etcd.url(prefix="longer/"))
-    token = await engine.acquire("role", holder="ada", duration=2 * SECOND)
+    token = await engine.acquire("role", holder="ada", duration=60 * SECOND)
     before = _lease_of(etcd, "longer/role")
     assert await engine.renew(["role"], holder="ada", duration=LONG) == {"role"}
     after = _lease_of(etcd, "longer/role")
-    assert (before["grantedTTL"], after["grantedTTL"]) == ("2", "60")
+    assert (before["grantedTTL"], after["grantedTTL"]) == ("60", "600")
     assert before["ID"] not in etcd.leases()  # It is not left behind.
     assert await engine.acquire("role", holder="bob", duration=LONG) is None
     await engine.release(["role"], holder="ada")
@@ -203,7 +218,7 @@ async def test_a_server_that_has_lost_its_data_gives_locks_again(open_at: OpenEn
         assert after < before  # It counts from the beginning; that is what the store's own tokens are for.
         server.kill()
         server.start()  # With its data this time.
-        assert await _try_until_taken(engine, "second", "ada") > after
+        assert await take_in_the_end(engine, "second", "ada", LONG) > after
         assert await engine.acquire("role", holder="ada", duration=LONG) is None
 
 
@@ -225,16 +240,17 @@ async def test_users_and_passwords(open_at: OpenEngine) -> None:
         woken.clear()
         server.kill()
         server.start()
-        await asyncio.wait_for(woken.wait(), LIMIT_S)
-        deadline = time.monotonic() + LIMIT_S
-        while True:  # The watch comes back by itself, with a new login.
+        await async_wait_until(woken.is_set, "the watch to come back by itself, with a new login")
+
+        async def is_told() -> bool:
             woken.clear()
-            await engine.acquire("told", holder="ada", duration=LONG)
+            await take_in_the_end(engine, "told", "ada", LONG)
             await engine.release(["told"], holder="ada")
-            await asyncio.sleep(0.1)
-            if woken.is_set():
-                break
-            assert time.monotonic() < deadline
+            with suppress(TimeoutError):
+                await asyncio.wait_for(woken.wait(), 1.0)  # short: it is tried again.
+            return woken.is_set()
+
+        await async_wait_until(is_told, "the news of a lock that is given back")
 
         for user in ("ada:wr0ng", "eve:wr0ng", "ada", ""):
             refusal = await _refusal(open_at(server.url(user=user)))
