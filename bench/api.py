@@ -30,7 +30,7 @@ from headway import Headway
 
 CONNECTIONS: Final = (16, 32, 64)
 ENQUEUES_AT_ONCE: Final = 16
-START_S_MAX: Final = 30.0
+START_S_MAX: Final = 120.0
 PATIENCE_S: Final = 120.0
 READ_BYTES: Final = 1 << 16
 

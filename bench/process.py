@@ -20,7 +20,7 @@ from headway.app import scheduler_node
 from headway.events import Event, TermWon, subscribed
 from headway.settings import Settings
 
-START_S_MAX: Final = 30.0
+START_S_MAX: Final = 120.0
 STOP_S_MAX: Final = 10.0
 
 

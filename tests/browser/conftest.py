@@ -14,7 +14,7 @@ from tests.support.browser import Visit, find_browser, launch, require_build, vi
 from tests.support.server import ServerMissing
 
 NODE = f"here{NASTY_NAME}"  # What is hostile is seen beside everything else.
-APP = ("--app", "tests.browser.tasks:app", "--processes", "1", "--node", NODE, "--grace", "0s")
+APP = ("--app", "tests.browser.tasks:app", "--processes", "1", "--node", NODE, "--grace", "0s", "--worker-lease", "10m")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,7 +45,7 @@ def browser() -> Iterator[Browser]:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
     """A server without tokens, with everything in it."""
     store = f"sqlite:///{tmp_path_factory.mktemp('house')}/headway.db"
-    with api_process(store, *APP, role="serve") as server:
+    with api_process(store, *APP, role="serve", env={"HEADWAY_SQLITE_SYNCHRONOUS": "normal"}) as server:
         yield server
 
 

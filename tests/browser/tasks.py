@@ -1,7 +1,8 @@
 """The app whose jobs the browser shows: each task is there for one thing that people do on the pages."""
 
 import asyncio
-import time
+import itertools
+from pathlib import Path
 from typing import Any
 
 from headway import Context, Cron, Every, Headway, Retry
@@ -29,16 +30,32 @@ async def fail(message: str = "the printer is on fire", api_key: str = "hidden")
     raise OSError(message)
 
 
+def is_there(path: str) -> bool:
+    """Tell whether a test has made a file."""
+    return Path(path).exists()
+
+
 @app.task(retry=ONCE)
-async def work(ctx: Context, seconds: float = 30.0) -> str:
-    """Go through steps and tell about it, until it has ended or is told to stop."""
+async def work(ctx: Context, seconds: float = 3_600.0, until: str = "") -> str:
+    """Go through steps and tell about it, until it is told to stop, or time is over and the file `until` is there."""
     with ctx.steps("Load", "Transform", "Store") as steps:
         for name in ("Load", "Transform", "Store"):
             with steps(name):
                 for number in ctx.track(range(round(seconds * 10 / 3)), name):
                     ctx.log(f"{name} line {number}")
                     await asyncio.sleep(0.1)
+                while name == "Store" and until and not is_there(until):
+                    ctx.log("and on")
+                    await asyncio.sleep(0.2)
     return "worked"
+
+
+@app.task(retry=ONCE)
+async def wander(ctx: Context) -> None:
+    """Be somewhere else every moment, until it is told to stop."""
+    for number in itertools.count():
+        ctx.progress(number % 100, "Wandering")
+        await asyncio.sleep(0.1)
 
 
 @app.task(retry=ONCE)
@@ -46,12 +63,6 @@ async def tell(ctx: Context, lines: int = 10) -> None:
     """Say a lot, and be over."""
     for number in range(lines):
         ctx.log(f"told line {number}.")
-
-
-@app.task(retry=ONCE)
-def block(seconds: float = 1.0) -> None:
-    """Take a process for a while."""
-    time.sleep(seconds)
 
 
 @app.task(name=NASTY_NAME, retry=ONCE)

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser.test_actions import enqueue
 from tests.support.api import ApiProcess, api_process
 from tests.support.browser import Visit, visiting
+from tests.support.waiting import DEADLINE_S
 
 SECRET = "environment-0123456789abcdef"
 
@@ -106,7 +107,9 @@ def test_an_admin_makes_a_token_and_revokes_it(guest: Visit, root: httpx.Client)
     secret = dialog.locator(".secret code").inner_text()
     dialog.get_by_role("button", name="I have it").click()
     known = {"Authorization": f"Bearer {secret}"}
-    assert httpx.get(f"{guest.url}/api/me", headers=known, trust_env=False).json()["role"] == "viewer"
+    assert (
+        httpx.get(f"{guest.url}/api/me", headers=known, trust_env=False, timeout=DEADLINE_S).json()["role"] == "viewer"
+    )
     row = page.get_by_role("region", name="Tokens", exact=True).get_by_role("row").filter(has_text="the night shift")
     expect(row).to_contain_text("Valid")
     assert secret not in page.content()
@@ -187,9 +190,10 @@ def test_the_page_cannot_be_framed(guest: Visit, evil: int, tmp_path: Path) -> N
     guest.expects.append("frame-ancestors|Refused to frame|Framing")
     page = guest.page
     page.goto(f"http://127.0.0.1:{evil}/")
+    # What is refused has a load event, too: that of the page which the browser shows instead.
     page.evaluate(
-        "url => { const frame = document.createElement('iframe'); frame.src = url; document.body.append(frame); }",
+        "url => new Promise((done) => { const frame = document.createElement('iframe'); frame.src = url;"
+        " frame.onload = done; document.body.append(frame); })",
         guest.url,
     )
-    page.wait_for_timeout(700)
     assert not [frame for frame in page.frames[1:] if frame.url.startswith(guest.url) and frame.locator("h1").count()]

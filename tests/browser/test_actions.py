@@ -1,16 +1,15 @@
 """What people come to the pages for, each from where the need arises, with a real server and real jobs."""
 
 import re
-import time
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
 from playwright.sync_api import Page, expect
 
 from tests.support.browser import Visit
-
-WITHIN_S = 20.0
+from tests.support.waiting import wait_until
 
 
 def enqueue(api: httpx.Client, task: str, args: dict[str, Any] | None = None, **options: Any) -> str:
@@ -21,13 +20,23 @@ def enqueue(api: httpx.Client, task: str, args: dict[str, Any] | None = None, **
 
 def ended(api: httpx.Client, job_id: str) -> dict[str, Any]:
     """Wait until a job has ended."""
-    job: dict[str, Any] = api.get(f"/api/jobs/{job_id}", params={"wait": "20s"}).json()
-    end = time.monotonic() + WITHIN_S
-    while job["finished_at"] is None:
-        assert time.monotonic() < end, job
-        time.sleep(0.05)
-        job = api.get(f"/api/jobs/{job_id}").json()
-    return job
+
+    def look() -> dict[str, Any] | None:
+        job: dict[str, Any] = api.get(f"/api/jobs/{job_id}", params={"wait": "20s"}).json()
+        return job if job["finished_at"] is not None else None
+
+    found = wait_until(look, f"the end of {job_id}")
+    assert found
+    return found
+
+
+def unended(api: httpx.Client, task: str) -> int:
+    """Return how many jobs of a task wait or run."""
+    counts = (
+        api.get("/api/jobs/count", params={"type": task, "status": status}).json()["count"]
+        for status in ("PENDING", "RUNNING")
+    )
+    return sum(counts)
 
 
 def shown_id(page: Page) -> str:
@@ -172,8 +181,8 @@ def test_ask_why_a_job_is_where_it_is(visit: Visit, api: httpx.Client) -> None:
     api.post(f"/api/jobs/{job_id}/cancel", json={})
 
 
-def test_follow_a_log_while_it_grows(visit: Visit, api: httpx.Client) -> None:
-    job_id = enqueue(api, "work", {"seconds": 4})
+def test_follow_a_log_while_it_grows(visit: Visit, api: httpx.Client, tmp_path: Path) -> None:
+    job_id = enqueue(api, "work", {"seconds": 3, "until": str(tmp_path / "enough")})
     page = visit.open(f"jobs/{job_id}")
     log = page.get_by_role("log")
     expect(log).to_contain_text("Load line 0")
@@ -185,11 +194,13 @@ def test_follow_a_log_while_it_grows(visit: Visit, api: httpx.Client) -> None:
     page.evaluate("() => new Promise(requestAnimationFrame)")
     expect(page.get_by_label("follow")).to_be_checked()
     log.evaluate("element => { element.scrollTop = 60; }")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     log.evaluate("element => { element.scrollTop = 0; }")
     expect(page.get_by_label("follow")).not_to_be_checked()
     expect(page.locator(".steps li").first).to_contain_text("Load")
     page.get_by_label("Search the log").fill("load line 3")
     expect(log.locator(".log-line")).to_have_count(1)
+    (tmp_path / "enough").touch()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Completed")
 
 
@@ -330,6 +341,7 @@ def test_backfill_a_range_with_the_count_first(visit: Visit, api: httpx.Client) 
 
 
 def test_dead_letters_are_settled_by_the_error_they_share(visit: Visit, api: httpx.Client) -> None:
+    wait_until(lambda: not unended(api, "fail"), "what other tests ran again, which is no dead letter of this one")
     for letters in api.get("/api/dead", params={"limit": 200}).json()["items"]:
         api.post(f"/api/dead/{letters['id']}/drop")
     for number in (1, 2):

@@ -8,8 +8,9 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.test_actions import WITHIN_S, ended, enqueue
+from tests.browser.test_actions import ended, enqueue
 from tests.support.browser import Visit
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -33,13 +34,13 @@ def test_how_jobs_ended_is_drawn_and_said(visit: Visit, api: httpx.Client) -> No
     card = page.get_by_role("region", name="Ended")
     picture = card.get_by_role("img").first
     expect(picture.locator("canvas")).to_be_visible()
-    assert re.search(r"\d+ completed, [1-9]\d* failed", picture.get_attribute("aria-label") or "")
+    expect(picture).to_have_attribute("aria-label", re.compile(r"\d+ completed, [1-9]\d* failed"))
     expect(card).to_contain_text("failed.")
-    card.get_by_label("How far back").select_option("24h")
+    with page.expect_request(lambda request: "window=24h" in request.url):
+        card.get_by_label("How far back").select_option("24h")
     expect(card).to_contain_text("Jobs per")
     series = [url for url in asked if "/api/stats/series" in url]
     assert any("window=1h" in url for url in series)
-    assert any("window=24h" in url for url in series)
     assert not [url for url in asked if "/api/jobs?" in url and "cursor=" in url]  # No page of jobs is read for it.
 
 
@@ -75,27 +76,33 @@ def test_what_needs_somebody_is_first_whatever_its_name(visit: Visit, api: httpx
     for _ in range(3):
         job = api.post("/api/schedules/many-059/trigger", json={}).json()
         ended(api, job["id"])
-    end = datetime.now(UTC).timestamp() + WITHIN_S
-    while api.get("/api/schedules/many-059").json()["failing"] < 3:
-        assert datetime.now(UTC).timestamp() < end
+    wait_until(lambda: api.get("/api/schedules/many-059").json()["failing"] >= 3, "three failures to be counted")
     page = visit.open("schedules")
     first = page.get_by_role("region", name="Schedules").locator("tbody tr").first
     expect(first).to_contain_text("many-059")
     expect(first).to_contain_text("Failing")
 
 
+def await_quick(api: httpx.Client) -> None:
+    """Wait until a job of the schedule `quick` has ended."""
+    asked = {"schedule": "quick", "status": "COMPLETED"}
+    wait_until(lambda: api.get("/api/jobs", params=asked).json()["items"], "a job of the schedule quick")
+
+
 def test_the_last_occurrences_are_marks_with_words(visit: Visit, api: httpx.Client) -> None:
+    await_quick(api)
     page = visit.open("schedules")
     row = page.get_by_role("row").filter(has_text="quick")
     marks = row.get_by_role("link", name="The last occurrences of quick")
     expect(marks.locator("svg")).to_be_visible()
-    assert "completed" in (marks.get_attribute("aria-label") or "")
+    expect(marks).to_have_attribute("aria-label", re.compile("completed"))
     marks.locator("svg").hover(position={"x": 5, "y": 7})
     expect(marks.locator("title")).to_have_text(re.compile(r"^20\d\d-.*Z: \w+, .+"))
     assert marks.locator(".dot").count() <= 20
 
 
 def test_a_year_of_decisions_is_a_calendar(visit: Visit, api: httpx.Client) -> None:
+    await_quick(api)
     page = visit.open("schedules/quick")
     card = page.get_by_role("region", name="The year")
     picture = card.locator(".heat-frame")

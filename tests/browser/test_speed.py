@@ -11,7 +11,7 @@ from playwright.sync_api import Browser
 from tests.support.browser import BUILT, ROOT
 
 PACKED_BYTES_MAX = 80_000
-PATIENCE_S = 150
+PATIENCE_S = 280
 
 
 def test_what_a_browser_loads_is_small(browser: Browser) -> None:

@@ -1,4 +1,8 @@
-"""The demo as a newcomer calls it: what it shows, what it says at the end, and that nothing of it stays behind."""
+"""The demo as a newcomer calls it: what it shows, what it says at the end, and that nothing of it stays behind.
+
+How fast the machine is does not matter: the sample jobs wait a tenth as long as they do for a newcomer, a job that a
+test wants to see or to kill waits for that (`STAGE`), and the lease of a killed worker is ended by hand.
+"""
 
 import contextlib
 import fcntl
@@ -9,6 +13,7 @@ import re
 import select
 import signal
 import socket
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -26,27 +31,71 @@ from headway.cli.samples import app
 from headway.instants import SECOND, parse_instant
 from headway.lifecycle import Status
 from headway.model import Job, Schedule
+from tests.support import evidence
+from tests.support.command_line import Cli
 from tests.support.server import free_port
+from tests.support.waiting import DEADLINE_S, wait_until
 
 HEADWAY = str(Path(sys.executable).with_name("headway"))
-WAIT_S_MAX = 60.0
+
+# Python runs this in every process of the demo. `hold` has a number: a process waits at that call of sleep, while the
+# file is there. Thumbnails take as long as ever: longer than the time between two instants of their schedule.
+STAGE = """
+import os, sys, time, types
+from importlib.machinery import PathFinder
+
+HOLD, calls = os.path.join(os.environ["STAGE"], "hold"), 0
 
 
-def environment(folder: Path) -> dict[str, str]:
+def sleep(seconds):
+    global calls
+    calls += 1
+    time.sleep(seconds if seconds == 0.11 else seconds / 10)
+    while os.path.exists(HOLD) and calls >= int(open(HOLD).read()):
+        time.sleep(0.02)
+
+
+def change(module):
+    if module.__name__ == "headway.cli.samples":
+        module.time = types.SimpleNamespace(sleep=sleep)
+    else:
+        module.WORKER_LEASE = 600 * module.SECOND
+
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name not in ("headway.cli.samples", "headway.cli.crash"):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        execute = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (execute(module), change(module))
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+AT_ONCE = 1
+AFTER_TWO_THIRDS = 109  # Of transcode: beyond the progress at which its worker is killed.
+
+
+@pytest.fixture
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose `sitecustomize` all processes of the demo load."""
+    folder = tmp_path_factory.mktemp("stage")
+    (folder / "sitecustomize.py").write_text(STAGE)
+    return folder
+
+
+def hold(stage: Path, calls: int) -> None:
+    """Have sample jobs wait, from now on, after so many calls of sleep."""
+    (stage / "new").write_text(str(calls))
+    (stage / "new").rename(stage / "hold")
+
+
+def environment(folder: Path, stage: Path) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-    return {**clean, "TMPDIR": str(folder), "TERM": "xterm-256color", "MARKED": str(folder)}
-
-
-def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HEADWAY, "demo", *args],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    staged = {"STAGE": str(stage), "PYTHONPATH": str(stage)}
+    return {**clean, "TMPDIR": str(folder), "TERM": "xterm-256color", "MARKED": str(folder), **staged}
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -60,22 +109,38 @@ def left_behind(folder: Path) -> list[str]:
 
 
 def nothing_is_left(folder: Path) -> None:
-    end = time.monotonic() + WAIT_S_MAX
-    while processes := left_behind(folder):
-        assert time.monotonic() < end, processes
-        time.sleep(0.05)
+    wait_until(lambda: not left_behind(folder), "every process of the demo to end", every_s=0.1)
+
+
+class Output:
+    """What the demo writes, read as it comes."""
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self.text = ""
+        evidence.attach("headway demo", lambda: self.text)
+
+    def read_until(self, *expected: str) -> str:
+        end = time.monotonic() + DEADLINE_S
+        while not all(text in self.text for text in expected):
+            assert time.monotonic() < end, f"waited in vain for {expected}"
+            if select.select([self._source], [], [], 0.5)[0]:
+                said = os.read(self._source, 65536)
+                assert said, f"the demo ended before it said {expected}"
+                self.text += said.decode(errors="replace")
+        return self.text
 
 
 @contextlib.contextmanager
 def on_terminal(
-    folder: Path, *args: str, size: tuple[int, int] = (80, 24)
-) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    folder: Path, stage: Path, *args: str, size: tuple[int, int] = (80, 24), **variables: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Output]]:
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
     process = subprocess.Popen(
         [HEADWAY, "demo", *args],
         cwd=folder,
-        env=environment(folder),
+        env={**environment(folder, stage), **variables},
         stdin=side,
         stdout=side,
         stderr=side,
@@ -83,42 +148,63 @@ def on_terminal(
     )
     os.close(side)
     try:
-        yield process, main
+        yield process, Output(main)
     finally:
         process.kill()
-        process.wait(WAIT_S_MAX)
+        process.wait(DEADLINE_S)
         os.close(main)
 
 
-def read_until(source: int, *expected: str) -> str:
-    written, end = "", time.monotonic() + WAIT_S_MAX
-    while not all(text in written for text in expected):
-        assert time.monotonic() < end, f"waited in vain for {expected}: {written[-3000:]}"
-        if select.select([source], [], [], 0.5)[0]:
-            written += os.read(source, 65536).decode(errors="replace")
-    return written
-
-
-def run_until(folder: Path, *expected: str) -> str:
-    """Run the demo in a pipe until everything has been said, then have it end; return what it said."""
+@contextlib.contextmanager
+def in_pipe(folder: Path, stage: Path, *args: str) -> Iterator[tuple[subprocess.Popen[bytes], Output]]:
     process = subprocess.Popen(
-        [HEADWAY, "demo"], cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [HEADWAY, "demo", *args],
+        cwd=folder,
+        env=environment(folder, stage),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     assert process.stdout is not None
     try:
-        written = read_until(process.stdout.fileno(), *expected)
-        process.send_signal(signal.SIGINT)
-        written += process.communicate(timeout=WAIT_S_MAX)[0].decode()
-        assert process.returncode == 0, written
-        return written
+        yield process, Output(process.stdout.fileno())
     finally:
         process.kill()
-        process.wait(WAIT_S_MAX)
+        process.communicate(timeout=DEADLINE_S)
+
+
+def ended(process: subprocess.Popen[bytes], output: Output) -> str:
+    """Return everything that it has said, once it has ended well."""
+    output.text += process.communicate(timeout=DEADLINE_S)[0].decode()
+    assert process.returncode == 0, output.text
+    return output.text
+
+
+def see_dashboard(output: Output, port: int) -> None:
+    """See that the dashboard is where the demo says, and where it was wanted."""
+    output.read_until(f"Dashboard: http://127.0.0.1:{port}/")
+
+    def look() -> bool:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=DEADLINE_S) as seen,
+        ):
+            return bool(seen.status == 200)
+        return False
+
+    wait_until(look, "the dashboard to answer", every_s=0.1)
 
 
 @pytest.mark.slow
-def test_in_a_pipe_everything_that_happens_is_a_line(tmp_path: Path) -> None:
-    written = run_until(tmp_path, "recovered in attempt 2", "skipped", "thumbnails     completed")
+def test_in_a_pipe_everything_that_happens_is_a_line(tmp_path: Path, stage: Path) -> None:
+    """With its dashboard where `--port` wants it."""
+    port = free_port()
+    with in_pipe(tmp_path, stage, "--port", str(port)) as (process, output):
+        see_dashboard(output, port)
+        output.read_until(
+            "recovered in attempt 2", "skipped", "thumbnails     completed", "heartbeat      fired      on time"
+        )
+        process.send_signal(signal.SIGINT)
+        written = ended(process, output)
     lines = [re.sub(r"^\S+ \S+Z  ", "", line) for line in written.splitlines()]
     text = "\n".join(re.sub(r" +", " ", line) for line in lines)
     for expected in (
@@ -144,10 +230,17 @@ def test_in_a_pipe_everything_that_happens_is_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_is_killed_and_its_job_recovers(tmp_path: Path) -> None:
-    done = run(tmp_path, "crash")
-    assert (done.returncode, done.stderr) == (0, "")
-    story = [re.sub(r"^ *[\d.]+s  ", "", line) for line in done.stdout.splitlines()]
+def test_a_worker_is_killed_and_its_job_recovers(tmp_path: Path, stage: Path) -> None:
+    hold(stage, AFTER_TWO_THIRDS)
+    with in_pipe(tmp_path, stage, "crash") as (process, output):
+        output.read_until("nobody told the store")
+        killed = re.search(r"kill -9 (\d+):", output.text)
+        assert killed
+        wait_until(lambda: not Path(f"/proc/{killed[1]}").exists(), "the worker to be gone")
+        (stage / "hold").unlink()
+        end_lease(tmp_path)
+        written = ended(process, output)
+    story = [re.sub(r"^ *[\d.]+s  ", "", line) for line in written.splitlines()]
     assert re.fullmatch(r"two workers on one store: one \(\d+\) and two \(\d+\)", story[0])
     first = re.fullmatch(r"worker (one|two) runs transcode; .*", story[1])
     assert first
@@ -156,20 +249,33 @@ def test_a_worker_is_killed_and_its_job_recovers(tmp_path: Path) -> None:
     assert story[3].startswith("nobody told the store")
     assert story[4] == f"the lease ran out: worker {second} runs attempt 2 of the same job"
     assert "completed: one job, two attempts, one result" in story
-    table = done.stdout.partition("attempt  worker")[2].splitlines()[1:3]
+    table = written.partition("attempt  worker")[2].splitlines()[1:3]
     assert [line.split()[:3] for line in table] == [["1", first[1], "expired"], ["2", second, "completed"]]
-    assert "  headway dev jobs:app " in done.stdout
+    assert "  headway dev jobs:app " in written
     assert list(tmp_path.iterdir()) == []
     nothing_is_left(tmp_path)
 
 
+def end_lease(folder: Path) -> None:
+    """Have the lease of every job of the demo be over."""
+    [store] = folder.glob("headway-demo-*/headway.db")
+    connection = sqlite3.connect(store, timeout=DEADLINE_S)
+    with connection:
+        connection.execute("update headway_jobs set lease_until = 1 where lease_until is not null")
+    connection.close()
+
+
 @pytest.mark.slow
-def test_ctrl_c_ends_it_in_good_order(tmp_path: Path) -> None:
-    with on_terminal(tmp_path) as (process, terminal):
-        assert "import_orders" in read_until(terminal, "Importing batches")
+def test_ctrl_c_ends_it_in_good_order(tmp_path: Path, stage: Path) -> None:
+    """With its dashboard where the environment wants it."""
+    hold(stage, AT_ONCE)
+    port = free_port()
+    with on_terminal(tmp_path, stage, HEADWAY_PORT=str(port)) as (process, terminal):
+        assert "import_orders" in terminal.read_until("Importing batches")
+        see_dashboard(terminal, port)
         os.killpg(process.pid, signal.SIGINT)
-        written = read_until(terminal, "headway audit")
-        assert process.wait(WAIT_S_MAX) == 0
+        written = terminal.read_until("headway audit")
+        assert process.wait(DEADLINE_S) == 0
     assert "Traceback" not in written
     assert "audit  ok: 6 schedules" in written
     assert list(tmp_path.iterdir()) == []
@@ -178,64 +284,44 @@ def test_ctrl_c_ends_it_in_good_order(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", [(), ("crash",)], ids=["demo", "crash"])
-def test_kill_9_leaves_no_process(scene: tuple[str, ...], tmp_path: Path) -> None:
-    with on_terminal(tmp_path, *scene) as (process, terminal):
-        read_until(terminal, "Download" if scene else "Importing batches")
+def test_kill_9_leaves_no_process(scene: tuple[str, ...], tmp_path: Path, stage: Path) -> None:
+    hold(stage, AT_ONCE)
+    with on_terminal(tmp_path, stage, *scene) as (process, terminal):
+        terminal.read_until("Download" if scene else "Importing batches")
         assert len(left_behind(tmp_path)) > 2
         process.kill()
-        process.wait(WAIT_S_MAX)
+        process.wait(DEADLINE_S)
         nothing_is_left(tmp_path)
 
 
 @pytest.mark.slow
-def test_json_is_the_audit(tmp_path: Path) -> None:
-    done = run(tmp_path, "--seconds", "2", "--json")
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["ok"]) == (0, True)
-
-
-@pytest.mark.parametrize("how", ["flag", "environment"])
-def test_the_dashboard_is_where_it_is_wanted(how: str, tmp_path: Path) -> None:
-    port = free_port()
-    options, said = (["--port", str(port)], {}) if how == "flag" else ([], {"HEADWAY_PORT": str(port)})
-    process = subprocess.Popen(
-        [HEADWAY, "demo", *options],
+def test_json_is_the_audit(tmp_path: Path, stage: Path) -> None:
+    done = subprocess.run(
+        [HEADWAY, "demo", "--seconds", "1", "--json"],
         cwd=tmp_path,
-        env={**environment(tmp_path), **said},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        env=environment(tmp_path, stage),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
-    assert process.stdout is not None
-    try:
-        read_until(process.stdout.fileno(), f"Dashboard: http://127.0.0.1:{port}/", "started")
-        end = time.monotonic() + WAIT_S_MAX
-        while True:
-            with (
-                contextlib.suppress(OSError),
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=5) as seen,
-            ):
-                assert seen.status == 200
-                break
-            assert time.monotonic() < end
-            time.sleep(0.1)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=WAIT_S_MAX)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ok"] is True
 
 
-def test_a_port_that_is_taken_or_wrong_is_said(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_or_wrong_is_said(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        result = run(tmp_path, "--seconds", "1", "--port", port)
-        assert (result.returncode, f"cannot listen on 127.0.0.1:{port}" in result.stderr) == (2, True), result.stderr
-    result = run(tmp_path, "--seconds", "1", "--port", "many")
-    assert (result.returncode, "--port" in result.stderr) == (2, True), result.stderr
+        result = cli("demo", "--seconds", "1", "--port", port)
+        assert (result.code, f"cannot listen on 127.0.0.1:{port}" in result.err) == (2, True), result.err
+    result = cli("demo", "--seconds", "1", "--port", "many")
+    assert (result.code, "--port" in result.err) == (2, True), result.err
 
 
-def test_another_scene_is_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, "smash")
-    assert done.returncode == 2
-    assert done.stderr == "headway: there is no demo 'smash'; there are `headway demo` and `headway demo crash`\n"
+def test_another_scene_is_refused(cli: Cli) -> None:
+    done = cli("demo", "smash")
+    assert done.code == 2
+    assert done.err == "headway: there is no demo 'smash'; there are `headway demo` and `headway demo crash`\n"
 
 
 # --- the picture
