@@ -205,6 +205,7 @@ class Hub:
         self._store = store
         self._clock = clock
         self._live = live
+        self._heard: set[str] = set()  # Jobs whose live values come, and EVERYTHING.
         self._bases: OrderedDict[str, tuple[Job, Latest | None]] = OrderedDict()  # Running jobs, for who follows all.
         self._strangers: dict[str, Latest] = {}  # What was said of jobs that we have not read yet.
         self._channels: dict[str, _Channel] = {}
@@ -239,8 +240,7 @@ class Hub:
             if not channel.version:
                 for job in await self._store.feed.jobs([job_id]):
                     channel.learn(job)
-            if self._live is not None and len(channel.followers) == 1:
-                await self._live.follow(job_id)
+            await self._begin_to_hear(job_id)
         except BaseException:
             self.leave(follower)
             raise
@@ -257,12 +257,17 @@ class Hub:
             await self._begin()
             if is_anew:
                 await self._wait_for_older()
-            if self._live is not None and len(self._everything) == 1:
-                await self._live.follow(EVERYTHING)
+            await self._begin_to_hear(EVERYTHING)
         except BaseException:
             self.leave(follower)
             raise
         return follower, self.cursor()
+
+    async def _begin_to_hear(self, what: str) -> None:
+        """See to it that live values of a job, or of everything, come. Of several who come at once, all see to it."""
+        if self._live is not None and what not in self._heard:
+            await self._live.follow(what)
+            self._heard.add(what)
 
     def leave(self, follower: Follower) -> None:
         """Follow no more."""
@@ -276,11 +281,13 @@ class Hub:
                 if channel.timer is not None:
                     channel.timer.cancel()
                 if self._live is not None:
+                    self._heard.discard(job_id)
                     self._live.leave(job_id)
         if follower in self._everything:
             self._everything.remove(follower)
             self._count -= 1
             if self._live is not None and not self._everything:
+                self._heard.discard(EVERYTHING)
                 self._live.leave(EVERYTHING)
                 self._bases.clear()
                 self._strangers.clear()

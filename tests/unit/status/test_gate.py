@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headway.clock import Clock, wall_now
+from headway.clock import Clock
 from headway.errors import InvalidConfig, StoreUnavailable
 from headway.events import AccessRefused, Event, subscribed
-from headway.instants import SECOND, Duration
+from headway.instants import SECOND, Duration, parse_instant
 from headway.model import Token
 from headway.status import gate as gates
 from headway.status.gate import ANONYMOUS, Gate, is_loopback, require_credential
@@ -63,7 +63,7 @@ class World:
         await self.store.access.revoke_token(token.id, actor="test", origin="")
 
 
-START = wall_now()
+START = parse_instant("2027-06-16T09:00:00Z")
 
 
 @asynccontextmanager
@@ -231,7 +231,7 @@ async def test_a_busy_client_costs_one_read_in_two_seconds(world: World) -> None
         world.passed_s += 0.5
     assert world.asked.count("token_by_hash") == 5
     principal = await gate.admit(header, HERE)
-    await asyncio.gather(*(gate.still_valid(principal) for _ in range(5_000)))
+    await asyncio.gather(*(gate.still_valid(principal) for _ in range(500)))
     assert world.asked.count("token_by_id") == 1
 
 

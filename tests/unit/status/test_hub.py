@@ -1,9 +1,9 @@
 """Followers are bounded and told once: whoever does not read is dropped, and leaves nothing behind."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, MutableMapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,25 +11,39 @@ import pytest
 
 from headway.clock import Clock
 from headway.errors import StoreUnavailable
-from headway.instants import SECOND
+from headway.instants import HOUR, SECOND
 from headway.model import NewJob, Report
 from headway.settings import Settings
 from headway.status import follow
+from headway.status import hub as hub_module
 from headway.status.hub import BYTES_MAX, EVENTS_MAX, Event, Follower, Hub
 from headway.status.quotas import Quotas
 from headway.status.reader import JobReader
 from headway.status.web import Principal
 from headway.store import Store
 from headway.store.feed import EVERYTHING, Line
+from headway.store.migrations import migrate
+from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
+from tests.simulation.stage import START
+from tests.support.waiting import DEADLINE_S
 
-CLOCK = Clock(node="test")
+CLOCK = Clock(node="test", monotonic=itertools.count(step=1e-6).__next__)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have everything fed for as long as a test takes: on SQLite that counts by the time of the system."""
+    monkeypatch.setattr(hub_module, "FOLLOW_FOR", HOUR)
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    store = await Store.open(f"sqlite:///{tmp_path}/headway.db", CLOCK)
-    yield store
-    await store.close()
+async def store() -> AsyncIterator[Store]:
+    """A store whose time passes as slowly as ours."""
+    connection = SqliteConnection(":memory:", now=itertools.count(START).__next__)
+    driver = InlineSqliteDriver(connection)
+    await migrate(driver)
+    yield Store.on(driver, CLOCK)
+    connection.raw.close()
 
 
 @pytest.fixture
@@ -81,7 +95,7 @@ async def test_a_stream_that_nobody_reads_ends(store: Store, hub: Hub, monkeypat
 
     job_id, call = await enqueue(store), call_of(store, hub)
     stream = follow.Stream(call, lambda: follow.follow_job(hub, call, job_id, None))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         await stream({"type": "http", "method": "GET"}, receive, send)
     assert sent == ["http.response.start", "http.response.body"]
     assert hub.count() == 0
@@ -127,6 +141,7 @@ async def test_a_newcomer_does_not_hide_a_break_from_those_before(store: Store, 
     await hub.tick()
     await store.feed.follow([EVERYTHING], -SECOND)
     await enqueue(store)  # Nobody is told.
+    await asyncio.sleep(0.005)  # When something is fed since is known to the millisecond.
     newcomer, _ = await hub.follow_everything(lambda job: True)
     await hub.tick()
     assert [event.kind for event in before.take()] == ["resync"]

@@ -5,19 +5,25 @@ import json
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from headway.clock import Clock
-from headway.instants import SECOND
+from headway.instants import HOUR, SECOND
 from headway.model import NewJob, Report
 from headway.ports import Latest
 from headway.status import follow, hub
 from headway.status.hub import Event, Follower, Hub, Place
 from headway.store import Store
+from tests.simulation.stage import Stage
+from tests.simulation.virtual_loop import virtual
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have everything fed for as long as a test takes: on SQLite that counts by the time of the system."""
+    monkeypatch.setattr(hub, "FOLLOW_FOR", HOUR)
 
 
 class Words:
@@ -98,26 +104,24 @@ class Room:
 
 
 @asynccontextmanager
-async def room(folder: Path) -> AsyncIterator[Room]:
-    clock = Clock(node="test")
-    store = await Store.open(f"sqlite:///{folder}/headway.db", clock)
-    words = Words()
-    made = Hub(store, clock, words)
-    services = SimpleNamespace(hub=made, gate=None, is_closing=False)
-    try:
+async def room() -> AsyncIterator[Room]:
+    async with Stage() as stage:
+        seat = stage.seat("test")
+        store, clock, words = seat.store, seat.clock, Words()
+        made = Hub(store, clock, words)
+        services = SimpleNamespace(hub=made, gate=None, is_closing=False)
         [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work", tenant="acme")])
         await store.queue.claim("default", node="node_1", lease=60 * SECOND, limit=1)
         yield Room(store, made, words, row.id, SimpleNamespace(services=services, clock=clock, store=store))
-    finally:
-        await store.close()
 
 
 def named(*lines: int) -> list[str]:
     return [f"line {at}" for at in lines]
 
 
-async def test_lines_are_told_live_only_while_none_is_missing(tmp_path: Path) -> None:
-    async with room(tmp_path) as it:
+@virtual
+async def test_lines_are_told_live_only_while_none_is_missing() -> None:
+    async with room() as it:
         first = await it.follow()
         it.say(1, 0, (1, 2))
         assert await it.lines(first) == named(1, 2)
@@ -136,8 +140,9 @@ async def test_lines_are_told_live_only_while_none_is_missing(tmp_path: Path) ->
             assert await it.lines(follower) == named(1, 2, 3, 4, 5, 6)
 
 
-async def test_who_comes_back_is_told_no_line_twice(tmp_path: Path) -> None:
-    async with room(tmp_path) as it:
+@virtual
+async def test_who_comes_back_is_told_no_line_twice() -> None:
+    async with room() as it:
         first = await it.follow()
         it.say(1, 0, (1, 2))
         places = [event.id for event in await it.told(first) if event.id is not None]
@@ -153,8 +158,9 @@ async def test_who_comes_back_is_told_no_line_twice(tmp_path: Path) -> None:
         assert await it.lines(plain) == named(1, 2, 3, 4)
 
 
-async def test_what_is_told_never_goes_back(tmp_path: Path) -> None:
-    async with room(tmp_path) as it:
+@virtual
+async def test_what_is_told_never_goes_back() -> None:
+    async with room() as it:
         follower = await it.follow()
         it.say(10)
         it.say(20)
@@ -171,8 +177,9 @@ async def test_what_is_told_never_goes_back(tmp_path: Path) -> None:
         assert [event.id for event in it.heard[follower] if event.kind == "progress"].count(None) >= 2
 
 
-async def test_a_flood_is_told_in_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with room(tmp_path) as it:
+@virtual
+async def test_a_flood_is_told_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with room() as it:
         follower = await it.follow()
         for number in range(50):
             it.say(number)
@@ -185,8 +192,9 @@ async def test_a_flood_is_told_in_bounds(tmp_path: Path, monkeypatch: pytest.Mon
         assert await it.progress(follower) == [0, 0, 49, 70]
 
 
-async def test_who_follows_everything_is_told_what_it_may_see(tmp_path: Path) -> None:
-    async with room(tmp_path) as it:
+@virtual
+async def test_who_follows_everything_is_told_what_it_may_see() -> None:
+    async with room() as it:
         mine, _ = await it.hub.follow_everything(lambda job: job.tenant == "acme")
         other, _ = await it.hub.follow_everything(lambda job: job.tenant == "globex")
         assert it.words.followed == ["*"]

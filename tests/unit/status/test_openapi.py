@@ -26,6 +26,7 @@ from headway.model import Decided, Job, Occurrence, Pause, Schedule, ScheduleSpe
 from headway.scheduling.triggers import Cron, Every
 from headway.status import openapi, schemas
 from headway.status.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Route
+from tests.support.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 STATIC = resources.files("headway.status").joinpath("static")
@@ -365,7 +366,7 @@ def test_the_script_sets_text_and_never_markup() -> None:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node")
 def test_the_script_is_one() -> None:
-    subprocess.run(["node", "--check", str(STATIC.joinpath("docs.js"))], check=True, timeout=60)
+    subprocess.run(["node", "--check", str(STATIC.joinpath("docs.js"))], check=True, timeout=DEADLINE_S)
 
 
 def test_the_page_is_part_of_the_wheel() -> None:
