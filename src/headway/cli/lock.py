@@ -113,14 +113,18 @@ def _ended_by_signals(waiting: "asyncio.Task[object]") -> Iterator[list[int]]:
         told.append(number)
         waiting.cancel()
 
-    heard = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in heard:
+    for number in _heeded():
         loop.add_signal_handler(number, hear, number)
     try:
         yield told
     finally:
-        for number in heard:
+        for number in PASSED_ON:
             loop.remove_signal_handler(number)
+
+
+def _heeded() -> list[int]:
+    """Return the signals that we were not started to ignore."""
+    return [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 async def _run(lock: Lock, program: str, command: Sequence[str], grace_s: float) -> int:
@@ -128,8 +132,9 @@ async def _run(lock: Lock, program: str, command: Sequence[str], grace_s: float)
     mark = f"{lock.name.encode().hex()[:40]}.{lock.token}.{os.getpid()}."
     warden = start_warden(f"{MARK}={mark}")
     try:
+        relay = _Relay()
         child = await _Child.start(lock, program, command, mark)
-        child.forward_signals()
+        relay.pass_on_to(child)
         try:
             return await _attend(child, lock, grace_s)
         finally:
@@ -156,6 +161,28 @@ async def _attend(child: "_Child", lock: Lock, grace_s: float) -> int:
     child.end()
     await ended
     raise LeaseLost(f"{lock.loss}; the command was stopped")
+
+
+class _Relay:
+    """Passes signals on to the command, which decides what they mean. Until it is there, they are kept for it."""
+
+    def __init__(self) -> None:
+        self._child: _Child | None = None
+        self._kept: list[int] = []
+        for number in _heeded():
+            asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
+
+    def pass_on_to(self, child: "_Child") -> None:
+        """Have them answered by this command."""
+        self._child = child
+        for number in self._kept:
+            child.hear(number)
+
+    def _hear(self, number: int) -> None:
+        if self._child is None:
+            self._kept.append(number)
+        else:
+            self._child.hear(number)
 
 
 class _Child:
@@ -186,14 +213,10 @@ class _Child:
         code = await self._process.wait()
         return code if code >= 0 else SIGNALLED - code
 
-    def forward_signals(self) -> None:
-        """From now on pass signals on to the command, which decides what they mean."""
-        loop = asyncio.get_running_loop()
-        for number in PASSED_ON:
-            if signal.getsignal(number) is signal.SIG_IGN:
-                continue
-            is_told = not self._has_group and number in FROM_TERMINAL
-            loop.add_signal_handler(number, (lambda _: None) if is_told else self.signal, number)
+    def hear(self, number: int) -> None:
+        """Send a signal on, unless the terminal has told it to the command itself."""
+        if self._has_group or number not in FROM_TERMINAL:
+            self.signal(number)
 
     def signal(self, number: int) -> None:
         """Send a signal to the command and to what it has started."""
