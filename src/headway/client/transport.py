@@ -309,6 +309,7 @@ class _BlockingHand:
                 connection.sock.settimeout(timeout_s)
             return response.read1(CHUNK_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()  # Nobody reads it any more: whoever polls from now on must not hold a stream open.
             return self._wire.unreached(error, was_sent=True)
 
     def close(self) -> None:
@@ -471,6 +472,7 @@ class _AwaitingHand:
             async with asyncio.timeout(timeout_s):
                 return await self._stream.content.readany()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self.close()  # As above.
             return self._wire.unreached(error, was_sent=True)
 
     def close(self) -> None:
