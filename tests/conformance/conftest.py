@@ -11,9 +11,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from headway.store import Store
-from tests.conformance.backend import Backend, PostgresBackend, SqliteBackend, make_template
+from headway.store import Store, postgres, sqlite
+from tests.conformance.backend import Backend, PostgresBackend, SqliteBackend, make_template, stepping
 from tests.support.postgres import PostgresServer, database_name
+from tests.support.waiting import DEADLINE_S
 
 SHARED = ["sqlite-file", pytest.param("postgres", marks=pytest.mark.postgres)]
 ALL = ["sqlite-memory", *SHARED]
@@ -24,8 +25,19 @@ def postgres_databases(postgres_server: PostgresServer) -> "Databases":
     """Migrated databases; one that a test is done with is emptied and used again, which is faster than a new copy."""
     url = postgres_server.create_database()
     with ThreadPoolExecutor(1) as thread:  # The fixture may be asked for while a loop runs here.
-        thread.submit(asyncio.run, make_template(url)).result(timeout=60)
+        thread.submit(asyncio.run, make_template(url)).result(timeout=DEADLINE_S)
     return Databases(postgres_server, url)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have stores wait as long as the machine needs. A test of giving up sets its own bounds."""
+    for module, names in (
+        (sqlite, ("STATEMENT_S_MAX", "BUSY_S_MAX")),
+        (postgres, ("STATEMENT_S_MAX", "IDLE_S_MAX", "CONNECT_S_MAX", "PROBE_S_MAX")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, DEADLINE_S)
 
 
 @pytest.fixture(params=ALL)
@@ -70,7 +82,7 @@ class Databases:
     def give_back(self, url: str) -> None:
         """Empty a database for the next test, or drop it when somebody still holds on to it."""
         try:
-            with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+            with psycopg.connect(url, autocommit=True, connect_timeout=60) as connection:
                 connection.execute("set lock_timeout = '2s'")
                 connection.execute(EMPTY)
         except psycopg.Error:
@@ -104,9 +116,9 @@ async def _opened(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator
             stack.callback(databases.give_back, url)
             backend = PostgresBackend(url)
         elif request.param == "sqlite-memory":
-            backend = SqliteBackend(":memory:")
+            backend = SqliteBackend(":memory:", stepping())
         else:
-            backend = SqliteBackend(str(folder / "headway.db"))
+            backend = SqliteBackend(str(folder / "headway.db"), stepping())
         stack.push_async_callback(backend.close)
         await backend.start()
         yield backend

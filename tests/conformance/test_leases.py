@@ -168,7 +168,7 @@ async def test_a_store_without_rows_has_no_leases(backend: Backend) -> None:
 
 
 async def test_nodes(backend: Backend) -> None:
-    clock = Clock(node="n1", wall=lambda: 0)
+    clock = Clock(node="n1", wall=lambda: 0, monotonic=lambda: 0.0)
     nodes = StoreNodes(backend.store.driver, clock)
     first = Node(id="n1", name="host-1", roles=("scheduler", "worker"), version="1.2", state={"loops": {"ü": 1}})
     assert await nodes.beat(first) is None  # Nobody asks anything of it.

@@ -8,6 +8,7 @@ from headway.model import NewJob, Node, ScheduleSpec
 from headway.scheduling.triggers import Every
 from headway.store import Store
 from tests.conformance.backend import Backend
+from tests.support.waiting import DEADLINE_S
 
 
 def node(name: str, **state: object) -> Node:
@@ -68,7 +69,7 @@ async def test_nodes_that_leave_at_the_same_time_lose_nothing(shared: Backend) -
             sums.append(await cells(stores[2]))
 
     watching = asyncio.create_task(watch())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*(stores[n % 2].nodes.leave(f"node_{name}") for n, name in enumerate(names)))
     watching.cancel()
     await asyncio.wait([watching])

@@ -15,6 +15,7 @@ from headway.store import Store, open_driver
 from headway.store.migrations import check_schema, migrate, schema_version, steps_for
 from headway.store.transaction import Driver
 from tests.support.postgres import PostgresServer
+from tests.support.waiting import DEADLINE_S
 
 CURRENT = 2
 
@@ -152,8 +153,10 @@ async def test_many_migrate_at_once(url: str) -> None:
 
 PROCESS = """
 import asyncio, sys
-from headway.store import open_driver
+from headway.store import open_driver, sqlite
 from headway.store.migrations import check_schema, migrate
+
+sqlite.BUSY_S_MAX = sqlite.STATEMENT_S_MAX = 90.0
 
 async def main():
     driver = open_driver(sys.argv[1])
@@ -178,7 +181,7 @@ async def test_processes_migrate_at_once(url: str) -> None:
         for _ in range(3)
     ]
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             for process in processes:
                 assert process.stdout is not None
                 assert await process.stdout.readline() == b"ready\n"

@@ -17,6 +17,7 @@ from headway.instants import DAY, HOUR, MINUTE
 from headway.store.sqlite import SqliteConnection
 from headway.store.statements import POSTGRES, SQLITE, catalogue, migrations, positional
 from tests.conformance.conftest import Databases
+from tests.support.waiting import DEADLINE_S
 
 JOB = "job_00000000000000000000000777"
 IDS = json.dumps([JOB, "job_00000000000000000000000778"])
@@ -385,7 +386,7 @@ async def unknown(request: pytest.FixtureRequest) -> AsyncIterator[asyncpg.Conne
     """Tables of which nobody makes statistics but the test."""
     databases: Databases = request.getfixturevalue("postgres_databases")
     url = databases.take()
-    connection = await asyncpg.connect(url, timeout=10)
+    connection = await asyncpg.connect(url, timeout=DEADLINE_S)
     try:
         for [table] in await connection.fetch("select tablename from pg_tables where tablename like 'headway%'"):
             await connection.execute(f"alter table {table} set (autovacuum_enabled = false)")

@@ -15,6 +15,7 @@ from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
 from headway.store.transaction import Transaction, call
 from tests.conformance.arrange import enqueue, new_job
+from tests.support.waiting import DEADLINE_S, async_wait_until
 
 
 @pytest.fixture
@@ -66,8 +67,8 @@ async def test_a_locked_file_is_waited_for_then_unavailable_then_works(
     with pytest.raises(StoreUnavailable, match="locked"):
         await other.queue.enqueue([new_job(), new_job()])
     assert await other.queue.page() == []  # Readers do not wait for writers.
-    waiting = asyncio.create_task(enqueue(store))  # This one waits for ten seconds.
-    await asyncio.wait([waiting], timeout=0.2)
+    waiting = asyncio.create_task(enqueue(store))  # This one has more patience.
+    await asyncio.wait([waiting], timeout=0.2)  # short: a slow machine only makes this weaker.
     assert not waiting.done()
     writer.execute("rollback")
     await waiting
@@ -97,22 +98,23 @@ async def test_a_slow_thread_is_not_waited_for_without_end(store: Store, monkeyp
 
     def begin() -> Transaction[None]:
         yield call("time")
-        hold.wait(10)
+        hold.wait(DEADLINE_S)
 
     with pytest.raises(StoreUnavailable, match="did not answer"):
         await store.driver.run(begin)
     with pytest.raises(StoreUnavailable):  # Everybody behind it is told too.
         await store.queue.page()
     hold.set()
-    monkeypatch.setattr(sqlite, "STATEMENT_S_MAX", 10.0)
+    monkeypatch.setattr(sqlite, "STATEMENT_S_MAX", DEADLINE_S)
     assert await store.queue.page() == []
 
 
-async def test_a_closed_store_says_so_at_once(path: str) -> None:
+async def test_a_closed_store_says_so_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "STATEMENT_S_MAX", 10 * DEADLINE_S)
     store = await Store.open(f"sqlite:///{path}", Clock())
     await store.close()
     await store.close()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(StoreUnavailable):
             await store.queue.page()
 
@@ -141,26 +143,22 @@ async def test_files_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 async def test_commits_of_others_are_heard(path: str, store: Store) -> None:
-    heard = asyncio.Event()
     topics: list[str] = []
-
-    def hear(topic: str) -> None:
-        topics.append(topic)
-        heard.set()
-
-    watch = await store.watch(hear)
+    watch = await store.watch(topics.append)
     assert watch.mode == "watch"
     await watch.check()
     other = await Store.open(f"sqlite:///{path}", Clock())
     await enqueue(other)
-    async with asyncio.timeout(10):
-        await heard.wait()
+    await async_wait_until(lambda: topics, "a commit to be heard")
     assert set(topics) == {"anything"}
     await watch.close()
     topics.clear()
+    later: list[str] = []
+    watch = await store.watch(later.append)
     await enqueue(other)
-    await asyncio.sleep(3 * sqlite.WATCH_INTERVAL_S)
+    await async_wait_until(lambda: later, "a commit to be heard by who listens now")
     assert topics == []
+    await watch.close()
     await other.close()
 
 
@@ -204,7 +202,7 @@ async def test_a_peek_does_not_wait_for_a_writer(store: Store, path: str) -> Non
     job_id = await enqueue(store)
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("begin immediate")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             [row] = await store.driver.peek(call("stamps", ids=f'["{job_id}"]'))
         assert row["version"] == 1
         other.execute("rollback")

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 
 import pytest
 
@@ -11,6 +10,7 @@ from headway.instants import MINUTE
 from headway.store.transaction import Call, ConstraintViolated, Transaction, as_json, call
 from tests.conformance.arrange import enqueue, new_job, spec
 from tests.conformance.backend import Backend
+from tests.support.waiting import DEADLINE_S, async_wait_until
 
 
 def _lease(name: str) -> Call:
@@ -109,20 +109,14 @@ async def test_a_cancelled_task_leaves_no_half_state(shared: Backend) -> None:
             raise AssertionError("nobody cancelled")
 
         task = asyncio.create_task(shared.store.driver.run(begin))
-        await _until(lambda steps=steps, number=number: len(steps) > number)  # type: ignore[misc]
+        await async_wait_until(lambda: len(steps) > number, "some steps", every_s=0)  # noqa: B023
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, AssertionError):
             await task
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             await other.schedules.put("s", spec("1d", priority=number + 1))
             await shared.store.schedules.put("s", spec("1d", priority=-number - 1))
     assert await _names(shared) == []
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def test_many_at_once_share_few_connections(backend: Backend) -> None:

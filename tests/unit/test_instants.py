@@ -100,10 +100,10 @@ def test_durations_are_read(written: str | float | timedelta, micros: int) -> No
     ids=lambda value: quote(value)[:20],
 )
 def test_what_is_no_duration_is_refused_in_one_short_line(written: object) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()  # What this thread computes, however long it is kept waiting.
     with pytest.raises(DefinitionError) as refused:
         parse_duration(written, what="grace")  # type: ignore[arg-type]
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
     message = str(refused.value)
     assert message.startswith("grace must ")
     assert len(message) < 160

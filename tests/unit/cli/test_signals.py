@@ -8,6 +8,7 @@ import pytest
 
 from headway.cli.log import EventLog
 from headway.cli.serve import INTERRUPTED, stopped_by_signals
+from tests.support.waiting import DEADLINE_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -25,11 +26,11 @@ async def test_the_first_signal_stops_and_the_second_leaves(
     monkeypatch.setattr(os, "_exit", leave)
     with stopped_by_signals(stopping, EventLog(lines.append, look="plain")):
         os.kill(os.getpid(), number)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await stopping.wait()
         assert codes == []
         os.kill(os.getpid(), number)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await left.wait()
     assert codes == [INTERRUPTED]
     assert lines[0].endswith(f"info stopping signal={number.name}")

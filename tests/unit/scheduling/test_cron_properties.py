@@ -30,7 +30,7 @@ from tests.unit.scheduling.cron_oracle import (
     zones_with_changes,
 )
 
-EXAMPLES = int(os.environ.get("HEADWAY_PROPERTY_EXAMPLES", "70"))
+EXAMPLES = int(os.environ.get("HEADWAY_PROPERTY_EXAMPLES", "50"))
 slow_but_fine = settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -196,7 +196,7 @@ def unfolded(decisions: tuple[Decision, ...], instants: list[Instant]) -> list[V
 
 
 @given(schedules, moments, live_jobs, st.sampled_from([FIRES_MAX, planner.FIRES_PER_PLAN_MAX]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_instant_is_decided_once_and_as_the_words_say(
     schedule: Schedule, now: Instant, live: LiveJobs, fires_max: int
 ) -> None:
@@ -213,7 +213,7 @@ def test_every_instant_is_decided_once_and_as_the_words_say(
 
 
 @given(schedules, moments, live_jobs)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_plan_goes_forward_and_says_when_to_look_again(schedule: Schedule, now: Instant, live: LiveJobs) -> None:
     made = plan(schedule, now, live)
     assert made.decided_through >= schedule.decided_through
@@ -227,7 +227,7 @@ def test_the_plan_goes_forward_and_says_when_to_look_again(schedule: Schedule, n
 
 
 @given(schedules, moments, live_jobs)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_equal_neighbours_are_one_record_and_fires_are_bounded(
     schedule: Schedule, now: Instant, live: LiveJobs
 ) -> None:
@@ -253,7 +253,7 @@ def test_equal_neighbours_are_one_record_and_fires_are_bounded(
 
 
 @given(schedules, moments, st.lists(st.integers(0, 3_600), max_size=6), live_jobs)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_several_plans_decide_the_same_instants_as_one(
     schedule: Schedule, now: Instant, cuts: list[int], live: LiveJobs
 ) -> None:
@@ -268,7 +268,7 @@ def test_several_plans_decide_the_same_instants_as_one(
 
 
 @given(specs(), st.lists(st.integers(1, 3_600), max_size=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_plans_at_moments_that_are_on_time_decide_alike(spec: ScheduleSpec, steps: list[int]) -> None:
     """With everything on time and nothing in the way, it does not matter how often the scheduler looks."""
     spec = replace(spec, grace=DAY, deadline=None, overlap=Overlap.ALLOW)
@@ -286,7 +286,7 @@ def test_plans_at_moments_that_are_on_time_decide_alike(spec: ScheduleSpec, step
 
 
 @given(schedules, moments, live_jobs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_plan_that_was_cut_is_finished_by_the_next_ones(schedule: Schedule, now: Instant, live: LiveJobs) -> None:
     schedule = replace(schedule, spec=replace(schedule.spec, overlap=Overlap.ALLOW))
     decided, present = list[Verdict](), schedule
@@ -331,7 +331,7 @@ def test_jitter_spreads_over_its_whole_range() -> None:
     moments,
     live_jobs,
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_fixed_delay_decides_one_instant_at_most(
     spec: ScheduleSpec, through: int, next_s: int | None, windows: list[Pause], now: Instant, live: LiveJobs
 ) -> None:
@@ -364,7 +364,7 @@ def test_a_fixed_delay_decides_one_instant_at_most(
 
 
 @given(specs([After("10m")]), seconds, seconds, st.lists(st.integers(1, 3_600), min_size=4, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_a_fixed_delay_that_is_due_is_always_decided(
     spec: ScheduleSpec, through: int, next_s: int, steps: list[int]
 ) -> None:
@@ -382,7 +382,7 @@ def test_a_fixed_delay_that_is_due_is_always_decided(
 
 
 @given(specs([*TRIGGERS, After("10m")]), moments)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_first_instant_is_where_the_first_plan_begins(spec: ScheduleSpec, now: Instant) -> None:
     first = first_at(spec, now)
     schedule = Schedule(name="s", spec=spec, decided_through=now, next_at=first)

@@ -2,20 +2,28 @@
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from headway import Context, Headway
+from headway.worker import child, started
 
 app = Headway("sqlite://", name="child")
+
+# On a machine that is busy with other things, what was killed may take its time to be gone.
+vars(started)["KILL_LOOKS"] = 4_000
+vars(child)["LOOK_EVERY_S"] = float(os.environ.get("CHILD_LOOK_EVERY_S", child.LOOK_EVERY_S))
+LONG_S = 600.0  # Longer than any test waits.
 
 
 @app.task
 async def hold(ctx: Context) -> str:
     """Keep the loop busy until asked to stop, which nobody should do; say when it begins."""
     ctx.progress(1)
-    until = time.monotonic() + 30
+    until = time.monotonic() + LONG_S
     while not ctx.cancelled and time.monotonic() < until:
         time.sleep(0.01)  # noqa: ASYNC251 - that is the mistake
     return "asked" if ctx.cancelled else "never asked"
@@ -52,9 +60,11 @@ def short_sync() -> str:
 
 
 @app.task(isolation="process")
-def rest(seconds: float) -> None:
-    """Take some time."""
-    time.sleep(seconds)
+def rest(sign: str) -> None:
+    """Take as long as there is no such file."""
+    until = time.monotonic() + LONG_S
+    while not Path(sign).exists() and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 RAISED = {"exit": SystemExit, "interrupt": KeyboardInterrupt, "generator": GeneratorExit}

@@ -5,13 +5,14 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from headway.model import Claimed
-from headway.worker.child import KINDS, LOOK_EVERY_S, Child, LoopChild, ProcessChild
+from headway.worker.child import KINDS, Child, LoopChild, ProcessChild
 from headway.worker.descendants import began_at
 from headway.worker.frames import (
     Answer,
@@ -31,36 +32,47 @@ from headway.worker.frames import (
     pair,
 )
 from headway.worker.process import ChildProcess, child_command
+from tests.support.waiting import DEADLINE_S, async_wait_until
 from tests.unit.worker.test_frames import claimed
-
-PATIENCE_S = 20.0
 
 
 class Line:
     """A child, and what it has said."""
 
-    def __init__(self, width: int, kind: str = "loop") -> None:
+    def __init__(self, width: int, kind: str, **environ: str) -> None:
         command = child_command("tests.unit.worker.child_tasks:app")
-        self.process = ChildProcess(
-            command, kind, width, f"test-{os.getpid()}", {"PYTHONPATH": os.pathsep.join(sys.path)}
-        )
+        environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        self.process = ChildProcess(command, kind, width, f"test-{os.getpid()}", environ)
         self.heard: list[ToSupervisor] = []
 
     async def hear(self, is_it: Callable[[ToSupervisor], bool]) -> ToSupervisor:
         """Return the first message that is the one."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not (found := [message for message in self.heard if is_it(message)]):
-                self.heard += self.process.read() or []
-                await asyncio.sleep(0.001)
-        self.heard.remove(found[0])
-        return found[0]
+
+        def look() -> list[ToSupervisor]:
+            self.heard += self.process.read() or []
+            return [message for message in self.heard if is_it(message)]
+
+        found = (await async_wait_until(look, "a message of the child", every_s=0.005))[0]
+        self.heard.remove(found)
+        return found
 
     async def ending(self) -> str:
         """Wait until the child is gone; return how it ended."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not self.process.has_ended:
-                await asyncio.sleep(0.01)
+        await async_wait_until(lambda: self.process.has_ended, "the child to end", every_s=0.005)
         return self.process.ending
+
+
+@asynccontextmanager
+async def started(width: int, kind: str, **environ: str) -> AsyncIterator[Line]:
+    """Start a child and end it."""
+    line = Line(width, kind, **environ)
+    try:
+        await line.hear(lambda message: isinstance(message, Hello))
+        yield line
+    finally:
+        line.process.kill()
+        await line.ending()
+        line.process.close()
 
 
 @pytest.fixture
@@ -72,14 +84,8 @@ def kind() -> str:
 @pytest.fixture
 async def line(kind: str) -> AsyncIterator[Line]:
     """A child that runs one job at a time."""
-    line = Line(1, kind)
-    try:
-        await line.hear(lambda message: isinstance(message, Hello))
+    async with started(1, kind) as line:
         yield line
-    finally:
-        line.process.kill()
-        await line.ending()
-        line.process.close()
 
 
 async def test_a_task_that_keeps_the_loop_busy_can_be_stopped(line: Line) -> None:
@@ -100,17 +106,17 @@ async def test_what_waits_behind_it_is_given_back(line: Line) -> None:
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_3", 1, '"done"')
 
 
-async def test_questions_are_answered_at_once_also_on_a_loop_that_stands_still(line: Line) -> None:
-    steps = 20
-    started = time.monotonic()
-    line.process.send(Run(1, [claimed(task="keep", args=f'{{"steps": {steps}}}')]))
-    for number in range(1, steps + 1):
-        ask = await line.hear(lambda message: isinstance(message, Ask))
-        assert isinstance(ask, Ask)
-        assert ask.number == number
-        line.process.send(Answer(ask.number))
-    assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, str(steps))
-    assert time.monotonic() - started < steps * LOOK_EVERY_S, "each answer waited for a look"
+async def test_questions_are_answered_at_once_also_on_a_loop_that_stands_still() -> None:
+    """Looks are so rare here that we would run out of time if each answer waited for one."""
+    steps, look_every_s = 20, DEADLINE_S / 10
+    async with asyncio.timeout(DEADLINE_S), started(1, "loop", CHILD_LOOK_EVERY_S=str(look_every_s)) as line:
+        line.process.send(Run(1, [claimed(task="keep", args=f'{{"steps": {steps}}}')]))
+        for number in range(1, steps + 1):
+            ask = await line.hear(lambda message: isinstance(message, Ask))
+            assert isinstance(ask, Ask)
+            assert ask.number == number
+            line.process.send(Answer(ask.number))
+        assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, str(steps))
 
 
 async def test_a_job_that_is_stopped_before_its_first_step_makes_room(line: Line) -> None:
@@ -151,24 +157,32 @@ async def test_a_child_that_is_left_alone_ends_whatever_it_does(line: Line, task
 
 
 @pytest.mark.parametrize("kind", ["process"])
-async def test_an_answer_that_nobody_waits_for_is_dropped(line: Line) -> None:
+async def test_an_answer_that_nobody_waits_for_is_dropped(line: Line, tmp_path: Path) -> None:
     """The task and its loop are gone when it comes, and the next job must not suffer for it."""
-    line.process.send(Run(1, [claimed(task="leave"), claimed(task="rest", args='{"seconds":0.5}', job_id="job_2")]))
+    sign = tmp_path / "sign"
+    line.process.send(Run(1, [claimed(task="leave"), claimed(task="rest", args=_until(sign), job_id="job_2")]))
     ask = await line.hear(lambda message: isinstance(message, Ask))
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, '"left"')
     assert isinstance(ask, Ask)
     line.process.send(Answer(ask.number))
+    line.process.send(Revoke(["job_2"]))
+    await line.hear(lambda message: isinstance(message, Revoked))  # So it has heard the answer, too.
+    sign.touch()
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 1, None)
 
 
+def _until(sign: Path) -> str:
+    return json.dumps({"sign": str(sign)})
+
+
 @pytest.mark.parametrize("kind", ["thread"])
-async def test_a_job_that_comes_again_is_run_as_what_it_is_now(line: Line) -> None:
-    line.process.send(
-        Run(1, [claimed(task="rest", args='{"seconds":0.5}'), claimed(task="short_sync", job_id="job_2")])
-    )
+async def test_a_job_that_comes_again_is_run_as_what_it_is_now(line: Line, tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+    line.process.send(Run(1, [claimed(task="rest", args=_until(sign)), claimed(task="short_sync", job_id="job_2")]))
     line.process.send(Revoke(["job_2"]))
     line.process.send(Run(3, [claimed(task="short_sync", job_id="job_2", attempt=2)]))
     assert await line.hear(lambda message: isinstance(message, Revoked)) == Revoked(["job_2"])
+    sign.touch()
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, None)
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 2, '"done"')
 
@@ -195,7 +209,7 @@ async def test_what_a_task_beside_it_raises_is_a_failure_where_a_job_has_its_own
 
 
 async def test_a_loop_that_is_ended_ends_the_child_also_while_a_thread_is_at_work(line: Line) -> None:
-    line.process.send(Run(1, [claimed(task="fail_beside", args='{"busy_s":60}')]))
+    line.process.send(Run(1, [claimed(task="fail_beside", args='{"busy_s":600}')]))
     assert await line.ending() == "was killed by SIGKILL"
 
 
@@ -291,9 +305,7 @@ STARTS = [
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("kind", "task", "how"), STARTS)
 async def test_what_a_job_has_started_ends_with_it_and_not_with_another(kind: str, task: str, how: str) -> None:
-    line = Line(2, kind)
-    try:
-        await line.hear(lambda message: isinstance(message, Hello))
+    async with started(2, kind) as line:
         neighbour = claimed(task=task, job_id="job_2", args='{"how": "plain"}')
         line.process.send(Run(1, [claimed(task=task, args=f'{{"how": "{how}"}}')]))
         ours = await _pids(line, "job_1")
@@ -307,10 +319,6 @@ async def test_what_a_job_has_started_ends_with_it_and_not_with_another(kind: st
         line.process.send(Stop("job_2", 1))
         assert await line.hear(lambda message: isinstance(message, Stopped)) == Stopped("job_2", 1)
         assert [began_at(pid) for pid in theirs] == [None]
-    finally:
-        line.process.kill()
-        await line.ending()
-        line.process.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

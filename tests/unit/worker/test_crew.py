@@ -1,14 +1,12 @@
 """How the crew spreads, prefetches, suspects and cuts; and that what a dead supervisor leaves is ended."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -21,6 +19,7 @@ from headway.worker.descendants import descendants_of, kill_group, start_warden
 from headway.worker.pool import PREFETCH_MAX, Pool, Post, Running, company_of
 from headway.worker.process import how_it_ended
 from tests.simulation.virtual_loop import virtual
+from tests.support.waiting import DEADLINE_S, wait_until
 from tests.unit.worker.test_frames import claimed
 
 
@@ -229,21 +228,20 @@ async def test_nobody_waits_for_a_child_that_cannot_be_killed() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_everything_that_a_process_has_started_is_found() -> None:
     mark = f"MARK=crew-{os.getpid()}-1"
-    script = "sleep 60 & setsid sleep 60 & (setsid sleep 60 &) ; wait"
+    script = "sleep 611 & setsid sleep 611 & (setsid sleep 611 &) ; wait"
     parent = _start(script, mark)
     try:
-        _wait(lambda: len(descendants_of(parent.pid, mark)) == 3)
+        wait_until(lambda: len(descendants_of(parent.pid, mark)) == 3, "all that it starts")
         found = descendants_of(parent.pid, mark)
         assert os.getpid() not in found
         assert parent.pid not in found
         assert descendants_of(parent.pid, f"{mark}0") != [], "by ancestry, at least"
         kill_group(parent.pid, found)
-        parent.wait(5)
+        parent.wait(DEADLINE_S)
         while left := descendants_of(parent.pid, mark):  # Started between looking and killing.
             kill_group(parent.pid, left)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            parent.kill()
+        kill_group(parent.pid, descendants_of(parent.pid, mark))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -252,27 +250,20 @@ def test_a_warden_ends_what_a_killed_supervisor_leaves() -> None:
     warden = start_warden(mark)
     assert warden is not None
     assert warden.stdin is not None
-    ours, other = _start("setsid sleep 60 & sleep 60", f"{mark}7"), _start("sleep 60", "MARK=another-1")
+    ours, other = _start("setsid sleep 611 & sleep 611", f"{mark}7"), _start("sleep 611", "MARK=another-1")
     try:
-        _wait(lambda: len(descendants_of(ours.pid, f"{mark}7")) == 2)
+        wait_until(lambda: len(descendants_of(ours.pid, f"{mark}7")) == 2, "all that it starts")
         warden.stdin.close()  # As the kernel does when the supervisor dies.
-        assert warden.wait(10) == 0
-        assert ours.wait(5) == -signal.SIGKILL
-        assert descendants_of(ours.pid, f"{mark}7") == []
+        assert warden.wait(DEADLINE_S) == 0
+        assert ours.wait(DEADLINE_S) == -signal.SIGKILL
+        wait_until(lambda: descendants_of(ours.pid, f"{mark}7") == [], "the end of what it has started")
         assert other.poll() is None
     finally:
         for process in (ours, other):
-            process.kill()
-            process.wait(5)
+            kill_group(process.pid, [])
+            process.wait(DEADLINE_S)
 
 
 def _start(script: str, mark: str) -> "subprocess.Popen[bytes]":
     name, _, value = mark.partition("=")
     return subprocess.Popen(["sh", "-c", script], env={**os.environ, name: value}, start_new_session=True)
-
-
-def _wait(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
