@@ -30,7 +30,8 @@ NO_SERVER = ["-q", "-m", "not slow and not postgres"]
 
 # What takes longest comes first, and parts that compute stand beside parts that wait.
 ALL = {
-    "chaos": ["tests/chaos"],
+    "chaos": ["tests/chaos", "--ignore-glob=tests/chaos/test_workers*.py"],
+    "workers": ["tests/chaos/test_workers*.py"],
     "engines": ["tests/engines"],
     "check": ["make", "check"],
     "api": API,

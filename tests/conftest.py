@@ -28,10 +28,15 @@ def pytest_runtest_logstart() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item,
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the output of every server and node, and the command that runs the test alone, to a failure."""
-    report = yield
+    try:
+        report = yield
+    except SystemError:  # Python 3.11 cannot always parse the source of a test while other threads run.
+        item.config.option.tbstyle = "native"
+        report = pytest.TestReport.from_item_and_call(item, call)
+        item.config.option.tbstyle = "auto"
     if report.failed:
         report.sections += evidence.sections()
         report.sections.append(("run it alone", f".venv/bin/pytest {shlex.quote(item.nodeid)}"))

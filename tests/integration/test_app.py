@@ -32,6 +32,7 @@ from headway import (
 )
 from headway.store import open_driver
 from headway.store.migrations import migrate
+from tests.support.waiting import DEADLINE_S
 
 FORKING = """
 import os, sys
@@ -54,9 +55,8 @@ def app(tmp_path: Path) -> Headway:
 
 
 @pytest.fixture
-def postgres_app(postgres_url: str) -> Iterator[Headway]:
-    asyncio.run(_migrate(postgres_url))
-    app = Headway(postgres_url, name="billing")
+def postgres_app(migrated_url: str) -> Iterator[Headway]:
+    app = Headway(migrated_url, name="billing")
     yield app
     app.blocking(app.close())
 
@@ -160,7 +160,7 @@ class TestTasks:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(DEADLINE_S)
         assert sorted(job.args["n"] for job in app.jobs_sync()) == list(range(10))
 
     def test_blocking_twins_say_the_same_as_the_awaited_ones(self, app: Headway) -> None:
@@ -178,7 +178,11 @@ class TestTasks:
     def test_blocking_twins_work_after_a_fork(self, database: str, request: pytest.FixtureRequest) -> None:
         app = request.getfixturevalue("app" if database == "sqlite" else "postgres_app")
         program = subprocess.run(
-            [sys.executable, "-c", FORKING, app.settings.store], capture_output=True, text=True, timeout=30, check=False
+            [sys.executable, "-c", FORKING, app.settings.store],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
         assert program.returncode == 0, program.stderr
         assert sorted(job.args["process"] for job in app.jobs_sync()) == ["child", "parent", "parent"]

@@ -1,6 +1,7 @@
 """The command line as a user calls it, in this process, on a SQLite file in an empty folder."""
 
 import json
+import re
 
 import pytest
 
@@ -194,8 +195,8 @@ def test_put_with_every_option_and_show(cli: Cli) -> None:
         "full",
         *("--cron", "30 2 * * *", "--tz", "Europe/Berlin", "--dst", "both", "--args", '{"n": 1}', "-a", "s=x"),
         *("--overlap", "queue", "--queue-limit", "3", "--missed", "all", "--deadline", "4h", "--grace", "5s"),
-        *("--catch-up-limit", "7", "--catch-up-rate", "10/m", "--jitter", "2m", "--start", "2027-01-01"),
-        *("--end", "2028-01-01", "--queue", "media", "--priority", "5", "--tenant", "acme", "--max-attempts", "3"),
+        *("--catch-up-limit", "7", "--catch-up-rate", "10/m", "--jitter", "2m", "--start", "2090-01-01"),
+        *("--end", "2091-01-01", "--queue", "media", "--priority", "5", "--tenant", "acme", "--max-attempts", "3"),
         *("--backoff", "5s..5m", "--tag", "a", "--tag", "b", "--expect", "10m"),
     )
     assert (result.code, result.err) == (0, "")
@@ -213,8 +214,8 @@ def test_put_with_every_option_and_show(cli: Cli) -> None:
         "catch_up_limit": 7,
         "catch_up_rate": "10/m",
         "jitter": "2m",
-        "start": "2027-01-01T00:00:00Z",
-        "end": "2028-01-01T00:00:00Z",
+        "start": "2090-01-01T00:00:00Z",
+        "end": "2091-01-01T00:00:00Z",
         "expect": "10m",
         "queue": "media",
         "priority": 5,
@@ -227,7 +228,7 @@ def test_put_with_every_option_and_show(cli: Cli) -> None:
         "paused": False,
         "pause": None,
         "attention": None,
-        "next_at": "2027-01-01T01:30:00Z",
+        "next_at": "2090-01-01T01:30:00Z",
     }
     assert {name: shape[name] for name in expected} == expected
     assert len(shape["next"]) == 5
@@ -249,7 +250,7 @@ def test_put_dry_run_shows_before_and_after_and_writes_nothing(cli: Cli) -> None
     put(cli)
     change = put(cli, "daily", "--cron", "0 7 * * *", "--dry-run", "--json").json
     assert (change["outcome"], change["dry_run"]) == ("changed", True)
-    assert change["before"][0]["local"].endswith("T06:00:00+01:00")
+    assert "T06:00:00+0" in change["before"][0]["local"]  # In winter +01:00, in summer +02:00.
     assert change["after"][0]["instant"].endswith("T07:00:00Z")
     assert cli("schedules", "show", "daily", "--json").json["revision"] == 1
 
@@ -301,8 +302,8 @@ def test_pause_and_resume(cli: Cli) -> None:
     assert paused["paused"] is True
     assert (paused["pause"]["reason"], paused["pause"]["author"]) == ("too loud", "cli")
     lasts = parse_instant(paused["pause"]["until"]) - parse_instant(paused["pause"]["since"])
-    assert abs(lasts / 60_000_000 - 30) < 1
-    assert "paused for 29m" in cli("schedules", "list").out
+    assert 20 < lasts / 60_000_000 <= 30  # Less by what the command took until it came to the store.
+    assert re.search(r" paused for 2\dm", cli("schedules", "list").out)
     assert cli("schedules", "pause", "daily").out.startswith("daily is already paused")
     assert cli("schedules", "pause", "daily", "--until", "1h").code == 2
     assert cli("schedules", "resume", "daily").out == "daily is on\n"
@@ -552,8 +553,8 @@ def test_apply_creates_changes_and_prunes(cli: Cli) -> None:
         "pulse": "created",
         "beat": "removed",
     }
-    assert dry[0]["before"][0]["local"].endswith("T06:00:00+01:00")
-    assert dry[0]["after"][0]["local"].endswith("T07:00:00+01:00")
+    assert "T06:00:00+0" in dry[0]["before"][0]["local"]
+    assert "T07:00:00+0" in dry[0]["after"][0]["local"]
     text = cli(*args, "--dry-run").out
     assert "daily would be changed: cron 0 7 * * * Europe/Berlin" in text
     assert cli(*args, "--prune").code == 2
@@ -638,7 +639,7 @@ def test_an_app_that_cannot_be_used_is_one_line(cli: Cli, path: str, message: st
 
 
 def test_status_has_the_shape_of_the_contract(cli: Cli) -> None:
-    put(cli)
+    put(cli, "daily", "--every", "1d", "--start", "2090-01-01")  # Not due while the test runs, at whatever time of day.
     cli("enqueue", "x")
     status = cli("status", "--json").json
     assert {"store", "leader", "nodes", "workers", "queues", "schedules", "oldest_undecided_seconds"} <= set(status)

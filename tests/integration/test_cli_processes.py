@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,21 @@ from typing import Any
 import pytest
 
 from headway.cli.root import run
+from headway.store import postgres
+from tests.support import evidence
+from tests.support.command_line import Cli, be_patient
+from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
+from tests.support.proxy import CLEAR, REFUSED, Proxies
+from tests.support.waiting import DEADLINE_S, wait_until
 
 HEADWAY = str(Path(sys.executable).with_name("headway"))
-WAIT_S_MAX = 30.0
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that are called in this process find a slow machine healthy."""
+    be_patient(monkeypatch)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -38,7 +48,7 @@ def headway(folder: Path, *args: str, **more: str) -> subprocess.CompletedProces
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -62,19 +72,17 @@ def file_store(folder: Path) -> str:
     return f"sqlite:///{folder / 'headway.db'}"
 
 
-def wait_until(is_so: Callable[[], bool], what: str, within_s: float = WAIT_S_MAX) -> float:
-    """Wait for something to become so, and return how long it took."""
-    begin = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - begin < within_s, f"waited {within_s:g} s in vain: {what}"
-        time.sleep(0.05)
-    return time.monotonic() - begin
+def rewrite(file: Path, text: str) -> None:
+    """Change a file at once: nobody sees it while it is half written."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text)
+    new.replace(file)
 
 
 @contextlib.contextmanager
 def started(folder: Path, name: str, *args: str, **more: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Run a long command with its output in a file, and end it with the block."""
-    log = folder / f"{name}.log"
+    log = evidence.log_file(f"headway {name}")
     with log.open("wb") as out:
         process = subprocess.Popen(
             [HEADWAY, *args], cwd=folder, env=environment(**more), stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -83,21 +91,22 @@ def started(folder: Path, name: str, *args: str, **more: str) -> Iterator[tuple[
         yield process, log
     finally:
         process.kill()
-        process.wait(WAIT_S_MAX)
+        process.wait(DEADLINE_S)
 
 
 def says(log: Path, text: str) -> Callable[[], bool]:
     return lambda: text in log.read_text()
 
 
-def on_terminal(folder: Path, *args: str, columns: int = 100, **more: str) -> tuple[int, str]:
-    """Run a command on a terminal of its own and return its exit code and what it wrote there."""
+def on_terminal(folder: Path, *args: str, columns: int = 100, typed: str = "", **more: str) -> tuple[int, str]:
+    """Run a command on a terminal of its own, type something, and return its exit code and what it wrote there."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
         [HEADWAY, *args], cwd=folder, env=environment(**more), stdin=side, stdout=side, stderr=side
     )
     os.close(side)
+    os.write(main, typed.encode())
     written = b""
     while True:
         try:
@@ -108,7 +117,7 @@ def on_terminal(folder: Path, *args: str, columns: int = 100, **more: str) -> tu
             break
         written += part
     os.close(main)
-    return process.wait(WAIT_S_MAX), written.decode()
+    return process.wait(DEADLINE_S), written.decode()
 
 
 def test_help_needs_neither_store_nor_engine(tmp_path: Path) -> None:
@@ -166,19 +175,8 @@ def test_whoever_reads_may_stop_reading(tmp_path: Path) -> None:
 
 def test_a_destructive_command_asks_on_a_terminal(tmp_path: Path) -> None:
     told(file_store(tmp_path), "schedules", "put", "daily", "--task", "t", "--every", "1h")
-    main, side = pty.openpty()
-    process = subprocess.Popen(
-        [HEADWAY, "schedules", "remove", "daily"],
-        cwd=tmp_path,
-        env=environment(),
-        stdin=side,
-        stdout=side,
-        stderr=side,
-    )
-    os.close(side)
-    os.write(main, b"n\n")
-    assert process.wait(WAIT_S_MAX) == 130
-    os.close(main)
+    code, text = on_terminal(tmp_path, "schedules", "remove", "daily", typed="n\n")
+    assert code == 130, text
     assert told(file_store(tmp_path), "schedules", "show", "daily")["name"] == "daily"
 
 
@@ -199,19 +197,19 @@ def test_dev_runs_jobs_restarts_when_the_app_changes_and_survives_its_mistakes(t
     source.write_text(APP)
     with started(tmp_path, "dev", "dev", "shop:app") as (process, log):
         wait_until(says(log, "schedules_synchronised app=shop"), "the app to run")
-        job = told(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "60s")
+        job = told(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "90s")
         assert (job["status"], job["result"]) == ("COMPLETED", "hello, world")
-        source.write_text(APP + "\noops(")
+        rewrite(source, APP + "\noops(")
         wait_until(says(log, "waiting_for_a_change"), "the mistake to be told")
         mistake = log.read_text().partition("restarting changed=shop.py")[2].splitlines()
         assert ["SyntaxError" in line for line in mistake] == [False, True, False], "one line says what is wrong"
         assert mistake[1].startswith("headway: the app 'shop:app' cannot be imported from")
-        source.write_text(APP.replace("1h", "2h").replace("world", "you"))
+        rewrite(source, APP.replace("1h", "2h").replace("world", "you"))
         wait_until(says(log, '"1 changed"'), "the change to arrive")
-        job = told(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "60s")
+        job = told(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "90s")
         assert job["result"] == "hello, you"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S_MAX) == 0
+        assert process.wait(DEADLINE_S) == 0
     assert told(file_store(tmp_path), "schedules", "show", "hello")["rule"] == "every 2h"
     assert told(file_store(tmp_path), "status")["nodes"] == []
 
@@ -232,14 +230,14 @@ def test_dev_needs_no_python_and_watches_the_file_of_settings(tmp_path: Path) ->
     file.write_text(TASKS)
     with started(tmp_path, "dev", "dev") as (process, log):
         wait_until(says(log, "schedules_synchronised app=headway.toml"), "the file to be an app")
-        job = told_in(tmp_path, "enqueue", "greet", "-a", "who=world", "--wait", "--timeout", "60s")
+        job = told_in(tmp_path, "enqueue", "greet", "-a", "who=world", "--wait", "--timeout", "90s")
         assert (job["status"], job["result"]) == ("COMPLETED", {"exit_code": 0})
         assert "hello world" in headway(tmp_path, "jobs", "logs", job["id"]).stdout
-        file.write_text(file.read_text().replace('"1h"', '"2h"'))
+        rewrite(file, file.read_text().replace('"1h"', '"2h"'))
         wait_until(says(log, "restarting changed=headway.toml"), "the change to be seen")
         wait_until(says(log, '"1 changed"'), "the change to arrive")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S_MAX) == 0
+        assert process.wait(DEADLINE_S) == 0
     refused = headway(tmp_path, "enqueue", "greet")
     assert (refused.returncode, "missing a required argument: 'who'" in refused.stderr) == (2, True)
 
@@ -263,32 +261,35 @@ def test_a_stopped_scheduler_hands_its_lease_over(kind: str, tmp_path: Path, req
     def status() -> Any:
         return told(store, "status")
 
-    options = ("scheduler", "--leader-lease", "60s")  # Far longer than the test waits: only a hand-over is quick.
+    options = ("scheduler", "--leader-lease", "10m")  # Far longer than the test waits: only a hand-over is quick.
     with started(tmp_path, "one", *options, "--node", "one", HEADWAY_STORE=store) as (first, log):
         wait_until(says(log, "leading role=scheduler/0"), "the first to lead")
         with started(tmp_path, "two", *options, "--node", "two", HEADWAY_STORE=store) as (second, second_log):
             wait_until(lambda: len(status()["nodes"]) == 2, "both to be alive")
             before = status()
-            assert (before["leader"]["name"], before["degraded"]) == ("one", [])
+            assert before["leader"]["name"] == "one"
+            slow = ("has stood still for", "polls: notifications do not reach it")  # What a slow machine may add.
+            assert [fault for fault in before["degraded"] if not any(words in fault for words in slow)] == []
             first.send_signal(signal.SIGTERM)
-            wait_until(says(second_log, "leading role=scheduler/0"), "the second to lead", 10)
-            assert first.wait(WAIT_S_MAX) == 0
+            wait_until(says(second_log, "leading role=scheduler/0"), "the second to lead")
+            assert first.wait(DEADLINE_S) == 0
             after = status()
             assert after["leader"]["name"] == "two"
             assert after["leader"]["token"] > before["leader"]["token"]
             assert log.read_text().splitlines()[-1].split(" ")[1:3] == ["info", "stopped"]
             second.send_signal(signal.SIGINT)
-            assert second.wait(WAIT_S_MAX) == 0
+            assert second.wait(DEADLINE_S) == 0
     assert (status()["leader"], status()["nodes"]) == (None, [])
 
 
 def test_decisions_are_logged_and_recorded(tmp_path: Path) -> None:
     store = file_store(tmp_path)
-    told(store, "schedules", "put", "beat", "--task", "t", "--every", "500ms", "--overlap", "allow")
+    every_instant = ("--overlap", "allow", "--missed", "all", "--catch-up-limit", "1000")  # Also on a slow machine.
+    told(store, "schedules", "put", "beat", "--task", "t", "--every", "500ms", *every_instant)
     with started(tmp_path, "scheduler", "scheduler", "--json") as (process, log):
         wait_until(lambda: log.read_text().count('"decided"') >= 2, "two decisions")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S_MAX) == 0
+        assert process.wait(DEADLINE_S) == 0
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert all({"at", "level", "event"} <= set(line) for line in lines)
     decided = next(line for line in lines if line["event"] == "decided")
@@ -302,55 +303,56 @@ def test_a_scheduler_that_waits_for_its_store_can_be_stopped(tmp_path: Path) -> 
     with started(tmp_path, "s", "scheduler", "--store", "postgresql://u:s3cret@127.0.0.1:1/none") as (process, log):
         wait_until(says(log, "waiting_for_the_store"), "it to wait for the store")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S_MAX) == 0
+        assert process.wait(DEADLINE_S) == 0
     assert "store=postgresql " in log.read_text()
     assert "postgresql://" not in log.read_text()
 
 
 @pytest.mark.postgres
 def test_a_scheduler_waits_for_a_store_that_is_down_and_then_works(
-    tmp_path: Path, request: pytest.FixtureRequest
+    tmp_path: Path, postgres_server: PostgresServer, migrated_url: str
 ) -> None:
-    request.getfixturevalue("postgres_server")  # Skips, or fails, where there is no PostgreSQL.
-    with PostgresServer() as server:
-        store = server.create_database()
-        told(store, "migrate")
-        server.stop()
-        assert headway(tmp_path, "status", HEADWAY_STORE=store).returncode == 5
+    with Proxies() as proxies:
+        way = proxies.to(postgres_server.port)
+        store = migrated_url.replace(f":{postgres_server.port}/", f":{way.port}/")
+        way.set(REFUSED)
         with started(tmp_path, "late", "scheduler", HEADWAY_STORE=store) as (process, log):
             wait_until(says(log, "waiting_for_the_store"), "it to say that it waits")
-            server.start()
+            assert run(["status", "--store", store]) == 5
+            way.set(CLEAR)
             wait_until(says(log, "leading role=scheduler/0"), "it to lead")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(WAIT_S_MAX) == 0
+            assert process.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.postgres
-def test_postgresql_must_be_migrated_first_and_then_everything_works(tmp_path: Path, postgres_url: str) -> None:
-    for args in (("scheduler",), ("enqueue", "x")):
-        refused = headway(tmp_path, *args, HEADWAY_STORE=postgres_url)
-        assert refused.returncode == 5
-        assert refused.stderr.splitlines()[-1] == (
-            "headway: the database has no Headway schema yet; run `headway migrate`"
-        )
-    assert told(postgres_url, "migrate")["before"] == 0
-    told(postgres_url, "schedules", "put", "daily", "--task", "t", "--cron", "0 6 * * *", "--tz", "Europe/Berlin")
-    assert told(postgres_url, "schedules", "trigger", "daily")["status"] == "PENDING"
-    status = told(postgres_url, "status")
+def test_postgresql_must_be_migrated_first_and_then_everything_works(
+    cli: Cli, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "PROBE_S_MAX", DEADLINE_S)
+    monkeypatch.setattr(postgres, "CONNECT_S_MAX", DEADLINE_S)
+    missing = "headway: the database has no Headway schema yet; run `headway migrate`"
+    refused = headway(cli.folder, "scheduler", HEADWAY_STORE=postgres_url)
+    assert (refused.returncode, refused.stderr.splitlines()[-1]) == (5, missing)
+    monkeypatch.setenv("HEADWAY_STORE", postgres_url)
+    early = cli("enqueue", "x")
+    assert (early.code, early.err.splitlines()[-1]) == (5, missing)
+    assert cli("migrate", "--json").json["before"] == 0
+    assert cli("schedules", "put", "daily", "--task", "t", "--every", "1d", "--start", "2090-01-01").code == 0
+    assert cli("schedules", "trigger", "daily", "--json").json["status"] == "PENDING"
+    status = cli("status", "--json").json
     assert (status["store"]["kind"], status["schedules"]["total"]) == ("postgresql", 1)
     assert status["degraded"] == ["no scheduler is alive", "no worker is alive, and 1 job waits"]
-    report = headway(tmp_path, "doctor", "--json", HEADWAY_STORE=postgres_url)
-    marks = {check["check"]: check["mark"] for check in json.loads(report.stdout)["checks"]}
-    assert (report.returncode, report.stderr) == (0, "")
+    report = cli("doctor", "--json")
+    marks = {check["check"]: check["mark"] for check in report.json["checks"]}
+    assert (report.code, report.err) == (0, "")
     assert (marks["database"], marks["wake_ups"], marks["schema"], marks["audit"]) == ("ok", "ok", "ok", "ok")
     assert marks["durability"] == "warn"  # The tests' server does not wait for its disk, and says so.
 
 
 @pytest.mark.postgres
-def test_doctor_sees_a_pooler_in_between(tmp_path: Path, postgres_url: str, request: pytest.FixtureRequest) -> None:
-    pooled = request.getfixturevalue("pgbouncer").url(postgres_url)
-    told(postgres_url, "migrate")
-    report = headway(tmp_path, "doctor", "--json", HEADWAY_STORE=pooled)
-    checks = {check["check"]: check for check in json.loads(report.stdout)["checks"]}
-    assert (report.returncode, checks["wake_ups"]["mark"]) == (0, "warn")
+def test_doctor_sees_a_pooler_in_between(cli: Cli, migrated_url: str, pgbouncer: PgBouncer) -> None:
+    report = cli("doctor", "--json", "--store", pgbouncer.url(migrated_url))
+    checks = {check["check"]: check for check in report.json["checks"]}
+    assert (report.code, checks["wake_ups"]["mark"]) == (0, "warn")
     assert "polling every 1s" in checks["wake_ups"]["text"]

@@ -1,5 +1,6 @@
 """What is drawn on a real terminal: it moves, it can be left at any time, and it leaves everything as it was."""
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -11,7 +12,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +19,11 @@ import pytest
 
 from headway.lifecycle import Succeeded
 from tests.integration.test_cli_jobs import Hand, new
+from tests.support import evidence
 from tests.support.command_line import Cli
+from tests.support.waiting import wait_until
 
 HEADWAY = str(Path(sys.executable).with_name("headway"))
-WAIT_S_MAX = 60.0
 
 
 class Screen:
@@ -46,19 +47,23 @@ class Screen:
         )
         self.side = side
         self.written = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # A read may end within a character.
+        evidence.attach(" ".join(("headway", *args)), lambda: self.plain)
 
     def wait_for(self, text: str) -> None:
         """Read until a text has been written."""
-        deadline = time.monotonic() + WAIT_S_MAX
-        while text not in self.plain:
-            assert time.monotonic() < deadline, f"{text!r} was not written: {self.plain[-2_000:]}"
+
+        def is_written() -> bool:
             self._read()
+            return text in self.plain
+
+        wait_until(is_written, f"{text!r} to be written", every_s=0)
 
     def _read(self) -> bool:
         ready, _, _ = select.select([self._main], [], [], 0.1)
         if not ready:
             return False
-        self.written += os.read(self._main, 65536).decode(errors="replace")
+        self.written += self._decoder.decode(os.read(self._main, 65536))
         return True
 
     @property
@@ -72,10 +77,12 @@ class Screen:
 
     def end(self) -> int:
         """Wait for the end of the command, and read what is left."""
-        deadline = time.monotonic() + WAIT_S_MAX
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, "the command does not end"
+
+        def has_ended() -> bool:
             self._read()
+            return self.process.poll() is not None
+
+        wait_until(has_ended, "the end of the command", every_s=0)
         while self._read():
             pass
         return self.process.returncode

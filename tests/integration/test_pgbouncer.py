@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -10,23 +11,29 @@ from headway.errors import AlreadyFinal, LeaseLost
 from headway.events import Event, WakeModeChanged, subscribed
 from headway.instants import DAY, HOUR, SECOND
 from headway.lifecycle import Attempt, Cancelled, LeaseExpired, Outcome, Raised, Released, Status, Succeeded, settle
-from headway.model import Node
+from headway.model import Node, Plan
 from headway.ports import Fence
-from headway.store import Store
+from headway.store import Store, postgres
 from headway.store.migrations import check_schema, migrate
 from headway.store.postgres import PostgresDriver
 from tests.conformance.arrange import EVERYTHING, after, claim_one, due_plans, end, enqueue, new_job, run_one, spec
 from tests.support.pgbouncer import PgBouncer
+from tests.support.waiting import DEADLINE_S, async_wait_until
 
 pytestmark = pytest.mark.postgres
-LEASE = 30 * SECOND
+LEASE = HOUR  # A machine that stands still for a while loses none.
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine is waited for."""
+    for limit in ("STATEMENT_S_MAX", "IDLE_S_MAX", "CONNECT_S_MAX"):
+        monkeypatch.setattr(postgres, limit, DEADLINE_S)
 
 
 @pytest.fixture
-async def store(postgres_url: str, pgbouncer: PgBouncer) -> AsyncIterator[Store]:
-    """A store that was also migrated through the pooler."""
-    store = Store.on(PostgresDriver(pgbouncer.url(postgres_url), node="n"), Clock(node="n"))
-    await migrate(store.driver)
+async def store(migrated_url: str, pgbouncer: PgBouncer) -> AsyncIterator[Store]:
+    store = Store.on(PostgresDriver(pgbouncer.url(migrated_url), node="n"), Clock(node="n"))
     yield store
     await store.close()
 
@@ -77,17 +84,22 @@ async def test_the_whole_life_of_jobs(store: Store) -> None:
             await queue.settle([settle(attempt, Succeeded(), 0) for attempt in rest])
 
 
+async def _due(store: Store, name: str) -> list[Plan]:
+    """Plan what is due of a schedule."""
+    return [made for made in await due_plans(store) if made.schedule.name == name]
+
+
 async def test_the_whole_life_of_schedules(store: Store) -> None:
     schedules, ledger = store.schedules, store.ledger
     for number in range(3):
         name = f"s-{number}"
-        assert await schedules.put(name, spec("1s", overlap="queue")) == "created"
-        assert await schedules.put(name, spec("1s", overlap="replace")) == "changed"
+        assert await schedules.put(name, spec("200ms", overlap="queue")) == "created"
+        assert await schedules.put(name, spec("200ms", overlap="replace")) == "changed"
         assert await schedules.put_new({f"{name}-{n}": spec("1d") for n in range(50)}) == 50
-        await asyncio.sleep(1.1)
+        await async_wait_until(partial(_due, store, name), f"{name} to be due")
         [lease] = await store.leases.acquire(["scheduler/0"], holder="n", holder_name="", duration=LEASE)
         assert await store.leases.renew([lease], duration=LEASE)
-        plans = [made for made in await due_plans(store) if made.schedule.name == name]
+        plans = await _due(store, name)
         assert await ledger.fire(plans, Fence(holder="n", tokens={lease.name: lease.token})) == frozenset()
         with pytest.raises(LeaseLost):
             await ledger.fire(plans, Fence(holder="n", tokens={lease.name: lease.token - 1}))
@@ -111,16 +123,15 @@ async def test_the_whole_life_of_schedules(store: Store) -> None:
         assert len(await store.nodes.alive(HOUR)) == 1
     await store.nodes.leave("n")
     await schedules.put("after", after("1h", queue="after"))
-    await asyncio.sleep(0.01)
-    made = [made for made in await due_plans(store) if made.schedule.name == "after"]
+    made = await async_wait_until(partial(_due, store, "after"), "the schedule to be due")
     assert await ledger.fire(made, None) == frozenset()
     await run_one(store, queue="after")
     assert (await schedules.get("after")).next_at is not None
 
 
-async def test_many_clients_at_once(postgres_url: str, pgbouncer: PgBouncer, store: Store) -> None:
+async def test_many_clients_at_once(migrated_url: str, pgbouncer: PgBouncer, store: Store) -> None:
     stores = [store] + [
-        Store.on(PostgresDriver(pgbouncer.url(postgres_url)), Clock(node=f"n{number}")) for number in range(3)
+        Store.on(PostgresDriver(pgbouncer.url(migrated_url)), Clock(node=f"n{number}")) for number in range(3)
     ]
     await asyncio.gather(
         *(stores[number % 4].queue.enqueue([new_job(key=f"k{number % 10}"), new_job()]) for number in range(40))
@@ -139,7 +150,17 @@ async def test_many_clients_at_once(postgres_url: str, pgbouncer: PgBouncer, sto
         await one.close()
 
 
-async def test_wake_ups_do_not_arrive_and_that_is_said(store: Store) -> None:
+async def test_wake_ups_do_not_arrive_and_that_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    listen = postgres.PostgresWatch._listen
+
+    async def listen_patiently(watch: postgres.PostgresWatch) -> None:
+        """Let a slow machine begin to listen. What is short is the wait for what never comes."""
+        with monkeypatch.context() as patch:
+            patch.setattr(postgres, "PROBE_S_MAX", DEADLINE_S)
+            await listen(watch)
+
+    monkeypatch.setattr(postgres.PostgresWatch, "_listen", listen_patiently)
+    monkeypatch.setattr(postgres, "PROBE_S_MAX", 0.5)
     events: list[Event] = []
     with subscribed(events.append):
         watch = await store.watch(lambda topic: None)
@@ -151,8 +172,8 @@ async def test_wake_ups_do_not_arrive_and_that_is_said(store: Store) -> None:
     await watch.close()
 
 
-async def test_leases_race_through_a_pooler(postgres_url: str, pgbouncer: PgBouncer, store: Store) -> None:
-    other = Store.on(PostgresDriver(pgbouncer.url(postgres_url)), Clock(node="other"))
+async def test_leases_race_through_a_pooler(migrated_url: str, pgbouncer: PgBouncer, store: Store) -> None:
+    other = Store.on(PostgresDriver(pgbouncer.url(migrated_url)), Clock(node="other"))
     tokens = []
     for _ in range(5):
         answers = await asyncio.gather(

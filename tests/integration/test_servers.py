@@ -4,24 +4,33 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
 import pytest
 
+from tests.support import evidence
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
+from tests.support.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.postgres
 
 
-@pytest.fixture
-def own_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """A server that a test may stop. The shared one is asked for only to skip where there is none."""
+@pytest.fixture(scope="module")
+def stoppable_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """A server of this module. The shared one is asked for only to skip where there is none."""
     with PostgresServer() as server:
         yield server
+
+
+@pytest.fixture
+def own_server(stoppable_server: PostgresServer) -> PostgresServer:
+    """A server that a test may stop, and that runs, whatever the test before has done to it."""
+    if not stoppable_server.is_running():
+        stoppable_server.start()
+    return stoppable_server
 
 
 async def test_each_test_gets_an_empty_database(postgres_url: str) -> None:
@@ -83,22 +92,20 @@ postgres.start()
 bouncer = PgBouncer(postgres)
 bouncer.start()
 print(postgres.pid, postgres.folder, bouncer.pid, bouncer.folder, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_servers_end_with_the_tests(pgbouncer: PgBouncer, number: signal.Signals) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as tests:
+    with (
+        evidence.log_file("the tests that end").open("wb") as log,
+        subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, stderr=log, text=True) as tests,
+    ):
         assert tests.stdout is not None
         left = [Path(f"/proc/{word}") if word.isdigit() else Path(word) for word in tests.stdout.readline().split()]
         assert len(left) == 4
         assert all(path.exists() for path in left)
         os.kill(tests.pid, number)
-        tests.wait(timeout=30)
-    deadline = time.monotonic() + 20
-    while any(path.exists() for path in left):
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
+        tests.wait(DEADLINE_S)
+    wait_until(lambda: not any(path.exists() for path in left), f"all of {left} to be gone")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import asyncpg
@@ -14,9 +13,9 @@ from psycopg import sql
 from headway.clock import Clock
 from headway.errors import HeadwayError, LeaseLost, StoreError, StoreUnavailable
 from headway.events import Event, WakeModeChanged, subscribed
-from headway.instants import HOUR, MINUTE, SECOND
+from headway.instants import HOUR
 from headway.lifecycle import Attempt, Parked, Raised, Released, Succeeded, settle
-from headway.model import Lease, Node
+from headway.model import Node, Plan
 from headway.ports import Fence
 from headway.store import Store, postgres
 from headway.store.migrations import migrate
@@ -24,19 +23,24 @@ from headway.store.postgres import POOL_SIZE, PostgresDriver
 from headway.store.transaction import Transaction, as_json, call
 from tests.conformance.arrange import claim_one, decide, due_plans, enqueue, new_job, run_one, spec
 from tests.support.postgres import PostgresServer, database_name
+from tests.support.waiting import DEADLINE_S, async_wait_until
 
 pytestmark = pytest.mark.postgres
-LEASE = 30 * SECOND
+LEASE = HOUR  # A machine that stands still for a while loses none.
 NODE = Node(id="n", name="n", roles=("scheduler",))
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine is waited for, except where a test says otherwise."""
+    for limit in ("STATEMENT_S_MAX", "IDLE_S_MAX", "CONNECT_S_MAX", "PROBE_S_MAX"):
+        monkeypatch.setattr(postgres, limit, DEADLINE_S)
+
+
 @pytest.fixture
-async def url(postgres_url: str) -> str:
+def url(migrated_url: str) -> str:
     """A database with our schema."""
-    driver = PostgresDriver(postgres_url)
-    await migrate(driver)
-    await driver.close()
-    return postgres_url
+    return migrated_url
 
 
 @pytest.fixture
@@ -49,23 +53,46 @@ async def store(url: str) -> AsyncIterator[Store]:
 @pytest.fixture
 async def operator(url: str) -> AsyncIterator[asyncpg.Connection]:
     """Somebody beside the store."""
-    connection = await asyncpg.connect(url, timeout=10)
+    connection = await asyncpg.connect(url, timeout=DEADLINE_S)
     yield connection
     await connection.close()
 
 
-@pytest.fixture
-def own_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """A server that a test may stop."""
+@pytest.fixture(scope="module")
+def stoppable_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """A server of this module."""
     with PostgresServer() as server:
         yield server
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait for a condition, not for a time."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
+@pytest.fixture
+def own_server(stoppable_server: PostgresServer) -> PostgresServer:
+    """A server that a test may stop, and that runs, whatever the test before has done to it."""
+    if not stoppable_server.is_running():
+        stoppable_server.start()
+    return stoppable_server
+
+
+async def no_longer(operator: asyncpg.Connection, pids: list[int]) -> None:
+    """Wait until backends are gone. A server process ends a moment after its client has left."""
+
+    async def are_gone() -> bool:
+        return not set(pids) & set(await connections(operator))
+
+    await async_wait_until(are_gone, f"the backends {pids} to end")
+
+
+async def waiting(operator: asyncpg.Connection, number: int) -> None:
+    """Wait until so many statements wait for a lock."""
+
+    async def do_wait() -> bool:
+        query = (
+            "select count(*) from pg_locks join pg_database on pg_database.oid = pg_locks.database"
+            " where not granted and datname = current_database()"
+        )
+        return bool(await operator.fetchval(query) >= number)
+
+    await async_wait_until(do_wait, f"{number} statements to wait for a lock")
 
 
 def free(store: Store) -> list[asyncpg.Connection]:
@@ -123,9 +150,7 @@ async def test_connections_are_few_and_used_again(store: Store, operator: asyncp
     await asyncio.gather(*(enqueue(store) for _ in range(100)))
     assert set(await connections(operator)) <= set(pids)
     await store.close()
-    async with asyncio.timeout(10):
-        while await connections(operator):
-            await asyncio.sleep(0.01)
+    await no_longer(operator, pids)
 
 
 async def test_a_full_pool_is_said_to_be_full(
@@ -134,9 +159,7 @@ async def test_a_full_pool_is_said_to_be_full(
     async with operator.transaction():
         await operator.execute("lock table headway_nodes")
         hung = [asyncio.create_task(store.nodes.beat(NODE)) for _ in range(POOL_SIZE)]
-        async with asyncio.timeout(10):
-            while await operator.fetchval("select count(*) from pg_locks where not granted") < POOL_SIZE:
-                await asyncio.sleep(0.01)
+        await waiting(operator, POOL_SIZE)
         monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 0.2)
         with pytest.raises(StoreUnavailable, match="in use"):
             await store.queue.page()
@@ -148,7 +171,7 @@ async def test_idle_connections_that_the_server_ended_are_not_used(store: Store,
     ended = list(free(store))
     for pid in await connections(operator):
         await operator.execute("select pg_terminate_backend($1)", pid)
-    await until(lambda: all(connection.is_closed() for connection in ended))
+    await async_wait_until(lambda: all(one.is_closed() for one in ended), "the connections to be closed")
     for _ in range(POOL_SIZE + 1):
         await enqueue(store)  # Nobody notices.
 
@@ -158,9 +181,7 @@ async def test_a_connection_that_ends_in_mid_work_costs_one_answer(store: Store,
     async with operator.transaction():
         await operator.execute("lock table headway_nodes")
         beat = asyncio.create_task(store.nodes.beat(NODE))
-        async with asyncio.timeout(10):
-            while not await operator.fetchval("select count(*) from pg_locks where not granted"):
-                await asyncio.sleep(0.01)
+        await waiting(operator, 1)
         for pid in await connections(operator):
             await operator.execute("select pg_terminate_backend($1)", pid)
         with pytest.raises(StoreUnavailable):
@@ -190,56 +211,59 @@ async def test_a_statement_has_a_deadline(
 ) -> None:
     await enqueue(store)
     pids = await connections(operator)
-    monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 0.3)
 
     async def act() -> object:
         if verb == "fetch":
             return await store.nodes.beat(NODE)
         return await store.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE)
 
-    async with operator.transaction():
+    async with operator.transaction():  # It ends after the deadline: whoever waits for it does not come back.
         await operator.execute("lock table headway_nodes, headway_leases")
-        started = time.monotonic()
-        with pytest.raises(StoreUnavailable):
-            await act()
-        assert time.monotonic() - started < 8
-    monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(postgres, "STATEMENT_S_MAX", 0.3)
+            with pytest.raises(StoreUnavailable):
+                await act()
     await act()
-    assert not set(pids) & set(await connections(operator))  # A connection that did not answer is not asked again.
+    # A connection that did not answer is not asked again, and ends.
+    assert not set(pids) & {connection.get_server_pid() for connection in free(store)}
+    await no_longer(operator, pids)
 
 
 async def test_the_server_ends_the_transaction_of_a_frozen_process(
-    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+    url: str, store: Store, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frozen between two statements, it holds the row of its lease. Others must not have to wait for its thaw."""
-    monkeypatch.setattr(postgres, "IDLE_S_MAX", 1.0)
     await store.schedules.put("s", spec("1d"))
-    [lease] = await store.leases.acquire(["scheduler/0"], holder="frozen", holder_name="", duration=SECOND)
+    [lease] = await store.leases.acquire(["scheduler/0"], holder="frozen", holder_name="", duration=LEASE)
     is_frozen, thaw = threading.Event(), threading.Event()
 
     def begin() -> Transaction[None]:
         yield call("fence", names=as_json(["scheduler/0"]), holder="frozen")
         yield call("schedule_locked", name="s")
         is_frozen.set()
-        thaw.wait(60)  # Blocks its whole event loop, as SIGSTOP would.
+        thaw.wait(2 * DEADLINE_S)  # Blocks its whole event loop, as SIGSTOP would.
         yield call("schedule_touch", name="s", version=1)
 
     async def frozen_process() -> None:
         frozen = Store.on(PostgresDriver(url), Clock(node="frozen"))
-        with pytest.raises(StoreUnavailable):
-            await frozen.driver.run(begin)
+        while not is_frozen.is_set():  # A machine that is slow may be taken for frozen before it is.
+            with pytest.raises(StoreUnavailable):
+                await frozen.driver.run(begin)
         with pytest.raises(LeaseLost):
             await frozen.ledger.fire([], Fence(holder="frozen", tokens={"scheduler/0": lease.token}))
         await frozen.close()
 
-    process = asyncio.create_task(asyncio.to_thread(asyncio.run, frozen_process()))
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres, "IDLE_S_MAX", 1.0)
+        process = asyncio.create_task(asyncio.to_thread(asyncio.run, frozen_process()))
+        await async_wait_until(is_frozen.is_set, "the process to be frozen")
     try:
-        await until(is_frozen.is_set)
-        async with asyncio.timeout(9):  # Less than the deadline of a statement that waits for a row.
-            taken: list[Lease] = []
-            while not taken:
-                taken = await store.leases.acquire(["scheduler/0"], holder="n", holder_name="", duration=MINUTE)
+        async with asyncio.timeout(DEADLINE_S):
+            # The row of the lease is locked. Whoever wants to change it waits until the server ends the transaction.
+            await operator.execute("update headway_leases set until = 0 where name = 'scheduler/0'")
+            taken = await store.leases.acquire(["scheduler/0"], holder="n", holder_name="", duration=LEASE)
             await store.schedules.put("s", spec("2d"))
+        assert not thaw.is_set()
     finally:
         thaw.set()
         await process
@@ -267,7 +291,7 @@ async def test_a_deadlock_is_run_again(url: str, store: Store) -> None:
         yield call("schedule_touch", name=first, version=1)
         return first
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         answers = await asyncio.gather(
             store.driver.run(lambda: crosswise("a", "b")), other.driver.run(lambda: crosswise("b", "a"))
         )
@@ -335,14 +359,16 @@ async def test_a_restart_in_mid_work_loses_nothing_that_was_acknowledged(own_ser
             else:
                 acknowledged.extend(row.id for row in rows)
 
+    def more(number: int) -> Callable[[], bool]:
+        enough = len(acknowledged) + number
+        return lambda: len(acknowledged) > enough
+
     clients = [asyncio.create_task(client(number)) for number in range(6)]
     try:
         for _ in range(2):
-            before = len(acknowledged)
-            await until(lambda before=before: len(acknowledged) > before + 20)  # type: ignore[misc]
+            await async_wait_until(more(20), "a few jobs")
             await asyncio.to_thread(own_server.restart, "immediate")
-            after = len(acknowledged)
-            await until(lambda after=after: len(acknowledged) > after + 20, 30)  # type: ignore[misc]
+            await async_wait_until(more(20), "a few more jobs")
     finally:
         stopping = True
         await asyncio.gather(*clients)
@@ -363,7 +389,7 @@ async def test_a_read_only_phase(url: str, store: Store, postgres_server: Postgr
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where application_name = 'headway' and datname = current_database()"
         )
-    await until(lambda: all(connection.is_closed() for connection in free(store)))
+    await async_wait_until(lambda: all(one.is_closed() for one in free(store)), "the connections to be closed")
     assert len(await store.queue.page()) == 1  # Reading works, and leaves a connection in the pool.
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="read-only"):
@@ -372,11 +398,13 @@ async def test_a_read_only_phase(url: str, store: Store, postgres_server: Postgr
             await store.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE)
     await store.queue.page()
     postgres_server.execute(sql.SQL("alter database {} reset default_transaction_read_only").format(name))
-    async with asyncio.timeout(10):
-        while True:  # A connection from that time may have to be met and dropped first.
-            with contextlib.suppress(StoreUnavailable):
-                await enqueue(store)
-                break
+
+    async def can_write() -> str | None:  # A connection from that time may have to be met and dropped first.
+        with contextlib.suppress(StoreUnavailable):
+            return await enqueue(store)
+        return None
+
+    await async_wait_until(can_write, "writes to be taken again")
     assert await store.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE)
 
 
@@ -408,7 +436,7 @@ class Ears:
 
     async def heard(self, topic: str) -> None:
         """Wait for a topic, and forget what came before."""
-        await until(lambda: topic in self.topics)
+        await async_wait_until(lambda: topic in self.topics, f"{topic!r} to be heard")
         self.topics.clear()
 
 
@@ -448,8 +476,7 @@ async def test_notifications_arrive(url: str, store: Store) -> None:
     await other.nodes.beat(NODE)
     await other.nodes.ask(NODE.id, "drain")
     await ears.heard(f"beat {NODE.id}")
-    await asyncio.sleep(1)
-    await decide(other)
+    await async_wait_until(lambda: decide(other), "the schedule to be due")
     await ears.heard("ready default")
     await watch.close()
     await other.close()
@@ -481,7 +508,7 @@ async def test_a_deaf_connection_is_replaced(url: str, store: Store, operator: a
             assert watch._connection is not None
             listening = watch._connection
             await operator.execute("select pg_terminate_backend($1)", listening.get_server_pid())
-            await until(listening.is_closed)
+            await async_wait_until(listening.is_closed, "the connection to be closed")
             await watch.check()
             assert watch.mode == "notify"
             await enqueue(store)
@@ -490,10 +517,7 @@ async def test_a_deaf_connection_is_replaced(url: str, store: Store, operator: a
     await watch.close()
 
 
-async def test_what_cannot_listen_polls_and_says_so(
-    own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgres, "CONNECT_S_MAX", 1.0)
+async def test_what_cannot_listen_polls_and_says_so(own_server: PostgresServer) -> None:
     store = Store.on(PostgresDriver(own_server.create_database(), node="n"), Clock(node="n"))
     await migrate(store.driver)
     ears = Ears()
@@ -557,11 +581,14 @@ async def test_order_and_prefixes_do_not_depend_on_the_locale(icu_store: Store) 
     assert [job.id for job in await store.queue.page()] == sorted(ids, key=str.encode, reverse=True)
     assert (await store.queue.get("job_1")).id == "job_1"
     assert (await store.queue.get("job_0ab")).id == "job_0ab"
-    await asyncio.sleep(1.1)
-    plans = await due_plans(store)
-    assert {made.schedule.name for made in plans} == set(names)
+
+    async def all_due() -> list[Plan]:
+        plans = await due_plans(store)
+        return plans if {made.schedule.name for made in plans} == set(names) else []
+
+    plans = await async_wait_until(all_due, "all schedules to be due")
     assert await store.ledger.fire(plans, None) == frozenset()
-    jobs = await store.queue.claim("default", node="n", lease=LEASE, limit=100)
+    jobs = await store.queue.claim("default", node="n", lease=LEASE, limit=1_000)
     assert len(jobs) == len(ids) + sum(made.fires for made in plans)
     attempts = [Attempt(job_id=job.id, attempt=1, failures=0, max_attempts=1) for job in jobs]
     assert not await store.queue.settle([settle(attempt, Succeeded(), 0) for attempt in attempts])

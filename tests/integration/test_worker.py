@@ -1,15 +1,24 @@
 """Whole workers from outside: what tasks can do, what schedules do with running jobs, on both databases."""
 
 import json
-import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.worker_arena import WorkerArena, everywhere, is_alive, wait_for
+from tests.chaos.worker_arena import WorkerArena, everywhere, is_alive
+from tests.support.tuned import tuned
+from tests.support.waiting import DEADLINE_S, wait_until
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+# Longer than any machine stands still: an attempt that is lost to a slow machine would be one more than expected.
+LEASE = "10m"
+LIMIT = "3s"  # Of a task that has a little to do before it waits to be stopped.
+
+
+def patience(arena: WorkerArena) -> str:
+    """Return a PYTHONPATH with which a task that heeds its signal late is not killed: it says what it makes of it."""
+    return tuned(arena.folder / "tuned", {"headway.worker.crew.HARD_S": DEADLINE_S})
 
 
 @pytest.fixture
@@ -23,7 +32,16 @@ def test_what_tasks_can_do(stores: dict[str, str], tmp_path: Path) -> None:
 
 
 def _tasks(arena: WorkerArena) -> None:
-    arena.start("--queues", "default", "--processes", "2", "--poll", "0.5s", HEADWAY_CHILD_MAX_JOBS="8")
+    arena.start(
+        "--queues",
+        "default",
+        "--processes",
+        "2",
+        "--poll",
+        "0.5s",
+        HEADWAY_CHILD_MAX_JOBS="8",
+        HEADWAY_WORKER_LEASE=LEASE,
+    )
     kinds = {kind: arena.enqueue("picky", {"kind": kind}, max_attempts=3) for kind in PICKY}
     steps = {how: arena.enqueue("steps_once", {"how": how}, max_attempts=3) for how in ("kill", "exit")}
     unasked = arena.enqueue("cancels_itself", max_attempts=2)
@@ -34,7 +52,7 @@ def _tasks(arena: WorkerArena) -> None:
     many = arena.enqueue_many("short", [{}] * 60)
     overdue = arena.enqueue("short", queue="elsewhere", expires="1s")
     ended = [*kinds.values(), *steps.values(), unasked, crash, hungry, fan_out, *where.values(), *many, overdue]
-    arena.wait_final(ended, 60)
+    arena.wait_final(ended, DEADLINE_S)
     arena.check_ended_once(set(ended) - {overdue})
 
     for kind, (status, outcomes) in PICKY.items():
@@ -49,10 +67,10 @@ def _tasks(arena: WorkerArena) -> None:
         assert [line[3] for line in arena.trace("step", job_id)] == ["1", "2"], f"a finished step was repeated ({how})"
     assert arena.outcomes(unasked) == ["failed", "failed"], "nobody asked it to stop"
     family = arena.trace("begin", crash)[0][2:]
-    wait_for(lambda: not any(map(is_alive, family)), "what a crashed job has started to be gone", 10)
+    wait_until(lambda: not any(map(is_alive, family)), "what a crashed job has started to be gone")
     _check_memory(arena, hungry)
     children = json.loads(arena.job(fan_out, "result"))
-    arena.wait_final(children)
+    arena.wait_final(children, DEADLINE_S)
     assert {arena.job(job_id, "parent") for job_id in children} == {fan_out}
     for job_id in where.values():
         assert json.loads(arena.job(job_id, "result"))[1:] == [arena.job(job_id, "attempt"), "default"]
@@ -77,7 +95,7 @@ def _check_memory(arena: WorkerArena, hungry: str) -> None:
     status, error = arena.job(hungry, "status", "error")
     assert (status, json.loads(error)["type"]) == ("FAILED", "MemoryError")
     [*_, [_, _, pid]] = arena.trace("begin", hungry)
-    wait_for(lambda: not is_alive(pid), "the child that ran out of memory to be replaced", 10)
+    wait_until(lambda: not is_alive(pid), "the child that ran out of memory to be replaced")
 
 
 def test_a_stop_stays_a_stop_whatever_the_task_makes_of_it(stores: dict[str, str], tmp_path: Path) -> None:
@@ -86,23 +104,26 @@ def test_a_stop_stays_a_stop_whatever_the_task_makes_of_it(stores: dict[str, str
 
 def _stops(arena: WorkerArena) -> None:
     """`retry_timeouts=False` means one attempt, and a canceller's words stay, also if the task raises meanwhile."""
-    arena.start("--processes", "4", "--poll", "0.5s")
-    torn = [arena.enqueue("torn_async"), arena.enqueue("torn"), arena.enqueue("torn", {"starts": True})]
-    late = [*torn, arena.enqueue("plain_async")]
-    unmoved = arena.enqueue("unmoved")
-    cancelled = [arena.enqueue(task, timeout="1m") for task in ("torn_async", "torn")]
+    arena.start("--processes", "4", "--poll", "0.5s", PYTHONPATH=patience(arena), HEADWAY_WORKER_LEASE=LEASE)
+    torn = [arena.enqueue(*task, timeout=LIMIT) for task in (("torn_async",), ("torn",), ("torn", {"starts": True}))]
+    late = [*torn, arena.enqueue("plain_async", timeout=LIMIT)]
+    unmoved = arena.enqueue("unmoved", timeout=LIMIT)
+    cancelled = [arena.enqueue(task, timeout="1h") for task in ("torn_async", "torn")]
     for job_id in cancelled:
-        arena.wait_trace("begin", job_id)
+        arena.wait_trace("begin", job_id, within_s=DEADLINE_S)
         arena.app.cancel_sync(job_id, "enough")
-    arena.wait_final([*late, unmoved, *cancelled])
+    arena.wait_final([*late, unmoved, *cancelled], DEADLINE_S)
     for job_id in late:
         assert (arena.job(job_id, "status"), arena.outcomes(job_id)) == ("TIMED_OUT", ["timed_out"])
         assert arena.job(job_id, "failures") == 1
         error = json.loads(arena.job(job_id, "error"))
         assert error["type"] == "TimeoutError"
-        assert ("RuntimeError: torn" in error["message"]) == (job_id in torn)
-    assert not is_alive(arena.trace("begin", torn[2])[0][3])
-    assert arena.job(unmoved, "status", "result") == ("COMPLETED", '"done all the same"')
+        if arena.trace("begin", job_id):  # Else the machine was so slow that it was stopped before it began.
+            assert ("RuntimeError: torn" in error["message"]) == (job_id in torn)
+    for _, _, _, started in arena.trace("begin", torn[2]):
+        wait_until(lambda pid=started: not is_alive(pid), "what the task has started to be gone")  # type: ignore[misc]
+    if arena.trace("begin", unmoved):
+        assert arena.job(unmoved, "status", "result") == ("COMPLETED", '"done all the same"')
     for job_id in cancelled:
         assert arena.outcomes(job_id) == ["cancelled"]
         status, failures, reason = arena.job(job_id, "status", "failures", "reason")
@@ -116,28 +137,40 @@ def test_schedules_and_running_jobs(stores: dict[str, str], tmp_path: Path) -> N
 
 def _schedules(arena: WorkerArena) -> None:
     """S7: with skip, queue and replace, and after a fixed delay, one job of a schedule runs at a time."""
-    arena.start("--processes", "6", "--poll", "0.5s", role="serve", WITH_SCHEDULES="1")
-    wait_for(lambda: len(arena.trace("end-newest")) >= 3, "a few to be replaced", 40, arena.describe)
-    for name in ("in-line", "skipping", "following"):
-        wait_for(lambda name=name: len(arena.trace(f"end-{name}")) >= 3, f"a few of {name}", 30, arena.describe)  # type: ignore[misc]
-    for name in ("in-line", "skipping", "newest", "following"):
-        begun = [(float(line[2]), 1) for line in arena.trace(f"begin-{name}")]
-        ended = [(float(line[2]), -1) for line in arena.trace(f"end-{name}")]
-        depth = 0
-        for _, change in sorted(begun + ended):
-            depth += change
-            assert 0 <= depth <= 1, f"two jobs of {name} ran at the same time"
-    replaced = arena.sql(
-        "select status, count(*) from headway_jobs where schedule = 'newest' and attempt > 0 group by 1"
+    arena.start(
+        "--processes",
+        "6",
+        "--poll",
+        "0.5s",
+        role="serve",
+        WITH_SCHEDULES="1",
+        PYTHONPATH=patience(arena),
+        HEADWAY_WORKER_LEASE=LEASE,
+        HEADWAY_LEADER_LEASE=LEASE,
     )
-    assert dict(replaced)["CANCELLED"] >= 2
+
+    def count(what: str) -> int:
+        [[number]] = arena.sql(f"select count(*) from {what}")
+        return int(number)
+
+    for name in ("newest", "in-line", "skipping", "following"):
+        wait_until(lambda name=name: len(arena.trace(f"end-{name}")) >= 3, f"three jobs of {name} to end")  # type: ignore[misc]
+    for what in (
+        "headway_jobs where schedule = 'newest' and attempt > 0 and status = 'CANCELLED'",
+        "headway_jobs where schedule = 'in-line' and status = 'COMPLETED'",
+        "headway_occurrences where schedule = 'skipping' and outcome = 'skipped'",
+    ):
+        wait_until(lambda what=what: count(what) >= 2, f"two {what}")  # type: ignore[misc]
     line = "select created_at, finished_at from headway_jobs where schedule = 'following' order by id"
     for (_, finished_at), (created_at, _) in pairwise(arena.sql(line)):
         assert created_at - finished_at >= 500_000, "it did not wait for the end of the job before"
-    jobs = arena.sql("select count(*) from headway_jobs where schedule = 'in-line' and status = 'COMPLETED'")
-    assert jobs[0][0] >= 2
-    skipped = arena.sql("select count(*) from headway_occurrences where schedule = 'skipping' and outcome = 'skipped'")
-    assert skipped[0][0] >= 1
+    lines = [line.split() for line in arena.trace_file.read_text().splitlines()]  # Read once: more of them come.
+    for name in ("in-line", "skipping", "newest", "following"):
+        changes = {f"begin-{name}": 1, f"end-{name}": -1}
+        depth = 0
+        for _, change in sorted((float(at), changes[word]) for word, _, _, at in lines if word in changes):
+            depth += change
+            assert 0 <= depth <= 1, f"two jobs of {name} ran at the same time"
 
 
 def test_a_worker_without_a_usable_app_says_why(tmp_path: Path) -> None:
@@ -145,10 +178,8 @@ def test_a_worker_without_a_usable_app_says_why(tmp_path: Path) -> None:
     try:
         broken = tmp_path / "broken.py"
         broken.write_text("1 / 0\n")
-        began = time.monotonic()
         worker = arena.start("--app", "broken:app", is_ready=False, PYTHONPATH=str(tmp_path))
-        assert worker.wait(30) == 2
+        assert worker.wait(DEADLINE_S) == 2
         assert "ZeroDivisionError" in worker.log.read_text()
-        assert time.monotonic() - began < 30
     finally:
         arena.stop()

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -29,13 +30,16 @@ class ApiProcess:
 
     def client(self, token: str | None = None, **options: object) -> httpx.Client:
         """Return a client with or without a token."""
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=ANSWER_S_MAX, trust_env=False, **options)  # type: ignore[arg-type]
+        return httpx.Client(**self._client_options(token), **options)  # type: ignore[arg-type]
 
     def async_client(self, token: str | None = None, **options: object) -> httpx.AsyncClient:
         """Return an asynchronous client with or without a token."""
+        return httpx.AsyncClient(**self._client_options(token), **options)  # type: ignore[arg-type]
+
+    def _client_options(self, token: str | None) -> dict[str, Any]:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=ANSWER_S_MAX, trust_env=False, **options)  # type: ignore[arg-type]
+        # Without verify=False each client would read all certificates of the system, for plain HTTP.
+        return {"base_url": self.url, "headers": headers, "timeout": ANSWER_S_MAX, "trust_env": False, "verify": False}
 
     def kill(self) -> None:
         """End it like a power cut."""
