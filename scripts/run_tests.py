@@ -2,7 +2,7 @@
 
     python scripts/run_tests.py all|fast|PART … [--reverse] [--reports DIR]
 
-`all` is everything, four parts at a time: on two cores most parts wait for processes. `fast` is what needs no server
+`all` is everything, five parts at a time: on two cores most parts wait for processes. `fast` is what needs no server
 and little time, one half per core. The output of a part is printed when the part has ended. The last line counts the
 tests of all parts. With `--reports` the output of each part, its results as JUnit XML and one file for each failed
 test are kept in a folder.
@@ -30,24 +30,24 @@ NO_SERVER = ["-q", "-m", "not slow and not postgres"]
 
 # What takes longest comes first, and parts that compute stand beside parts that wait.
 ALL = {
-    "chaos": ["tests/chaos", "--ignore-glob=tests/chaos/test_workers*.py"],
-    "workers": ["tests/chaos/test_workers*.py"],
-    "engines": ["tests/engines"],
-    "check": ["make", "check"],
     "api": API,
-    "conformance": ["tests/conformance", "tests/simulation"],
+    "engines": ["tests/engines"],
     "processes": [INTEGRATION, *(f"--ignore-glob={pattern}" for pattern in (*API, *SHOWN))],
+    "chaos": ["tests/chaos", "--ignore-glob=tests/chaos/test_workers*.py"],
+    "check": ["make", "check"],
     "shown": SHOWN,
-    "units": ["tests/unit"],
+    "workers": ["tests/chaos/test_workers*.py"],
+    "conformance": ["tests/conformance", "tests/simulation"],
     "browser": ["tests/browser"],
+    "units": ["tests/unit"],
 }
 FAST = {
-    "fast-units": [*NO_SERVER, "tests/unit", "--ignore=tests/unit/worker"],
-    "fast-stores": [*NO_SERVER, "tests/conformance", "tests/tidy", "tests/unit/worker"],
+    "fast-units": [*NO_SERVER, "tests/unit", "tests/tidy", "--ignore=tests/unit/worker"],
+    "fast-stores": [*NO_SERVER, "tests/conformance", "tests/unit/worker"],
 }
 PARTS = {**ALL, **FAST}
 GROUPS = {"all": list(ALL), "fast": list(FAST)}
-AT_A_TIME = 4
+AT_A_TIME = 5
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def run(parts: list[str], reports: Path, *, reverse: bool = False) -> list[Outco
         Path(shared).chmod(0o755)  # Servers run as another user, and read what is shared here.
         env = {
             **os.environ,
-            "HEADWAY_TEST_FAILURES": str((reports / "failures").resolve()),
-            "HEADWAY_TEST_ORDER": "reverse" if reverse else "usual",
-            "HEADWAY_TEST_SHARED": shared,
+            "SUITE_FAILURES": str((reports / "failures").resolve()),
+            "SUITE_ORDER": "reverse" if reverse else "usual",
+            "SUITE_SHARED": shared,
         }
         turns = [pool.submit(_run_part, part, reports, env) for part in (reversed(parts) if reverse else parts)]
         for ended in as_completed(turns):

@@ -46,7 +46,7 @@ def pytest_runtest_makereport(
 
 def _keep(report: pytest.TestReport) -> None:
     """Write a failure to a file of its own where `scripts/run_tests.py` asks for it."""
-    if folder := os.environ.get("HEADWAY_TEST_FAILURES"):
+    if folder := os.environ.get("SUITE_FAILURES"):
         name = re.sub(r"[^\w.-]+", "-", report.nodeid)[-150:]
         path = Path(folder) / f"{name}.{report.when}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def _keep(report: pytest.TestReport) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests in reverse where that is asked for: no test may need another one to come first."""
-    if os.environ.get("HEADWAY_TEST_ORDER") == "reverse":
+    if os.environ.get("SUITE_ORDER") == "reverse":
         items.reverse()
 
 

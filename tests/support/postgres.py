@@ -60,7 +60,7 @@ class PostgresServer(Server):
 
     def _make_data(self) -> None:
         """Make the files of an empty server, or copy those that another part of this test run has made."""
-        shared = os.environ.get("HEADWAY_TEST_SHARED")
+        shared = os.environ.get("SUITE_SHARED")
         if shared is None:
             self._initdb(self._data)
             return
