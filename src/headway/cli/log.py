@@ -4,18 +4,20 @@
     in a pipe       2026-11-15T22:03:09.120Z info decided schedule=daily-report instant=2026-11-15T06:00:00Z …
     with --json     {"at": "2026-11-15T22:03:09.120Z", "level": "info", "event": "decided", …}
 
+Lines are written by a thread of their own (`log_writer`): a log that nobody reads stops no loop.
 A line is always one line: data is escaped. A tick that decides more than a few instants is told in one line, and a
 store that stays away is told every few seconds, so that the log stays readable and bounded at any load.
 """
 
+import logging
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Final, TextIO, assert_never
+from typing import Final, assert_never
 
+from headway.cli.log_writer import LibraryLog, LogWriter
 from headway.cli.show import STYLES, to_json
 from headway.cli.text import clean, span
 from headway.clock import wall_now
@@ -53,6 +55,7 @@ FAILURES_EVERY_S: Final = 5.0
 SETTLED_TOLD_MAX: Final = 5
 COMPLETED_EVERY_S: Final = 1.0
 TRACEBACK_LENGTH_MAX: Final = 2_000
+CLOSE_S_MAX: Final = 1.0  # A worker has promised to be gone two seconds after its grace.
 
 Line = tuple[str, str, dict[str, object]]
 LEVEL_STYLES: Final = {"info": "name", "warning": "warn", "error": "bad"}
@@ -72,10 +75,15 @@ class EventLog:
 
     @classmethod
     def on_stderr(cls, *, as_json: bool) -> "EventLog":
-        """Write to stderr, in the look that fits to it."""
-        stream = sys.stderr
-        look = "json" if as_json else "terminal" if stream.isatty() else "plain"
-        return cls(lambda line: _print(line, stream), look=look)
+        """Write to stderr in a thread of its own, in the look that fits; also what libraries log from now on."""
+        look = "json" if as_json else "terminal" if sys.stderr.isatty() else "plain"
+        writer = LogWriter(sys.stderr, lambda lines: log.format("log lines dropped", level="warning", lines=lines))
+        log = cls(writer, look=look)
+        handler = LibraryLog(lambda level, name, text: log.write("log", level=level, logger=name, message=text))
+        logging.getLogger().addHandler(handler)
+        logging.captureWarnings(True)
+        _opened.append((writer, handler))
+        return log
 
     def __call__(self, event: Event) -> None:
         """Tell an event."""
@@ -84,8 +92,12 @@ class EventLog:
 
     def write(self, event: str, *, level: str = "info", **fields: object) -> None:
         """Write one line."""
+        self._write(self.format(event, level=level, **fields))
+
+    def format(self, event: str, *, level: str = "info", **fields: object) -> str:
+        """Return a line as it is written."""
         now = self._wall() // MILLISECOND * MILLISECOND
-        self._write(self._format(now, level, event, fields))
+        return self._format(now, level, event, fields)
 
     def _lines(self, event: Event) -> Iterator[Line]:
         if isinstance(event, Timed):  # It is for measuring, and comes often.
@@ -117,9 +129,18 @@ class EventLog:
             self._completed = 0
 
 
-def _print(line: str, stream: TextIO) -> None:
-    with suppress(OSError, ValueError):  # A log that nobody reads any more must not stop a scheduler.
-        print(line, file=stream, flush=True)
+_opened: list[tuple[LogWriter, LibraryLog]] = []
+
+
+def close_logs() -> bool:
+    """Write what waits in the logs of this process, as far as somebody reads them; say whether all was written."""
+    is_written = True
+    while _opened:
+        writer, handler = _opened.pop()
+        logging.getLogger().removeHandler(handler)
+        logging.captureWarnings(False)
+        is_written &= writer.close(CLOSE_S_MAX)
+    return is_written
 
 
 def describe(event: Event) -> Iterator[Line]:

@@ -198,15 +198,30 @@ def guarded(work: Callable[[], object], *, as_json: bool) -> int:
     except BaseException as error:
         if os.environ.get("HEADWAY_DEBUG") == "1" or isinstance(error, SystemExit | GeneratorExit):
             raise
+        if not _close_logs():  # Nobody reads what we write; to print the error could wait for ever.
+            return classify(_innermost(error))[0]
         return report(error, as_json=as_json)
+    finally:
+        _close_logs()
     return code if isinstance(code, int) else OK
+
+
+def _close_logs() -> bool:
+    """Write what waits in the log of a server; say whether somebody reads it. Other commands have not loaded it."""
+    log = sys.modules.get("headway.cli.log")
+    return log is None or bool(log.close_logs())
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return what made a group fail: one loop of a node failed, and the others were stopped."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def report(error: BaseException, *, as_json: bool) -> int:
     """Tell the user what went wrong and return the exit code."""
-    while isinstance(error, BaseExceptionGroup):  # One loop of a node failed and the others were stopped.
-        error = error.exceptions[0]
-    code, name, message = classify(error)
+    code, name, message = classify(_innermost(error))
     if as_json:
         print(json.dumps({"error": {"code": name, "message": message}}), file=sys.stderr)
     elif name == "help":
