@@ -29,6 +29,7 @@ DURATION_MAX: Final = 3660 * DAY  # Ten years: longer waits are mistakes, and su
 
 INSTANT_MIN: Final = -62_135_596_800 * SECOND  # Year 1 to year 9999: what can be written as a date.
 INSTANT_MAX: Final = 253_402_300_800 * SECOND - 1
+START_MAX: Final = 7_258_118_400 * SECOND  # The year 2200, as for schedules: sums with durations stay in the calendar.
 
 _UNITS: Final = {"us": 1, "ms": MILLISECOND, "s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY, "w": 7 * DAY}
 _PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(us|ms|[smhdw])")
@@ -82,6 +83,14 @@ def parse_instant(value: InstantLike, *, tz: str | None = None, what: str = "tim
     return instant
 
 
+def parse_start(value: InstantLike, *, what: str = "time") -> Instant:
+    """Read when a job is to start. Whatever is added to it later can be written as a date, too."""
+    instant = parse_instant(value, what=what)
+    if instant >= START_MAX:
+        raise DefinitionError(f"{what} must lie before the year 2200, not {quote(value)}")
+    return instant
+
+
 def _read_text(text: str, what: str) -> datetime:
     try:
         if len(text) <= _TEXT_LENGTH_MAX:
@@ -104,7 +113,12 @@ def from_datetime(moment: datetime) -> Instant:
 
 
 def to_datetime(instant: Instant) -> datetime:
-    """Convert to an aware UTC `datetime` exactly."""
+    """Convert to an aware UTC `datetime`: exactly, or to an end of the calendar where a row holds what is no date.
+
+    The ends are a day inside, so that every time zone can write them.
+    """
+    if not INSTANT_MIN <= instant <= INSTANT_MAX:
+        instant = INSTANT_MIN + DAY if instant < 0 else INSTANT_MAX - DAY
     return _EPOCH + timedelta(microseconds=instant)
 
 

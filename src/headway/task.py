@@ -22,7 +22,7 @@ from headway.instants import (
     DurationLike,
     Instant,
     parse_duration,
-    parse_instant,
+    parse_start,
     quote,
     to_datetime,
 )
@@ -217,7 +217,7 @@ _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "tenant": lambda value: check_tenant(value, "tenant"),
     "max_attempts": lambda value: check_int(value, "max_attempts", 1, ATTEMPTS_MAX),
     "delay": lambda value: parse_duration(value, what="delay"),
-    "at": lambda value: parse_instant(value, what="at"),
+    "at": lambda value: parse_start(value, what="at"),
     "key": lambda value: check_name(value, "key", KEY_LENGTH_MAX),
     "tags": check_tags,
     "timeout": lambda value: _positive(value, "timeout"),

@@ -3,6 +3,7 @@
 import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, settings
@@ -18,11 +19,13 @@ from headway.instants import (
     MILLISECOND,
     MINUTE,
     SECOND,
+    START_MAX,
     format_duration,
     from_datetime,
     isoformat,
     parse_duration,
     parse_instant,
+    parse_start,
     quote,
     to_datetime,
 )
@@ -234,3 +237,20 @@ def test_a_quote_is_short_and_on_one_line() -> None:
     assert quote(10**5_000) == "a number of thousands of digits"
     assert len(quote("x" * 10**7)) == 64
     assert quote("x" * 10**7).endswith("…")
+
+
+@pytest.mark.parametrize("instant", [INSTANT_MAX + 1, 2**62, -(2**62), INSTANT_MIN - 1])
+def test_what_is_no_date_is_shown_as_an_end_of_the_calendar(instant: int) -> None:
+    shown = to_datetime(instant)
+    assert shown.year == (1 if instant < 0 else 9999)
+    assert isoformat(instant).startswith(f"{shown:%m-%d}", 5)
+    for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
+        shown.astimezone(ZoneInfo(zone))
+
+
+def test_a_job_starts_before_the_year_2200() -> None:
+    assert parse_start("2199-12-31T23:59:59Z", what="at") == START_MAX - SECOND
+    assert isoformat(START_MAX) == "2200-01-01T00:00:00Z"
+    for text in ("2200-01-01T00:00:00Z", "9999-12-31T23:00:00Z"):
+        with pytest.raises(DefinitionError, match="at must lie before the year 2200"):
+            parse_start(text, what="at")

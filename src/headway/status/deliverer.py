@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.clock import Clock
-from headway.errors import DefinitionError, JobNotFound, NotFound, StoreFull, StoreUnavailable
+from headway.errors import DefinitionError, JobNotFound, NotFound, StoreError, StoreFull, StoreUnavailable
+from headway.events import RequestFailed, emit
 from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, Instant
 from headway.settings import Settings
 from headway.status.messages import headers_for, job_message, trial_message
@@ -102,13 +103,10 @@ class Deliverer:
         self._lease = lease
         self._concurrency = concurrency
         self._under_way: dict[asyncio.Task[None], Delivery] = {}
-        self._mistake: BaseException | None = None
         self._prune_at = clock.monotonic()
 
     async def tick(self) -> float:
         """Begin with as much of what is due as there is room for; return the seconds until there may be more."""
-        if self._mistake is not None:
-            raise self._mistake
         await self._prune()
         sent = self._clock.monotonic()
         next_at, now = await self._store.webhooks.next_due()
@@ -179,8 +177,6 @@ class Deliverer:
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._under_way[task]
         self.counts.in_flight = len(self._under_way)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._mistake = error  # It ends the loop, loudly.
         self.wake()
 
     async def _deliver(self, delivery: Delivery, endpoint: Endpoint | None) -> None:
@@ -195,6 +191,10 @@ class Deliverer:
                 await self.send_now(delivery, endpoint)
         except (StoreUnavailable, StoreFull):
             pass  # Nobody knows how it went, so it is due again when its time is over.
+        except Exception as error:  # noqa: BLE001 - an unreadable row or a bug is a failed try, and ends no process
+            emit(RequestFailed(node=self._clock.node, request_id=delivery.id, error=error))
+            with contextlib.suppress(StoreError):
+                await self._write_mistake(delivery, error)
 
     async def _send(self, delivery: Delivery, endpoint: Endpoint, url: str) -> Answer:
         try:
@@ -203,7 +203,7 @@ class Deliverer:
             headers = headers_for(delivery.id, now, body, endpoint.signing(now))
         except JobNotFound:
             return Answer(took_ms=0, error="the job was deleted", is_final=True)
-        except (ValueError, TypeError, RecursionError):  # Somebody else wrote it; others must not wait for it.
+        except (ValueError, TypeError, ArithmeticError, RecursionError):  # Nobody can read what somebody else wrote.
             return Answer(took_ms=0, error="the message cannot be written", is_final=True)
         return await self._sender.post(url, body, headers)
 
@@ -238,6 +238,12 @@ class Deliverer:
             with contextlib.suppress(NotFound):  # Somebody has just removed it.
                 await self._store.webhooks.change(endpoint.id, is_on=False)  # It says that it wants nothing more, ever.
         return recorded or delivery
+
+    async def _write_mistake(self, delivery: Delivery, error: Exception) -> None:
+        answer = Answer(took_ms=0, error=f"internal error: {type(error).__name__}")
+        age, now = self._clock.now() - delivery.created_at, self._clock.now()
+        verdict = judge(answer, tries=delivery.tries + 1, age=age, spread=self._clock.chance.random())
+        await self._write(delivery, Outcome(at=now, took_ms=0, error=answer.error), verdict)
 
     async def _give_up(self, delivery: Delivery, why: str) -> None:
         outcome = Outcome(at=self._clock.now(), took_ms=0, error=why)

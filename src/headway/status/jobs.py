@@ -10,7 +10,7 @@ import msgspec
 
 from headway import deeds
 from headway.errors import DefinitionError, DuplicateKey, InvalidTask, JobNotFound, StoreUnavailable, TaskNotFound
-from headway.instants import DAY, parse_instant, to_datetime
+from headway.instants import DAY, parse_start, to_datetime
 from headway.lifecycle import Status
 from headway.model import KEY_LENGTH_MAX, EnqueuedRow, Job, NewJob, check_name, encode_args
 from headway.shapes import attempt_shape, job_facts, job_outlook, job_shape, stamp, unmasked
@@ -218,7 +218,7 @@ async def _new_job(call: Call, body: JobBody, key: str | None) -> NewJob:
             "tenant": own or body.tenant,
             "max_attempts": body.max_attempts,
             "delay": body.delay,
-            "at": None if body.run_at is None else to_datetime(parse_instant(body.run_at, what="run_at")),
+            "at": None if body.run_at is None else to_datetime(parse_start(body.run_at, what="run_at")),
             "key": key or body.key,
             "tags": None if body.tags is None else tuple(body.tags),
             "timeout": body.timeout,
