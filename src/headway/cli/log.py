@@ -72,6 +72,7 @@ class EventLog:
         self._failures = 0
         self._completed_told_at = float("-inf")
         self._completed = 0
+        self._wake_ups_told: tuple[str, str] | None = None
 
     @classmethod
     def on_stderr(cls, *, as_json: bool) -> "EventLog":
@@ -106,6 +107,8 @@ class EventLog:
             yield from self._failure(event)
         elif isinstance(event, JobsSettled):
             yield from self._settled(event)
+        elif isinstance(event, WakeModeChanged):
+            yield from self._wake_mode(event)
         else:
             yield from describe(event)
 
@@ -118,6 +121,12 @@ class EventLog:
         fields = {"loop": event.loop, "error": event.error, "failures": self._failures}
         self._failures = 0
         yield "warning", "store unavailable", fields
+
+    def _wake_mode(self, event: WakeModeChanged) -> Iterator[Line]:
+        """Tell it once: the loops of a process and its API listen apart, and learn the same."""
+        told, self._wake_ups_told = self._wake_ups_told, (event.mode, event.reason)
+        if told != self._wake_ups_told:
+            yield from describe(event)
 
     def _settled(self, event: JobsSettled) -> Iterator[Line]:
         """Tell each failure of a few, and of successes how many there were, at most once a second."""

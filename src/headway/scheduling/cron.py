@@ -42,6 +42,7 @@ _EVERY_HOUR: Final[_Entry] = attrgetter("opens")
 
 # Seconds outside these cannot show a label of the years we know, in whatever zone.
 _SECOND_MIN: Final = -2 * DAY_S
+_SEGMENTS_BACK_MAX: Final = 20  # Ten years of clock changes, for a schedule that runs so rarely.
 _SECOND_MAX: Final = (DAYS_END + 2) * DAY_S
 
 # No clock was ever moved by more than a day, so two days away from a change nothing of it is left.
@@ -106,6 +107,18 @@ class Timetable:
             return self._doubled_note(label, "second")
         if self._comes_again(label, segment):
             return self._doubled_note(label, "first")
+        return self._skipped_note(instant, segment) if self._dst == "skip" else None
+
+    def _skipped_note(self, instant: Instant, segment: Segment) -> str | None:
+        """Say which local times were left out since the instant before this one."""
+        for _ in range(_SEGMENTS_BACK_MAX):
+            if segment.start <= _SECOND_MIN or self.next_after(segment.start * SECOND - 1) != instant:
+                return None
+            earlier = self._timeline.at(segment.start - 1)
+            left_out = self._expression.next(earlier.closes)
+            if left_out < segment.opens and not self._expression.every_hour:
+                return f"{self._missing(left_out, segment.opens)} (DST); left out before this one, dst=skip"
+            segment = earlier
         return None
 
     def _since(self, segment: Segment, second: int) -> int:
@@ -131,10 +144,14 @@ class Timetable:
     def _left_out_note(self, left_out: int, label: int) -> str:
         missing, runs = _clock(left_out), _clock(label)
         at = _time(runs) if runs.date() == missing.date() else f"{runs:%Y-%m-%d} {_time(runs)}"
-        others = self._expression.count(left_out + 1, label)
-        subject = f"{_time(missing)} does" if not others else f"{_time(missing)} and {others} more do"
-        verb = "runs" if not others else "run once"
-        return f"{subject} not exist on {missing:%Y-%m-%d} (DST); {verb} at {at}, dst={self._dst}"
+        verb = "run once" if self._expression.count(left_out + 1, label) else "runs"
+        return f"{self._missing(left_out, label)} (DST); {verb} at {at}, dst={self._dst}"
+
+    def _missing(self, left_out: int, label: int) -> str:
+        """Name the local times from the first one that is left out up to a label."""
+        missing, others = _clock(left_out), self._expression.count(left_out + 1, label)
+        subject = f"{_time(missing)} and {others} more do" if others else f"{_time(missing)} does"
+        return f"{subject} not exist on {missing:%Y-%m-%d}"
 
     def _doubled_note(self, label: int, which: str) -> str:
         moment = _clock(label)

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from headway.cli.log import DECISIONS_TOLD_MAX, EventLog, describe
+from headway.cli.log import DECISIONS_TOLD_MAX, EventLog, close_logs, describe
 from headway.events import (
     AccessRefused,
     AttemptsLost,
@@ -124,6 +124,13 @@ def test_a_store_that_stays_away_does_not_fill_the_log() -> None:
     assert len(log_of("plain", *failures)) == 1
 
 
+def test_two_listeners_of_one_process_say_the_same_once() -> None:
+    polling = WakeModeChanged(node="n", mode="poll", reason="notifications do not arrive")
+    notified = WakeModeChanged(node="n", mode="notify", reason="notifications arrive")
+    lines = log_of("plain", polling, polling, notified, notified, polling)
+    assert [line.split("mode=")[1].split()[0] for line in lines] == ["poll", "notify", "poll"]
+
+
 @pytest.mark.parametrize("look", ["plain", "json", "terminal"])
 def test_hostile_names_stay_on_one_line(look: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
@@ -140,3 +147,4 @@ def test_a_log_that_nobody_reads_does_not_stop_anything(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(sys, "stderr", Gone())
     EventLog.on_stderr(as_json=False)(EVENTS[0])
+    assert close_logs()
