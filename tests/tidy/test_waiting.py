@@ -173,3 +173,32 @@ RULES = [
 def test_tests_wait_for_what_they_need(rule: Callable[[], Iterator[str]]) -> None:
     problems = list(rule())
     assert not problems, "\n" + "\n".join(problems)
+
+
+BAD = {
+    no_test_has_to_be_quick: "def test():\n    took = time.monotonic() - began\n    assert took < 2",
+    waits_are_safety_nets: "SOON_S = 5\ndef test():\n    process.wait(SOON_S)",
+    deadlines_are_safety_nets: "def test():\n    deadline = time.monotonic() + 10",
+    one_way_to_find_a_port: "def free_port():\n    pass",
+    no_output_is_thrown_away: "subprocess.Popen(command, stderr=subprocess.DEVNULL)",
+}
+GOOD = {
+    no_test_has_to_be_quick: "def test():\n    took = time.monotonic() - began\n    assert 2 < took < 60",
+    waits_are_safety_nets: "NET_S = 30 * 2\nprocess.wait(NET_S)\nevent.wait(1)  # short: asked again.",
+    deadlines_are_safety_nets: "def test():\n    deadline = time.monotonic() + 10 * 9",
+    one_way_to_find_a_port: "port = free_port()",
+    no_output_is_thrown_away: "subprocess.Popen(command, stderr=log)",
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_rules_notice(rule: Callable[[], Iterator[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for name, source in (("bad.py", BAD[rule]), ("good.py", GOOD[rule])):
+        path = tmp_path / "tests" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+        monkeypatch.setattr(f"{__name__}.FILES", [path])
+        monkeypatch.setattr(f"{__name__}.TESTS", path.parent)
+        found[name] = len(list(rule()))
+    assert found == {"bad.py": 1, "good.py": 0}
