@@ -17,10 +17,14 @@ from headway.instants import HOUR
 from headway.lifecycle import Attempt, Parked, Raised, Released, Succeeded, settle
 from headway.model import Node, Plan
 from headway.ports import Fence
+from headway.status import situation
+from headway.status.situation import faults, look
 from headway.store import Store, postgres
+from headway.store.facts import facts
 from headway.store.migrations import migrate
 from headway.store.postgres import POOL_SIZE, PostgresDriver
 from headway.store.transaction import Transaction, as_json, call
+from headway.store.wrapping import WrappingDriver
 from tests.conformance.arrange import claim_one, decide, due_plans, enqueue, new_job, run_one, spec
 from tests.support.postgres import PostgresServer, database_name
 from tests.support.waiting import DEADLINE_S, async_wait_until
@@ -592,3 +596,34 @@ async def test_order_and_prefixes_do_not_depend_on_the_locale(icu_store: Store) 
     assert len(jobs) == len(ids) + sum(made.fires for made in plans)
     attempts = [Attempt(job_id=job.id, attempt=1, failures=0, max_attempts=1) for job in jobs]
     assert not await store.queue.settle([settle(attempt, Succeeded(), 0) for attempt in attempts])
+
+
+# What status and doctor say
+
+
+async def test_a_transaction_that_stays_open_is_noticed(
+    url: str, store: Store, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found() -> list[str]:
+        seen = await look(store, now=Clock().now(), facts=await facts(store.driver))
+        return [alert.words for alert in faults(seen) if alert.code == "long_transaction"]
+
+    assert await found() == []
+    transaction = operator.transaction(isolation="repeatable_read")
+    await transaction.start()
+    await operator.execute("set application_name = 'a report'")
+    await operator.fetchval("select count(*) from headway_jobs")
+    assert await found() == [], "it is young"
+    monkeypatch.setattr(situation, "TRANSACTION_S_MAX", 0.0)
+    (words,) = await found()
+    assert "of a report, idle in transaction" in words
+    seen = await look(store, now=Clock().now(), facts=await facts(store.driver), tenant="acme")
+    assert "long_transaction" not in {alert.code for alert in faults(seen)}, "it is not a tenant's business"
+    await transaction.rollback()
+    assert await found() == []
+
+
+async def test_whatever_is_around_a_driver_it_says_what_it_is(store: Store) -> None:
+    known = await facts(WrappingDriver(WrappingDriver(store.driver)))
+    assert known == await facts(store.driver)
+    assert known.kind == "postgresql"

@@ -58,7 +58,7 @@ SCHEDULE_AUDIT_S_MAX: Final = 30.0
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
-_PASSING: Final = ("undecided", "standstill")  # The words of these alerts say for how long by now.
+_PASSING: Final = ("undecided", "standstill", "long_transaction")  # The words of these alerts say for how long by now.
 
 _facts_of: Final[WeakKeyDictionary[Driver, Facts]] = WeakKeyDictionary()
 

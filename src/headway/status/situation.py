@@ -17,10 +17,12 @@ from headway.status.around import alive, pauses
 from headway.status.engines import PARTS, engines_of
 from headway.store import Store
 from headway.store.facts import Facts
+from headway.store.measures import OpenTransaction
 from headway.why import WORKER, Worker, error_line, workers_of
 
 LATE: Final = 10 * SECOND  # The budget of promise L1.
 STANDSTILL_S: Final = 30.0
+TRANSACTION_S_MAX: Final = 120.0
 SETTLED_AFTER: Final = 5 * SECOND  # A node says first that it lives, and begins to listen then.
 SCHEDULER: Final = "scheduler"
 SHARD_PREFIX: Final = "scheduler/"
@@ -48,6 +50,7 @@ class Situation:
     failing: list[tuple[str, int]]
     held: list[tuple[str, str]] = field(default_factory=list)
     undelivered: int = 0
+    transaction: OpenTransaction | None = None
     tenant: str | None = None
 
     @property
@@ -98,6 +101,7 @@ async def look(
         failing=await store.ledger.failing(FAILING_FLAGGED, tenant=tenant),
         held=await store.ledger.held(tenant=tenant),
         undelivered=await store.webhooks.failed(DAY, owner=tenant),
+        transaction=await store.measures.oldest_transaction() if tenant is None else None,
         tenant=tenant,
     )
 
@@ -298,6 +302,7 @@ def faults(situation: Situation) -> Iterator[Alert]:
         yield Alert(code="schedules_held", words=words, cure="headway schedules list")
     yield from _queue_faults(situation)
     if situation.tenant is None:
+        yield from _store_faults(situation.transaction)
         yield from _engine_faults(situation.nodes)
         for node in situation.nodes:
             yield from _node_faults(node, situation.facts.kind)
@@ -338,6 +343,16 @@ def _queue_faults(situation: Situation) -> Iterator[Alert]:
                 cure=f"headway worker --app MODULE:APP --queues {shlex.quote(name)}",
                 target=name,
             )
+
+
+def _store_faults(transaction: OpenTransaction | None) -> Iterator[Alert]:
+    if transaction is not None and transaction.age_s >= TRANSACTION_S_MAX:
+        age = span(round(transaction.age_s) * SECOND)
+        yield Alert(
+            code="long_transaction",
+            words=f"a transaction has been open for {age} ({transaction.who}): dead rows pile up, and claims slow down",
+            cure="end it, or set idle_in_transaction_session_timeout",
+        )
 
 
 def _engine_faults(nodes: list[Node]) -> Iterator[Alert]:

@@ -8,6 +8,7 @@ from typing import Final
 from headway.errors import StoreError, StoreUnavailable
 from headway.store.sqlite import SqliteDriver
 from headway.store.transaction import Driver
+from headway.store.wrapping import unwrapped
 
 _SERVER_SETTINGS: Final = (
     "server_version",
@@ -29,6 +30,7 @@ class Facts:
 
 async def facts(driver: Driver) -> Facts:
     """Ask a database what it is."""
+    driver = unwrapped(driver)
     if driver.dialect_name == "sqlite":
         return Facts(kind="sqlite", version=sqlite3.sqlite_version, settings=_file_settings(driver))
     return await _server_facts(driver)

@@ -48,6 +48,14 @@ class Undecided:
     held: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransaction:
+    """A transaction of anybody that keeps the database from removing dead rows, and for how long it has."""
+
+    age_s: float
+    who: str
+
+
 class StoreMeasures:
     """Counts what is in the store."""
 
@@ -58,6 +66,13 @@ class StoreMeasures:
         """Hear the store's time: the cheapest question that shows whether it answers."""
         now: Instant = (await self._driver.fetch(call("time")))[0]["now"]
         return now
+
+    async def oldest_transaction(self) -> OpenTransaction | None:
+        """Find the transaction that has been open for longest; SQLite does not tell."""
+        if self._driver.dialect_name == "sqlite":
+            return None
+        rows = await self._driver.fetch(call("oldest_transaction"))
+        return OpenTransaction(age_s=float(rows[0]["age_s"]), who=rows[0]["who"]) if rows else None
 
     async def tallies(self, alive_within: Duration) -> Tallies:
         """Add up what the nodes have counted; a node that was heard of so lately lives."""

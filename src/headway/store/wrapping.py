@@ -43,3 +43,10 @@ class WrappingDriver:
     async def close(self) -> None:
         """Give back every connection."""
         await self._driver.close()
+
+
+def unwrapped(driver: Driver) -> Driver:
+    """Return the driver of the database itself, whatever is around it."""
+    while isinstance(driver, WrappingDriver):
+        driver = driver._driver
+    return driver

@@ -58,3 +58,19 @@ select count(*) as waiting, min(created_at) as oldest_at, {now} as now from (
 select count(*) as letters from (
   select 1 as one from headway_jobs where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null limit :limit
 ) as letters;
+
+-- name: oldest_transaction
+-- PostgreSQL only: who keeps dead rows from being removed, also by a prepared transaction. Of the sessions of other users
+-- a role without pg_monitor does not see since when.
+select * from (
+  select extract(epoch from clock_timestamp() - xact_start) as age_s,
+    concat('process ', pid, coalesce(' of ' || nullif(application_name, ''), ''), coalesce(', ' || state, '')) as who
+  from pg_stat_activity
+  where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null
+    and (backend_xmin is not null or backend_xid is not null)
+  union all
+  select extract(epoch from clock_timestamp() - prepared), concat('prepared transaction ', gid)
+  from pg_prepared_xacts where database = current_database()
+) as found
+order by age_s desc
+limit 1;
