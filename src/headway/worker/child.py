@@ -57,6 +57,7 @@ from headway.worker.frames import (
     ToChild,
     ToSupervisor,
     Unfit,
+    Voided,
     frame,
 )
 from headway.worker.started import Started, note_starts, noting
@@ -433,15 +434,16 @@ class ProcessChild(_QueueChild):
             if waiting.pop(number, None) is None:
                 continue
             if self._place.is_void(number):  # It was taken back while we could not hear it.
-                self._forget(claimed.job_id, claimed.attempt)
+                self._leave_out(claimed)
+                kept += 1
                 continue
             if kept and not self._is_short.get(claimed.task):
                 self.flush()  # It may take its time, or never come back.
                 kept = 0
             self._place.set(number)
             if self._place.is_void(number):  # At this moment; they may think that it has begun.
-                self._forget(claimed.job_id, claimed.attempt)
-                self.send(Revoked([claimed.job_id]))
+                self._leave_out(claimed)
+                kept += 1
                 continue
             began = monotonic()
             self.ended(claimed, self._attempt(claimed))
@@ -453,6 +455,11 @@ class ProcessChild(_QueueChild):
                 self.flush()
                 kept = 0
         self.flush()
+
+    def _leave_out(self, claimed: Claimed) -> None:
+        """Do not begin a job that was taken back. To say so shows that we go on, too."""
+        self._forget(claimed.job_id, claimed.attempt)
+        self.keep(Voided(claimed.job_id, claimed.attempt))
 
     def stop(self, job_id: str, attempt: int) -> None:
         """Cancel an async task on its loop; a sync one learns it from its context, or by a signal."""

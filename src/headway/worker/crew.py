@@ -53,11 +53,14 @@ from headway.worker.frames import (
     TaskInfo,
     ToSupervisor,
     Unfit,
+    Voided,
 )
 from headway.worker.pool import Pool, Post, Running, company_of
 from headway.worker.process import ChildProcess
 
 STUCK_S: Final = 0.5  # So long a job may make others wait in its child before they are taken back.
+NOT_BEGUN_S_MAX: Final = 10.0  # A child that is given a job and does not begin it for so long stands still,
+STALLED_S_MAX: Final = 5.0  # and so long it may take to show that it goes on. Then it is replaced.
 SOFT_S: Final = 1.0  # From asking to SIGTERM
 HARD_S: Final = 2.0  # and from there to SIGKILL.
 GONE_S_MAX: Final = 0.2  # So long we wait at the end for what was killed: not all can be, at every moment,
@@ -302,15 +305,46 @@ class Crew:
             child.process.send(Revoke(sorted(unasked)))
 
     def _take_back_all(self, child: Post) -> None:
-        """Take back whatever waits in a child. One that runs a job at a time need not answer, it may be deaf."""
+        """Take back what has not begun in a child. One that runs a job at a time need not answer: it may be deaf."""
         if child.kind != "process":
             self._take_back(child, [claimed.job_id for claimed, _ in child.waiting])
-        elif child.waiting:
-            child.process.place.void(child.waiting[-1][1])
-            self._catch_up(child, self._clock.monotonic())  # What has begun by now goes on.
-            back = [claimed for claimed, _ in child.waiting]
+        elif child.waiting or child.running:
+            now = self._clock.monotonic()
+            child.process.place.void(child.jobs)
+            self._catch_up(child, now)  # What has begun by now goes on.
+            unbegun = self._unbegun(child)
+            for running in unbegun:
+                self._forget_running(child, running)
+            if unbegun:
+                child.stalled_since = now
+            back = [*(running.claimed for running in unbegun), *(claimed for claimed, _ in child.waiting)]
             child.waiting.clear()
             self._give_back(back)
+
+    def _unbegun(self, child: Post) -> list[Running]:
+        """Return the jobs that were given to a child to run now and that it has not begun."""
+        at = child.process.place.get()
+        return [running for running in child.running.values() if running.number > at]
+
+    def _forget_running(self, child: Post, running: Running) -> None:
+        """Take a job that has not begun out of the running ones. One that is cancelled meanwhile ends so."""
+        del child.running[running.claimed.job_id]
+        if isinstance(running.stop_as, lifecycle.Cancelled):
+            self._reasons[running.claimed.job_id] = running.stop_as
+
+    def _voided(self, child: Post, job_id: str, attempt: int) -> None:
+        """A child has left out a job that was taken back: it goes on, whatever had kept it."""
+        child.stalled_since = None
+        running = child.running.get(job_id)
+        if running is not None and running.claimed.attempt == attempt:  # We thought that it had just begun.
+            self._forget_running(child, running)
+            self._give_back([running.claimed])
+            self._begin_waiting(child)
+
+    def _begin_waiting(self, child: Post) -> None:
+        now = self._clock.monotonic()
+        while child.waiting and len(child.running) < child.width:
+            self._begin(child, *child.waiting.popleft(), now)
 
     def watch(self) -> None:
         """Look after everything that only time can show; called several times a second."""
@@ -332,11 +366,13 @@ class Crew:
             self._kill(child, child.killed_because)
         if child.kind == "process":
             self._catch_up(child, now)
-        oldest = now
+        oldest, unbegun = now, self._unbegun(child) if child.kind == "process" else []
         for running in child.running.values():
             oldest = min(oldest, running.since)
             if running.stop_as is not None:
                 self._press(child, running, now)
+            elif running in unbegun:
+                continue  # Its time has not begun either.
             elif running.timeout_s is not None and now - running.since >= running.timeout_s:
                 text = f"it ran for {running.timeout_s:g} s, which is all it may"
                 self.stop(
@@ -347,6 +383,10 @@ class Crew:
         if child.waiting and now - oldest > STUCK_S:
             pool.job_s = max(pool.job_s, now - oldest)
             self._take_back_all(child)
+        if unbegun and now - oldest > NOT_BEGUN_S_MAX:
+            self._take_back_all(child)
+        if child.stalled_since is not None and now - child.stalled_since > STALLED_S_MAX:
+            self._kill(child, "it stood still")
         if not child.is_leaving and (self._is_spent(child) or self._is_idle_solo(pool, child)):
             self._retire(child)
 
@@ -469,6 +509,8 @@ class Crew:
                 self._foreman.reported(reports)
             case Revoked(job_ids, begun):
                 self._revoked(child, job_ids, begun)
+            case Voided(job_id, attempt):
+                self._voided(child, job_id, attempt)
             case Ask():
                 self._answer(child, message)
             case Hello():
@@ -517,17 +559,14 @@ class Crew:
         back = [claimed for claimed, _ in child.waiting if claimed.job_id in given]
         child.waiting = deque(item for item in child.waiting if item[0].job_id not in given)
         # A job that we took for running may not have begun yet: it is behind one whose end we have not read.
-        for running in [child.running.pop(job_id) for job_id in given if job_id in child.running]:
+        for running in [child.running[job_id] for job_id in given if job_id in child.running]:
             back.append(running.claimed)
-            if isinstance(running.stop_as, lifecycle.Cancelled):
-                self._reasons[running.claimed.job_id] = running.stop_as
+            self._forget_running(child, running)
         for job_id in begun:
             self._reasons.pop(job_id, None)  # Whoever wants it to stop will say so again.
         child.revoked.difference_update(job_ids, begun)
         self._give_back(back)
-        now = self._clock.monotonic()
-        while child.waiting and len(child.running) < child.width:
-            self._begin(child, *child.waiting.popleft(), now)
+        self._begin_waiting(child)
 
     def _give_back(self, jobs: Iterable[Claimed]) -> None:
         for claimed in jobs:

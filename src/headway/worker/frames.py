@@ -1,7 +1,7 @@
 """What supervisor and child say to each other: lists of messages as JSON, with their length in front. Never pickle.
 
     supervisor → child   Run · Stop · Revoke · Answer · Flush · Finish
-    child → supervisor   Hello · Done · Failed · Cancelled · Stopped · Unfit · Reports · Revoked · Ask · Spent
+    child → supervisor   Hello · Done · Failed · Cancelled · Stopped · Unfit · Reports · Revoked · Voided · Ask · Spent
 
 A message with jobs holds many of them, and while more of them wait a child sends the outcomes of short ones in one
 frame: both sides do few calls when there is much to do, and wait for nothing when there is little. So that nobody is
@@ -148,6 +148,13 @@ class Revoked(_Message, tag=True, frozen=True):
     begun: list[str] = []
 
 
+class Voided(_Message, tag=True, frozen=True):
+    """The child came to a job that was taken back meanwhile (see `Place`), and left it out."""
+
+    job_id: str
+    attempt: int
+
+
 class Ask(_Message, tag=True, frozen=True):
     """A question that needs the store: keep a step, enqueue jobs."""
 
@@ -165,7 +172,7 @@ class Spent(_Message, tag=True, frozen=True):
 
 
 ToChild: TypeAlias = Run | Stop | Revoke | Answer | Flush | Finish
-ToSupervisor: TypeAlias = Hello | Done | Failed | Cancelled | Stopped | Unfit | Reports | Revoked | Ask | Spent
+ToSupervisor: TypeAlias = Hello | Done | Failed | Cancelled | Stopped | Unfit | Reports | Revoked | Voided | Ask | Spent
 
 _encoder: Final = msgspec.json.Encoder()
 

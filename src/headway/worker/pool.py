@@ -53,6 +53,7 @@ class Post:
     revoked: set[str] = field(default_factory=set)
     jobs: int = 0
     is_gone: bool = False
+    stalled_since: float | None = None  # It was given jobs and began none; nothing was heard of it since.
 
     @property
     def load(self) -> int:
@@ -77,7 +78,7 @@ class Pool:
 
     def capacity_of(self, child: Post) -> int:
         """How many jobs a child may hold."""
-        if not child.is_ready or child.is_leaving or child.is_solo:
+        if not child.is_ready or child.is_leaving or child.is_solo or child.stalled_since is not None:
             return 0
         short = min(int(child.width * PREFETCH_S / self.job_s), PREFETCH_MAX)
         return child.width + short
