@@ -413,11 +413,17 @@ def test_figures_are_over_ones_own_jobs(wall: Wall) -> None:
     own = [job["status"] for job in wall.otter.get("/api/jobs?limit=200").json()["items"]]
     assert mine["jobs"]["RUNNING"] == own.count("RUNNING") < all_of_it["jobs"]["RUNNING"]
     assert mine["jobs"]["PENDING"] == own.count("PENDING") < all_of_it["jobs"]["PENDING"]
-    assert mine["dead"]["total"] == 1 < all_of_it["dead"]["total"]
-    assert mine["schedules"]["total"] == 1 < all_of_it["schedules"]["total"]
+    dead, schedules = (len(wall.otter.get(f"/api/{name}").json()["items"]) for name in ("dead", "schedules"))
+    assert mine["dead"]["total"] == dead < all_of_it["dead"]["total"]
+    assert mine["schedules"]["total"] == schedules < all_of_it["schedules"]["total"]
     for name in ("nodes", "workers", "leader", "store"):
         assert not mine.get(name)
-    assert wall.otter.get("/api/audit").json()["schedules"] == 1
+    assert schedules <= wall.otter.get("/api/audit").json()["schedules"] <= schedules + 1  # Also one that was removed.
+
+
+def _ended(client: httpx.Client) -> int:
+    jobs = client.get("/api/jobs?limit=200").json()["items"]
+    return sum(job["status"] in ("COMPLETED", "FAILED") for job in jobs)
 
 
 def test_charts_and_counts_are_over_ones_own_jobs(wall: Wall) -> None:
@@ -425,7 +431,9 @@ def test_charts_and_counts_are_over_ones_own_jobs(wall: Wall) -> None:
     for who, client in (("otter", wall.otter), ("zebra", wall.zebra), ("all", wall.home.root)):
         points = client.get("/api/stats/series").json()["points"]
         ended[who] = sum(point["completed"] + point["failed"] for point in points)
-    assert ended == {"otter": 2, "zebra": 2, "all": 4}
+    ended_in_lists = {who: _ended(client) for who, client in (("otter", wall.otter), ("zebra", wall.zebra))}
+    assert min(ended_in_lists.values()) >= 2
+    assert ended == {**ended_in_lists, "all": sum(ended_in_lists.values())}
     for query in ("task=zebra-type", "queue=zebra-queue"):
         points = wall.otter.get(f"/api/stats/series?{query}").json()["points"]
         assert not any(point["completed"] or point["failed"] for point in points)
@@ -481,6 +489,7 @@ def test_a_key_of_another_tenant_is_not_taken(wall: Wall) -> None:
     bulk = wall.otter.post("/api/jobs/bulk", json={"jobs": [{**body, "key": "shared-key", "type": "other-type"}]})
     assert bulk.status_code in (404, 409)  # One's own has this key; of the other tenant's nothing is said.
     assert WORD not in bulk.text
+    wall.home.write("delete from headway_jobs where queue = 'otter-keys'")  # Its key has the word that others look for.
 
 
 def test_a_bulk_with_one_foreign_job_makes_none(wall: Wall) -> None:

@@ -27,8 +27,18 @@ def pipe() -> Iterator[tuple[int, TextIO]]:
     fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     stream = os.fdopen(theirs, "w")
     yield ours, stream
-    os.close(ours)
+    os.close(ours)  # Whoever still writes fails now.
+    while _writers:
+        assert _writers.pop().close(DEADLINE_S)  # It must not write to whatever has its number next.
     stream.close()
+
+
+_writers: list[LogWriter] = []
+
+
+def _writer(stream: TextIO) -> LogWriter:
+    _writers.append(LogWriter(stream, _dropped))
+    return _writers[-1]
 
 
 def _dropped(lines: int) -> str:
@@ -48,7 +58,7 @@ def test_nobody_waits_for_a_full_pipe_and_drops_are_counted(
     monkeypatch.setattr(log_writer, "LINES_MAX", 50)
     monkeypatch.setattr(log_writer, "BATCH_LINES", 1)
     ours, stream = pipe
-    write = LogWriter(stream, _dropped)
+    write = _writer(stream)
     for number in range(500):  # Without the thread, the first ones would wait for ever.
         write(f"{number:04} " + "x" * 200)
     lines = _read_until(ours, "dropped")
@@ -63,7 +73,7 @@ def test_nobody_waits_for_a_full_pipe_and_drops_are_counted(
 def test_few_long_lines_are_bounded_too(pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "CHARACTERS_MAX", 20_000)
     ours, stream = pipe
-    write = LogWriter(stream, _dropped)
+    write = _writer(stream)
     for _ in range(10):
         write("x" * 9_000)
     assert _read_until(ours, "dropped")[-1] in {f"dropped {lines}" for lines in range(5, 9)}
@@ -71,7 +81,7 @@ def test_few_long_lines_are_bounded_too(pipe: tuple[int, TextIO], monkeypatch: p
 
 def test_closing_waits_for_a_while_and_says_whether_all_was_written(pipe: tuple[int, TextIO]) -> None:
     _, stream = pipe
-    write = LogWriter(stream, _dropped)
+    write = _writer(stream)
     write("x" * 3 * PIPE_BYTES)
     assert not write.close(0.05)  # short: nobody reads, so this can only be longer.
     written = io.StringIO()
