@@ -13,12 +13,13 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from headway.errors import StoreFull, StoreUnavailable
 from headway.events import ClockStepped, TickFailed, emit
 from headway.instants import SECOND, Instant
 
+CANCEL_AGAIN_S: Final = 0.1
 RETRY_REST_S_MIN: Final = 0.2
 RETRY_REST_S_MAX: Final = 5.0
 CLOCK_STEP_S: Final = 1.0
@@ -105,6 +106,14 @@ class Clock:
                 await wake.wait()
         except TimeoutError:
             pass
+
+
+async def cancel_until_done(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel tasks until they have ended. A client library can miss a cancellation, for instance while it connects."""
+    while waiting := [task for task in tasks if not task.done()]:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting, timeout=CANCEL_AGAIN_S)
 
 
 def _base32(number: int, pairs: int) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headway.clock import Clock
+from headway.clock import Clock, cancel_until_done
 from headway.errors import InvalidConfig
 from headway.events import EngineLost, EngineReturned, emit
 from headway.instants import Instant
@@ -214,8 +214,7 @@ class RedisLive:
     async def close(self) -> None:
         """Stop telling."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancel_until_done(self._task)
         await self._link.close()
 
     async def _run(self) -> None:
@@ -342,11 +341,7 @@ class RedisView:
 
     async def close(self) -> None:
         """Stop listening."""
-        tasks = [*self._beside, *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel_until_done(*self._beside, *([self._task] if self._task is not None else []))
         await self._link.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from headway.clock import Clock
+from headway.clock import Clock, cancel_until_done
 from headway.coordination.elector import MARGIN, RENEWALS_PER_LEASE
 from headway.errors import DefinitionError, LeaseLost, LockHeld, StoreError, StoreFull, StoreUnavailable
 from headway.instants import HOUR, SECOND, Duration, DurationLike, format_duration, parse_duration, span
@@ -147,8 +147,7 @@ class _Hold:
         lease, self._lease = self._lease, None
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait([keeper])
+            await cancel_until_done(keeper)
         if lease is not None and self.loss is None:
             with contextlib.suppress(TimeoutError, StoreError):
                 async with contextlib.nullcontext() if self._is_alone else asyncio.timeout(GOODBYE_S_MAX):

@@ -262,7 +262,7 @@ COLD = {
     *("next_tokens", "next_tokens_above", "leases", "time", "notify"),
     *("beat", "ask_node", "leave", "nodes", "prune_nodes"),
     *("record_log", "record_step", "queues_paused", "pause_queue", "resume_queue"),
-    *("tallies", "keep_tally", "undecided"),
+    *("tallies", "keep_tally", "undecided", "oldest_transaction"),
     *("add_endpoint", "ensure_callbacks", "endpoints", "change_endpoint", "remove_endpoint", "add_test"),
     "deliveries_of_job",
     "latest",

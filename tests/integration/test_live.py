@@ -1,6 +1,7 @@
 """Live values over a real Redis: they come before the store has them, and nothing depends on them."""
 
 import asyncio
+import contextlib
 import io
 import itertools
 import json
@@ -591,5 +592,28 @@ async def test_values_come_in_order_and_lost_ones_leave_no_gap_unseen(redis: Red
         with redis.client() as client:
             assert 0 < client.ttl("{order:}live:job_1") <= live_module.KEPT_S
     finally:
+        await live.close()
+        await view.close()
+
+
+async def test_closing_ends_what_has_missed_its_cancellation(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis' client can miss it while it connects; whoever closes waited for ever."""
+
+    async def deaf(_: object, *__: object) -> float:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3_600)
+        return 3_600.0
+
+    monkeypatch.setattr(RedisLive, "_round", deaf)
+    monkeypatch.setattr(RedisView, "_listen", deaf)
+    clock = Clock(node="node_1")
+    live = RedisLive(redis.url(prefix="deaf:"), clock=clock, node="node_1")
+    view = RedisView(redis.url(prefix="deaf:"), clock=clock, node="api")
+    live.begin(lambda _job_id, _attempt: True, lambda: None)
+    view.listen(lambda _latest, _is_of_everything: None)
+    await asyncio.sleep(0.1)  # So that both have begun; if not, this shows less.
+    async with asyncio.timeout(DEADLINE_S):
         await live.close()
         await view.close()

@@ -1,12 +1,13 @@
 """The clock that follows the store's, the ids that sort, and the loop that everything runs in."""
 
 import asyncio
+import contextlib
 import random
 import re
 
 import pytest
 
-from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, Loop
+from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, Loop, cancel_until_done
 from headway.errors import StoreUnavailable
 from headway.events import ClockStepped, Event, TickFailed, subscribed
 from headway.instants import SECOND, Instant
@@ -254,3 +255,19 @@ async def test_silence_counts_from_the_last_tick_that_came_to_its_end() -> None:
     began = failing.loop.time()
     await failing.running.run()
     assert failing.running.idle_s() == pytest.approx(failing.loop.time() - began)
+
+
+@virtual
+async def test_who_misses_a_cancellation_is_cancelled_again() -> None:
+    async def deaf(times: int) -> None:
+        for _ in range(times):
+            with contextlib.suppress(asyncio.CancelledError):  # As a client may do in the middle of connecting.
+                await asyncio.sleep(3_600)
+
+    tasks = [asyncio.ensure_future(deaf(times)) for times in (0, 1, 5)]
+    await asyncio.sleep(1)
+    began = asyncio.get_running_loop().time()
+    await cancel_until_done(*tasks)
+    assert all(task.done() for task in tasks)
+    assert asyncio.get_running_loop().time() - began < 1
+    await cancel_until_done()

@@ -22,7 +22,7 @@ from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from headway.clock import Clock, Loop
+from headway.clock import Clock, Loop, cancel_until_done
 from headway.errors import HeadwayError
 from headway.events import RequestFailed, emit
 from headway.ports import LiveView, WakeUps
@@ -229,10 +229,9 @@ class Api:
             return
         for loop in services.loops:
             loop.stop()
-        done, late = await asyncio.wait(self._running, timeout=5.0)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*done, *late, return_exceptions=True)
+        _, late = await asyncio.wait(self._running, timeout=5.0)
+        await cancel_until_done(*late)
+        await asyncio.gather(*self._running, return_exceptions=True)
         await services.deliverer.close()
         if self._view is not None:
             await self._view.close()

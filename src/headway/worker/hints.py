@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
-from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
+from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, cancel_until_done
 from headway.errors import EngineUnavailable
 from headway.ports import Hint, Transport
 
@@ -117,9 +117,9 @@ class HintTaker:
             await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
             return taking.result() if taking.done() else []
         finally:
-            for waiting in (taking, stopping):
-                waiting.cancel()
-            await asyncio.gather(taking, stopping, return_exceptions=True)
+            await cancel_until_done(taking, stopping)
+            if not taking.cancelled():
+                taking.exception()  # It may have failed at the same moment; then the next one says so.
 
     async def _follow(self, hints: Sequence[Hint]) -> None:
         wanted = self.wanted()

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from headway.clock import Clock
+from headway.clock import Clock, cancel_until_done
 from headway.coordination.engines.address import Address
 from headway.errors import EngineUnavailable
 from headway.instants import SECOND, Duration
@@ -146,8 +146,7 @@ class Subscription:
     async def close(self) -> None:
         """Stop listening."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancel_until_done(self._task)
 
     def _tell(self) -> None:
         self._failures = 0

@@ -20,7 +20,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from headway.clock import Clock
+from headway.clock import Clock, cancel_until_done
 from headway.coordination.engines.redis_client import clients_of, in_words, key_prefix, read_address
 from headway.errors import EngineUnavailable
 from headway.instants import MILLISECOND, Duration
@@ -30,7 +30,6 @@ CALL_S_MAX: Final = 3.0  # For all of them together.
 CONNECTIONS_MAX: Final = 16
 QUIET_S: Final = 5.0  # A subscription that hears nothing for so long is asked whether it lives.
 LISTEN_AGAIN_S: Final = 1.0
-CANCEL_S: Final = 0.1
 EXPIRY_S: Final = 0.01  # Redis counts in milliseconds; a little later the lock is surely gone.
 
 ACQUIRE: Final = """
@@ -109,9 +108,8 @@ class RedisEngine:
         self._hear = None
         if self._alarm is not None:
             self._alarm.cancel()
-        while self._listener is not None and not self._listener.done():
-            self._listener.cancel()  # Until it hears it: the client can miss that in the middle of connecting.
-            await asyncio.wait([self._listener], timeout=CANCEL_S)
+        if self._listener is not None:
+            await cancel_until_done(self._listener)
         for client in self._clients:
             await client.aclose()
 
