@@ -1,4 +1,4 @@
-"""What the tests of the command line share, and databases that have the schema already."""
+"""Fixtures of several modules: the command line, databases with the schema, an API on each kind of store."""
 
 import asyncio
 import sys
@@ -10,6 +10,7 @@ import pytest
 from headway.store import open_driver
 from headway.store.migrations import migrate
 from tests.support.command_line import Cli, be_patient
+from tests.support.house import House, house
 from tests.support.postgres import PostgresServer
 
 
@@ -46,3 +47,15 @@ def migrated_url(postgres_server: PostgresServer, migrated_database: str) -> Ite
     url = postgres_server.create_database(template=migrated_database)
     yield url
     postgres_server.drop(url)
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """An API with its tokens and clients, on SQLite and on PostgreSQL, for all tests of a module."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('home')}/headway.db"
+    else:
+        template = request.getfixturevalue("migrated_database")
+        url = request.getfixturevalue("postgres_server").create_database(template=template)
+    with house(url) as built:
+        yield built

@@ -1,10 +1,8 @@
 """A row that makes no sense, written by hand or by another version, spoils nothing but itself."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support.house import House, house
+from tests.support.house import House
 from tests.support.waiting import wait_until
 
 HUGE = 2**62
@@ -29,17 +27,6 @@ ABSURD = {
     "priority": "2147483647",
     "callback": "'not a url'",
 }
-
-
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('absurd')}/headway.db"
-    else:
-        template = request.getfixturevalue("migrated_database")
-        url = request.getfixturevalue("postgres_server").create_database(template=template)
-    with house(url) as built:
-        yield built
 
 
 def _enqueue(home: House, **more: object) -> str:

@@ -1,7 +1,7 @@
 """What answers say: jobs as the store has them, 304 while nothing has changed, and what is refused by its name."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,13 @@ from headway.model import Report
 from headway.settings import Settings
 from headway.store import Store
 from tests.conformance.arrange import claim_one, run_one
-from tests.support.house import SECRET, House, house
+from tests.support.house import SECRET, House
 from tests.support.waiting import wait_until
 
 ERROR = '{"type": "IOError", "message": "the disk is full", "traceback": "line 1"}'
 WAITING = "from headway_jobs where status = 'PENDING' and queue = 'waiting'"
 PASSES = ("why", "eta_seconds")  # What an answer says of the time that passes.
 PAUSE_S = 1.2  # So long that every text about it has changed; longer does no harm.
-
-
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('answers')}/headway.db"
-    else:
-        template = request.getfixturevalue("migrated_database")
-        url = request.getfixturevalue("postgres_server").create_database(template=template)
-    with house(url) as built:
-        yield built
 
 
 def error_of(answer: httpx.Response, status: int = 422) -> str:

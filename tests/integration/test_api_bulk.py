@@ -1,7 +1,6 @@
 """Counting, retrying and cancelling many jobs over HTTP, running one with other arguments, charts and calendars."""
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,21 +14,10 @@ from headway.model import NewJob, Report, ScheduleSpec
 from headway.scheduling.triggers import Cron, Every, Trigger
 from headway.store import Store
 from tests.conformance.arrange import claim_one, decide, run_one
-from tests.support.house import House, house
+from tests.support.house import House
 
 IDS = Clock()
 NOTHING = {"matched": 0, "is_exact": True, "done": 0, "refused": [], "more": False}
-
-
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('bulk')}/headway.db"
-    else:
-        template = request.getfixturevalue("migrated_database")
-        url = request.getfixturevalue("postgres_server").create_database(template=template)
-    with house(url) as built:
-        yield built
 
 
 def enqueue(home: House, number: int = 1, **options: Any) -> list[str]:

@@ -16,21 +16,10 @@ from headway.model import NewJob, Node, ScheduleSpec
 from headway.scheduling.triggers import Every
 from headway.store import Store
 from tests.conformance.arrange import decide, run_one
-from tests.support.house import House, house
+from tests.support.house import House
 
 ERROR = '{"type": "IOError", "message": "the disk is full", "traceback": "line 1"}'
 IDS = Clock()
-
-
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('operations')}/headway.db"
-    else:
-        template = request.getfixturevalue("migrated_database")
-        url = request.getfixturevalue("postgres_server").create_database(template=template)
-    with house(url) as built:
-        yield built
 
 
 def error_of(answer: httpx.Response, status: int) -> str:

@@ -1,7 +1,6 @@
 """Schedules over HTTP, with a real server on both databases: define, guard, look at, steer; and what is refused."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,20 +11,9 @@ from headway.model import Node, ScheduleSpec
 from headway.scheduling.triggers import Every
 from headway.store import Store
 from tests.conformance.arrange import decide
-from tests.support.house import House, house
+from tests.support.house import House
 
 DAILY = {"task": "report", "cron": "0 6 * * *", "tz": "Europe/Berlin", "args": {"day": "yesterday"}}
-
-
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('schedules')}/headway.db"
-    else:
-        template = request.getfixturevalue("migrated_database")
-        url = request.getfixturevalue("postgres_server").create_database(template=template)
-    with house(url) as built:
-        yield built
 
 
 def error_of(answer: httpx.Response, status: int) -> str:

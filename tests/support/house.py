@@ -77,7 +77,7 @@ class House:
         return self.beside.do(action)
 
     def write(self, *statements: str) -> None:
-        """Change the store behind everybody's back."""
+        """Change the store directly, with SQL."""
         if self.url.startswith("sqlite"):
             with sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=DEADLINE_S) as connection:
                 for statement in statements:
