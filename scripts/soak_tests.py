@@ -10,6 +10,7 @@ Conditions can be combined: `cpu+disk`. No failed test is tried again.
 import argparse
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -85,7 +86,8 @@ def _verdict(failed: dict[str, list[Path]], runs: int) -> str:
 @contextlib.contextmanager
 def _load(condition: str, reports: Path) -> Iterator[None]:
     """Keep the machine busy as a condition says until the block ends."""
-    reports.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(reports, ignore_errors=True)  # What an earlier soak has left there is not of this run.
+    reports.mkdir(parents=True)
     kinds = condition.split("+")
     programs = [[BUSY]] * (os.cpu_count() or 1) if "cpu" in kinds else []
     programs += [[SYNCING, str(reports / "synced")]] if "disk" in kinds else []

@@ -37,6 +37,9 @@ def _soak(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_soak_names_what_failed_how_often_and_its_logs(tmp_path: Path) -> None:
     (tmp_path / "test_sometimes.py").write_text(SOMETIMES)
+    stale = tmp_path / "soak" / "01-idle" / "failures" / "stale.log"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("a failure of an earlier soak")
     chosen = ["-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path)]
     done = _soak(tmp_path, "--runs", "2", "--conditions", "idle,cpu+disk+reverse", *chosen)
     assert done.returncode == 1, done.stdout + done.stderr
