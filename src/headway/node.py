@@ -37,8 +37,9 @@ from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import LeaderMandate, LockMandate, Mandate, Scheduler
 from headway.settings import Settings
 from headway.status.tally import Tally
+from headway.worker.held import QUIET_S
 from headway.worker.hints import HintTaker
-from headway.worker.supervisor import HAND_BACK_S_MAX, QUIET_S, Supervisor
+from headway.worker.supervisor import HAND_BACK_S_MAX, Supervisor
 
 SCHEDULER: Final = "scheduler"
 WORKER: Final = "worker"
@@ -81,7 +82,9 @@ class EngineNode:
         self._clock = clock
         self._supervisor = supervisor
         self._schedules = schedules
-        self.live_state: Callable[[], JsonObject | None] = supervisor.live_state if supervisor else lambda: None
+        self.live_state: Callable[[], JsonObject | None] = (
+            supervisor.reporter.live_state if supervisor else lambda: None
+        )
         self._tally = Tally(clock)
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -118,7 +121,7 @@ class EngineNode:
         """Work until `stop`. An error that is not the store's absence ends the node, and leaves its leases in order."""
         with subscribed(self._tally):
             if self._supervisor is not None:
-                self._supervisor.begin_live()
+                self._supervisor.reporter.begin_live()
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = {loop: group.create_task(self._run(loop), name=loop.name) for loop in self.loops}
@@ -130,7 +133,7 @@ class EngineNode:
             finally:
                 await self._say_goodbye()
                 if self._supervisor is not None:
-                    await self._supervisor.close()
+                    await self._supervisor.reporter.close()
                 if self._world.admission is not None:
                     await self._world.admission.close()
                 if self._world.dispatch is not None:
@@ -233,10 +236,10 @@ class EngineNode:
             "watchman": (supervisor.watch, poll_s),
         }
         loops = {name: Loop(name, tick, clock=self._clock, rest_s_max=rest) for name, (tick, rest) in ticks.items()}
-        supervisor.claimer_wake = loops["claimer"].wake
-        supervisor.keeper_wake = loops["keeper"].wake
-        supervisor.settler_wake = loops["settler"].wake
-        supervisor.reporter_wake = loops["reporter"].wake
+        supervisor.claimer.wake = loops["claimer"].wake
+        supervisor.keeper.wake = loops["keeper"].wake
+        supervisor.settler.wake = loops["settler"].wake
+        supervisor.reporter.wake = loops["reporter"].wake
         return tuple(loops.values())
 
     def _transports(self, dispatch: Dispatch) -> tuple[Loop, ...]:
@@ -246,7 +249,8 @@ class EngineNode:
         if supervisor is None:
             return (telling,)
         hints = HintTaker(dispatch.transport, dispatch.health, clock=self._clock, poll_s=self._settings.poll / SECOND)
-        hints.wanted, hints.hinted, supervisor.hints = supervisor.wants_hints, supervisor.take_hint, hints
+        claimer = supervisor.claimer
+        hints.wanted, hints.hinted, claimer.hints = claimer.wants_hints, claimer.take_hint, hints
         hearing = Loop("hinter", hints.tick, clock=self._clock, rest_s_max=announcer.QUIET_S)
         hints.wake = hearing.wake
         return telling, hearing

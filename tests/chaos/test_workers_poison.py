@@ -7,7 +7,7 @@ import pytest
 
 from headway.instants import SECOND
 from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
-from headway.worker.supervisor import LINES_MAX
+from headway.worker.reporter import LINES_MAX
 from tests.chaos.worker_arena import MANY_S_MAX, WorkerArena, everywhere, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]

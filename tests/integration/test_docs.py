@@ -63,7 +63,7 @@ from headway.status import follow, hub, openapi, web
 from headway.status.api import ROUTES
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
-from headway.worker import context, crew, pool, supervisor
+from headway.worker import claimer, context, crew, pool, reporter, settler
 from tests.support import evidence
 from tests.support.prefork import Prefork, preforked
 from tests.support.waiting import wait_until
@@ -369,9 +369,9 @@ def test_the_limits_are_those_of_the_code() -> None:
         "line of a log": number(model.LOG_LINE_LENGTH_MAX),
         "metadata of a job, as JSON": number(model.METADATA_BYTES_MAX),
         "steps of a job": f"{context.STEPS_MAX}, their names {model.STEP_LENGTH_MAX}",
-        "progress of a job": f"every {supervisor.REPORT_EVERY_S:g} s",
+        "progress of a job": f"every {reporter.REPORT_EVERY_S:g} s",
         "lost workers of a job": f"{lifecycle.LOSSES_MAX}; ",
-        "jobs in one claim or one settlement of a worker": number(max(supervisor.CLAIM_MAX, supervisor.SETTLE_MAX)),
+        "jobs in one claim or one settlement of a worker": number(max(claimer.CLAIM_MAX, settler.SETTLE_MAX)),
         "jobs that wait in a child process behind those that run": f"within {pool.PREFETCH_S * 1000:g} ms, at most "
         f"{pool.PREFETCH_MAX}; those behind a job of more than {crew.STUCK_S:g} s",
         "threads of a worker": number(THREADS_MAX),

@@ -20,8 +20,10 @@ from headway.lifecycle import Attempt, Outcome, Released, Settlement
 from headway.model import Lease
 from headway.ports import Fence
 from headway.store.transaction import Transaction
-from headway.worker import supervisor
-from headway.worker.supervisor import Supervisor
+from headway.worker import settler
+from headway.worker.claimer import Claimer
+from headway.worker.keeper import Watchman
+from headway.worker.settler import Settler
 from tests.simulation.campaign import MUST_SEE, missing
 from tests.simulation.scenario import Mishaps
 from tests.simulation.simulation import Result, Sabotage, simulate
@@ -200,10 +202,10 @@ def test_unfenced_steps_and_children_are_caught() -> None:
 
 
 def test_endless_trust_in_job_leases_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def watch(self: Supervisor) -> float:
+    async def watch(self: Watchman) -> float:
         return 0.2
 
-    monkeypatch.setattr(Supervisor, "watch", watch)
+    monkeypatch.setattr(Watchman, "tick", watch)
     # A store that is away for longer than a lease, and comes back in time for somebody else, is rare: we begin where
     # it happens today.
     problem = next(caught(mishaps=OFTEN_UNREACHABLE, first=19, within=3 * CAUGHT_WITHIN), "")
@@ -211,22 +213,22 @@ def test_endless_trust_in_job_leases_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_code_that_begins_too_late_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Supervisor, "_trusted", lambda self, jobs: list(jobs))
+    monkeypatch.setattr(Claimer, "_trusted", lambda self, jobs: list(jobs))
     problem = next(caught(), "")
     assert "S3: the code of a stale attempt begins" in problem, problem
 
 
 def test_an_outcome_lost_with_its_answer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle = Supervisor.settle
+    settle = Settler.tick
 
-    async def forgetful(self: Supervisor) -> float:
+    async def forgetful(self: Settler) -> float:
         try:
             return await settle(self)
         except StoreUnavailable:
             self._settling = []
             raise
 
-    monkeypatch.setattr(Supervisor, "settle", forgetful)
+    monkeypatch.setattr(Settler, "tick", forgetful)
     assert any("L3: nobody runs it" in problem for problem in caught(mishaps=OFTEN_UNREACHABLE))
 
 
@@ -254,18 +256,18 @@ def test_a_hand_back_that_costs_an_attempt_is_caught(monkeypatch: pytest.MonkeyP
             settlement = msgspec.structs.replace(settlement, failures=settlement.failures + 1)
         return settlement
 
-    monkeypatch.setattr(supervisor, "settle", settle)
+    monkeypatch.setattr(settler, "settle", settle)
     problem = next(caught(), "")
     assert "L7: what counts as a failure" in problem, problem
 
 
 def test_a_stop_that_forgets_what_is_being_claimed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def claim(self: Supervisor) -> float:
-        if self.crew is None or self.is_draining:
+    async def claim(self: Claimer) -> float:
+        if self._held.crew is None or self._held.draining is not None:
             return 1.0
-        return await self._claim(self.crew)
+        return await self._claim(self._held.crew)
 
-    monkeypatch.setattr(Supervisor, "claim", claim)
+    monkeypatch.setattr(Claimer, "tick", claim)
     problem = next(caught(mishaps=OFTEN_UNHEARD), "")
     assert "L7: a clean stop left jobs behind" in problem, problem
 

@@ -348,7 +348,7 @@ class Crew:
         self._supervisor.has_room()
 
     def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
-        held = self._supervisor._held.get(job_id)
+        held = self._supervisor._held.find(job_id, attempt)
         if held is not None and job_id in self.running:
             self.running[job_id].cancel()
             self._end(held.claimed, outcome)

@@ -14,7 +14,8 @@ from headway.instants import SECOND
 from headway.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
 from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, Claimed, NewJob, Node, Report
 from headway.worker.frames import Ask, TaskInfo
-from headway.worker.supervisor import LINES_MAX, REPORT_EVERY_S, Supervisor
+from headway.worker.reporter import LINES_MAX, REPORT_EVERY_S
+from headway.worker.supervisor import Supervisor
 from tests.simulation.stage import Seat, Stage
 from tests.simulation.virtual_loop import virtual
 
@@ -185,7 +186,7 @@ async def test_reports_that_are_written_one_by_one_are_all_written() -> None:
     async with Stage() as stage:
         post = Post(stage)
         jobs = await post.take(3)
-        post.supervisor._work = Picky(post.supervisor._work)
+        post.supervisor.reporter._work = Picky(post.supervisor.reporter._work)
         post.supervisor.reported([_said(job, job.id) for job in jobs])
         await asyncio.sleep(1)
         with pytest.raises(StoreUnavailable):
@@ -239,7 +240,7 @@ async def test_many_short_lines_are_written_in_parts_and_in_order() -> None:
         post = Post(stage)
         [flooding, other] = await post.take(2)
         writes: list[int] = []
-        work = post.supervisor._work
+        work = post.supervisor.reporter._work
         write = work.report
 
         async def report(reports: Sequence[Report]) -> frozenset[str]:
@@ -310,7 +311,7 @@ async def test_what_has_ended_is_not_looked_through_while_the_store_is_away() ->
     async with Stage() as stage:
         post = Post(stage)
         jobs = await post.take(3)
-        post.supervisor._ended = Unread()
+        post.supervisor.settler._ended = Unread()
         for job in jobs[:2]:
             post.supervisor.ended(job, Succeeded())
         post.seat.driver.is_down = True

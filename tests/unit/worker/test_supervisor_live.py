@@ -10,7 +10,7 @@ from headway.lifecycle import Succeeded
 from headway.model import Claimed, Report
 from headway.ports import Latest
 from headway.why import Detail
-from headway.worker.supervisor import CHECKPOINT_EVERY_S, LINES_EVERY_S, REPORT_EVERY_S
+from headway.worker.reporter import CHECKPOINT_EVERY_S, LINES_EVERY_S, REPORT_EVERY_S
 from tests.simulation.stage import Stage
 from tests.simulation.virtual_loop import virtual
 from tests.unit.worker.test_supervisor import LEASE_S, Post
@@ -55,7 +55,7 @@ async def test_the_store_is_told_rarely_while_it_is_told_live() -> None:
     async with Stage() as stage:
         live = Told()
         post = Post(stage, live=live)
-        post.supervisor.begin_live()
+        post.supervisor.reporter.begin_live()
         [job] = await post.take()
         for every_s, lines in ((CHECKPOINT_EVERY_S, ()), (LINES_EVERY_S, ("a line",)), (REPORT_EVERY_S, ())):
             live.trouble = "it is away" if every_s == REPORT_EVERY_S else None
@@ -114,7 +114,7 @@ async def test_of_an_attempt_that_may_be_lost_nothing_is_told() -> None:
     async with Stage() as stage:
         live = Told()
         post = Post(stage, live=live)
-        post.supervisor.begin_live()
+        post.supervisor.reporter.begin_live()
         [job] = await post.take()
         post.supervisor.reported([_report(job, 10)])
         assert live.may_tell(job.id, job.attempt)

@@ -1,0 +1,260 @@
+"""The claimer takes jobs while the crew has room, one queue after the other, in batches as large as the room."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
+
+from headway.clock import Clock
+from headway.errors import StoreFull, StoreUnavailable
+from headway.events import Timed, emit
+from headway.instants import Duration
+from headway.lifecycle import Outcome, Parked, Released
+from headway.model import REASON_LENGTH_MAX, Claimed, Node, storable
+from headway.ports import Work
+from headway.worker.crew_port import CrewPort
+from headway.worker.held import HeldAttempts
+from headway.worker.hints import HintTaker
+
+CLAIM_MAX: Final = 2_000
+UNPARK_EVERY_S: Final = 5.0
+QUEUE_USUAL: Final = "default"
+SEEN_MAX: Final = 1_000
+PROBE_EVERY_S: Final = 0.25
+PROBE_SHARE: Final = 20.0
+
+
+class Claimer:
+    """Fills the room that the crew has."""
+
+    def __init__(
+        self,
+        work: Work,
+        held: HeldAttempts,
+        ended: Callable[[Claimed, Outcome], None],
+        *,
+        clock: Clock,
+        lease: Duration,
+        poll_s: float,
+        queues: Sequence[str] = (),
+    ) -> None:
+        self._work = work
+        self._held = held
+        self._ended = ended
+        self._clock = clock
+        self._lease = lease
+        self._poll_s = poll_s
+        self.queues = tuple(queues)
+        self.wake: Callable[[], None] = lambda: None
+        self.hints: HintTaker | None = None
+        self._ready: deque[str] = deque(queues)  # The next queue to take from is in front.
+        self._mixes: dict[str, frozenset[str]] = {}  # Of which kinds the last jobs of a queue were.
+        self._probe_at: dict[str, float] = {}
+        self._heard: set[str] = set()  # Queues that got a job while we looked into them.
+        self._queues_seen_at = -1e9
+        self._foreign: frozenset[str] = frozenset()  # Tasks that others know and we do not.
+        self._is_alike = True  # Whether all who take from our queues know the same tasks.
+        self._seen: set[str] = set(queues) or {QUEUE_USUAL}  # The queues that we take from, as far as we know them.
+        self._looked: set[str] = set()  # Queues that were looked into, with nothing heard of them meanwhile.
+        self._unpark_at = 0.0
+
+    # --- what others tell
+
+    def hear_ready(self, queue: str, *, is_resumed: bool) -> None:
+        """Take note of a queue that got a job, or is not paused any more."""
+        is_ours = not self.queues or queue in self.queues
+        if is_ours and (is_resumed or not self._is_hinted(queue)):
+            self._see(queue)
+            self.wake()
+
+    def hear_anything(self) -> None:
+        """Take note of a commit that may have been about anything."""
+        if self.hints is None or not self.hints.is_working or not self._is_alike:
+            self._queues_seen_at = -1e9
+            self.wake()
+
+    def _see(self, queue: str) -> None:
+        """A queue may have something for us."""
+        self._heard.add(queue)
+        if queue not in self._ready:
+            self._ready.append(queue)
+        if len(self._seen) < SEEN_MAX:
+            self._seen.add(queue)
+
+    def meet(self, peers: Collection[Node]) -> None:
+        """Learn which tasks other workers know: jobs of theirs are left for them."""
+        crew = self._held.crew
+        if crew is None or not crew.tasks:
+            return
+        known: set[str] = set()
+        is_alike = True
+        for peer in peers:
+            worker = peer.state.get("worker")
+            if peer.id != self._clock.node and isinstance(worker, dict):
+                tasks = worker.get("tasks", ())
+                known.update(tasks)
+                is_alike &= set(tasks) == crew.tasks.keys() or not self._shares_queues(worker.get("queues", ()))
+        self._foreign = frozenset(known - crew.tasks.keys())
+        self._is_alike = is_alike
+
+    def _shares_queues(self, queues: Collection[str]) -> bool:
+        return not self.queues or "*" in queues or not set(queues).isdisjoint(self.queues)
+
+    # --- hints of a transport
+
+    def wants_hints(self) -> frozenset[str]:
+        """Return the queues for whose jobs there is room, whatever kind they are of, as far as we know their kinds."""
+        crew = self._held.crew
+        if crew is None or not crew.tasks or self._held.draining is not None:
+            return frozenset()
+        full = {kind for kind in crew.kinds if crew.room(kind) <= 0}
+        if not full:
+            return frozenset(self._seen)
+        return frozenset(queue for queue in self._seen if not self._mixes.get(queue, crew.kinds.keys()) & full)
+
+    def take_hint(self, queues: Collection[str]) -> None:
+        """Look into these queues now; into all of them when hints do not come any more."""
+        if not queues:
+            self._queues_seen_at = -1e9
+        for queue in queues:
+            self._see(queue)
+        self.wake()
+
+    def _is_hinted(self, queue: str) -> bool:
+        """Say whether one of us is told of each job in this queue, so that the others need not look.
+
+        Only among equals: a hint may go to a worker that does not know the task.
+        """
+        return self._is_alike and self.hints is not None and self.hints.brings(queue)
+
+    # --- claiming
+
+    async def tick(self) -> float:
+        """Fill the room that the crew has."""
+        crew = self._held.crew
+        if crew is None or not crew.tasks or self._held.draining is not None:
+            return self._poll_s
+        self._looked.clear()
+        with self._held.claiming():
+            rest_s = await self._claim(crew)
+        if self.hints is not None:
+            self.hints.looked_into(self._looked)
+        return rest_s
+
+    async def _claim(self, crew: CrewPort) -> float:
+        """Take from the queues that we know to have something; who waits there does not wait for a look around."""
+        rest_s = await self._fill(crew)
+        await self._unpark(crew)
+        return min(rest_s, await self._fill(crew)) if await self._finds_queues() else rest_s
+
+    async def _fill(self, crew: CrewPort) -> float:
+        room = {kind: min(crew.room(kind), CLAIM_MAX) for kind in crew.kinds}
+        may_be_more = False
+        for _ in range(len(self._ready)):
+            if max(room.values()) <= 0 or self._held.draining is not None:
+                break
+            may_be_more |= await self._claim_from(crew, self._ready[0], room)
+        return 0.0 if may_be_more and max(room.values()) > 0 else self._poll_s
+
+    async def _unpark(self, crew: CrewPort) -> None:
+        """Look again at jobs that nobody knew. All parked ones when we are new here: perhaps our code is."""
+        now = self._clock.monotonic()
+        if now >= self._unpark_at:
+            await self._work.unpark(crew.tasks, "unknown task" if self._unpark_at else "")
+            self._unpark_at = now + UNPARK_EVERY_S
+
+    async def _finds_queues(self) -> bool:
+        """Look now and then for queues of which we have not heard; say whether there are any."""
+        now = self._clock.monotonic()
+        if self.queues or now - self._queues_seen_at < self._poll_s:
+            return False
+        self._queues_seen_at = now
+        known = set(self._ready)
+        for queue in await self._work.ready_queues():
+            self._see(queue)
+        return not known.issuperset(self._ready)
+
+    async def _claim_from(self, crew: CrewPort, queue: str, room: dict[str, int]) -> bool:
+        """Take from one queue its share of the room; say whether there may be more in it."""
+        self._heard.discard(queue)
+        jobs, may_be_more = await self._claim_mixed(crew, queue, room)
+        if queue not in self._heard and (jobs or not may_be_more):
+            self._looked.add(queue)
+        if queue in self._ready:
+            self._ready.remove(queue)
+            if may_be_more or self.queues or queue in self._heard:  # After the others, it is its turn again.
+                self._ready.append(queue)
+        return may_be_more and bool(jobs)
+
+    async def _claim_mixed(self, crew: CrewPort, queue: str, room: dict[str, int]) -> tuple[int, bool]:
+        """Claim jobs of whatever kind is next, going by the kinds that came last; return how many, and whether more.
+
+        While one of these kinds has no room the others are looked for alone. That has to read past all that is not
+        wanted, so it is done now and then, the more rarely the longer it takes.
+        """
+        mix = self._mixes.get(queue) or frozenset(room)
+        full = {kind for kind in room if room[kind] <= 0}
+        skip = set(self._foreign)
+        started = self._clock.monotonic()
+        if mix & full:
+            if started < self._probe_at.get(queue, 0.0):
+                return 0, True
+            skip.update(*(crew.kinds[kind] for kind in full))
+        limit = -(-min(room[kind] for kind in (mix - full or room.keys() - full)) // max(1, len(self._ready)))
+        jobs = await self._work.claim(queue, node=self._clock.node, lease=self._lease, limit=limit, skip=skip)
+        took_s = self._clock.monotonic() - started
+        emit(Timed(node=self._clock.node, what="claim", lots=((took_s, 1),)))
+        if mix & full:
+            # A store that was slow once, or a process that stood still, must not make these jobs wait for long.
+            self._probe_at[queue] = started + max(PROBE_EVERY_S, min(PROBE_SHARE * took_s, self._poll_s))
+        kinds = [crew.tasks[job.task].isolation for job in jobs if job.task in crew.tasks]
+        for kind in kinds:
+            room[kind] -= 1
+        if kinds and not mix & full:
+            self._mixes[queue] = frozenset(kinds)
+        if jobs:
+            await self._take(crew, jobs, started)
+        return len(jobs), len(jobs) == limit or bool(mix & full)
+
+    async def _take(self, crew: CrewPort, jobs: Sequence[Claimed], sent: float) -> None:
+        fit: list[Claimed] = []
+        again: list[str] = []
+        for claimed in jobs:
+            self._held.add(claimed, sent)
+            if claimed.attempt > 1:
+                again.append(claimed.job_id)
+            if claimed.task in crew.tasks and claimed.unreadable is None:
+                fit.append(claimed)
+            else:
+                self._ended(claimed, self._unfit(claimed))
+        kept = await self._kept(again) if again else None
+        if self._held.draining is not None:
+            for claimed in fit:
+                self._ended(claimed, Released(self._held.draining))
+        elif fit:
+            crew.start(self._trusted(fit), kept)
+
+    def _trusted(self, jobs: Sequence[Claimed]) -> list[Claimed]:
+        """Leave out what may not be ours any more: we stood still, or waited too long for the store."""
+        now = self._clock.monotonic()
+        ours = [held for job in jobs if (held := self._held.find(job.job_id, job.attempt)) is not None]
+        late = [held for held in ours if held.trust_until <= now]
+        if late:
+            self._held.lose(late, "their leases ran out before they began")
+        return [held.claimed for held in ours if held.trust_until > now]
+
+    async def _kept(self, job_ids: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Read the steps that earlier attempts finished, however long it takes: without them they would be repeated."""
+        wake = asyncio.Event()
+        while True:
+            try:
+                return await self._work.steps(job_ids)
+            except (StoreUnavailable, StoreFull):
+                await self._clock.rest(self._poll_s, wake)
+
+    def _unfit(self, claimed: Claimed) -> Outcome:
+        if claimed.unreadable is not None:
+            return Parked(storable(claimed.unreadable, REASON_LENGTH_MAX), "unreadable")
+        if claimed.task in self._foreign:
+            return Released("handed back: another worker knows the task")
+        return Parked(f"no worker here knows the task {claimed.task!r}")

@@ -1,0 +1,229 @@
+"""The reporter writes progress, metadata and logs, at most twice a second per job, the latest value only.
+
+Where they are told live (the port `Live`), they are written every few seconds.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from headway.clock import Clock
+from headway.errors import StoreError, StoreFull, StoreUnavailable
+from headway.events import ReportsRefused, emit
+from headway.instants import Instant
+from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, REASON_LENGTH_MAX, JsonObject, Report, storable
+from headway.ports import Latest, Live, Work
+from headway.worker.held import QUIET_S, Held, HeldAttempts
+
+REPORT_EVERY_S: Final = 0.5
+CHECKPOINT_EVERY_S: Final = 5.0  # Instead, while it is told live;
+LINES_EVERY_S: Final = 2.0  # and so much of a log at most goes down with a worker.
+REPORTS_MAX: Final = 1_000
+LINES_MAX: Final = 2_000  # In one write: leases are extended between two of them.
+
+
+class Reporter:
+    """Writes what running attempts say about themselves."""
+
+    def __init__(self, work: Work, held: HeldAttempts, *, clock: Clock, live: Live | None = None) -> None:
+        self._work = work
+        self._held = held
+        self._clock = clock
+        self._live = live
+        self.wake: Callable[[], None] = lambda: None
+        self._reporting: dict[str, Held] = {}
+        self._flushing = asyncio.Lock()
+        held.on_removed = self._forget
+
+    async def tick(self) -> float:
+        """Write what is new about running attempts, of each at most twice a second."""
+        now = self._clock.monotonic()
+        due = [held for held in self._reporting.values() if now - held.reported_at >= self._every_s(held) - 0.01]
+        await self._flush(due[:REPORTS_MAX])
+        if len(due) > REPORTS_MAX:
+            return 0.0
+        if not self._reporting:
+            return QUIET_S
+        earliest = min(held.reported_at + self._every_s(held) for held in self._reporting.values())
+        return max(0.01, min(REPORT_EVERY_S, earliest - self._clock.monotonic()))
+
+    def _every_s(self, held: Held) -> float:
+        """Return how often an attempt's reports are written: rarely while they are told live."""
+        if self._live is None or self._live.trouble is not None:
+            return REPORT_EVERY_S
+        return LINES_EVERY_S if held.report is not None and held.report.lines else CHECKPOINT_EVERY_S
+
+    def reported(self, reports: Sequence[Report]) -> None:
+        """Take what attempts say about themselves; the latest counts, lines are all kept."""
+        is_new = self._live is None
+        for report in reports:
+            held = self._held.find_trusted(report.job_id, report.attempt)
+            if held is None:
+                continue
+            after, bounded = held.line_at, self._bounded(held, report)
+            held.report = _merge(held.report, bounded)
+            is_new |= report.job_id not in self._reporting
+            self._reporting[report.job_id] = held
+            if self._live is not None:
+                held.said = _said(held.said, bounded, after, self._clock.now())
+                self._live.tell(held.said)
+        if self._reporting and is_new:
+            self.wake()
+
+    def _bounded(self, held: Held, report: Report) -> Report:
+        """Keep the log of a job within its bound, say where it was cut off, and note when each line was heard."""
+        if not report.lines:
+            return report
+        now = self._clock.now()
+        kept: list[tuple[Instant | None, str, str]] = []
+        for at, stream, line in report.lines:
+            if held.logged > LOG_BYTES_MAX:
+                break
+            held.logged += len(line) + LOG_LINE_OVERHEAD
+            is_full = held.logged > LOG_BYTES_MAX
+            if self._live is not None:  # There they are known by their time.
+                held.line_at = at = max(at or now, held.line_at + 1)
+            text = (stream, line) if not is_full else ("log", "… the log is full: 1 MiB is kept")
+            kept.append((at or now, *text))
+        return msgspec.structs.replace(report, lines=tuple(kept))
+
+    # --- live
+
+    def live_state(self) -> JsonObject | None:
+        """Describe what tells live how far jobs are; None where the store does it alone."""
+        return None if self._live is None else {"name": self._live.name, "trouble": self._live.trouble}
+
+    def begin_live(self) -> None:
+        """Start to tell live what attempts say: of those that are surely ours, and of no others."""
+        if self._live is not None:
+            self._live.begin(self._may_tell, lambda: self.wake())
+
+    async def close(self) -> None:
+        """Tell nothing more."""
+        if self._live is not None:
+            await self._live.close()
+
+    def _may_tell(self, job_id: str, attempt: int) -> bool:
+        return self._held.find_trusted(job_id, attempt) is not None
+
+    def _forget(self, held: Held) -> None:
+        """Say nothing more of an attempt that is over."""
+        self._reporting.pop(held.claimed.job_id, None)
+        if self._live is not None and held.said is not None:
+            self._live.forget(held.claimed.job_id)
+
+    # --- writing
+
+    async def flush_all(self, ending: Sequence[Held]) -> None:
+        """Write all that these attempts have said."""
+        while spoke := [held for held in ending if held.report is not None or held.is_flushing]:
+            await self._flush(spoke)
+
+    async def _flush(self, held_ones: Sequence[Held]) -> None:
+        """Write reports, one batch after the other: the end of an attempt must not overtake what it said before.
+
+        Of many lines the first are written. The rest stays for the next time, as what was said later.
+        """
+        if not held_ones:
+            return
+        async with self._flushing:
+            reports = self._next_reports(held_ones)
+            if not reports:
+                return
+            try:
+                refused = await self._work.report(reports)
+            except (StoreUnavailable, StoreFull):
+                self._put_back(held_ones, reports)
+                raise
+            except StoreError:
+                await self._report_singly(held_ones, reports)
+            else:
+                if refused:
+                    emit(ReportsRefused(node=self._clock.node, job_ids=tuple(sorted(refused))))
+            finally:
+                for held in held_ones:
+                    held.is_flushing = False
+
+    def _next_reports(self, held_ones: Sequence[Held]) -> list[Report]:
+        """Take what is written now, no more lines than fit; who has more to say stands at the end of the line."""
+        now, room, reports = self._clock.monotonic(), LINES_MAX, []
+        for held in held_ones:
+            report = held.report
+            if report is None or (report.lines and not room):
+                continue
+            rest = report.lines[room:]
+            reports.append(_numbered(msgspec.structs.replace(report, lines=report.lines[:room]), held.said))
+            room = max(0, room - len(report.lines))
+            held.report, held.reported_at, held.is_flushing = None, now, True
+            self._reporting.pop(held.claimed.job_id, None)
+            if rest:
+                held.report = Report(job_id=report.job_id, attempt=report.attempt, lines=rest)
+                self._reporting[held.claimed.job_id] = held
+        return reports
+
+    def _put_back(self, held_ones: Sequence[Held], reports: Sequence[Report]) -> None:
+        by_job = {report.job_id: report for report in reports}
+        for held in held_ones:
+            earlier = by_job.get(held.claimed.job_id)
+            if earlier is not None and self._held.is_held(held):
+                held.report = earlier if held.report is None else _merge(earlier, held.report)
+                self._reporting[held.claimed.job_id] = held
+
+    async def _report_singly(self, held_ones: Sequence[Held], reports: Sequence[Report]) -> None:
+        for at, report in enumerate(reports):
+            try:
+                await self._report_one(report)
+            except (StoreUnavailable, StoreFull):
+                self._put_back(held_ones, reports[at:])
+                raise
+
+    async def _report_one(self, report: Report) -> None:
+        try:
+            await self._work.report([report])
+        except (StoreUnavailable, StoreFull):
+            raise
+        except StoreError as error:  # This one cannot be written; say so in its place.
+            note = storable(f"a report could not be stored: {error}", REASON_LENGTH_MAX)
+            lines = ((None, "log", note),)
+            await self._work.report([Report(job_id=report.job_id, attempt=report.attempt, lines=lines)])
+
+
+def _merge(earlier: Report | None, later: Report) -> Report:
+    if earlier is None:
+        return later
+    return Report(
+        job_id=later.job_id,
+        attempt=later.attempt,
+        progress=earlier.progress if later.progress is None else later.progress,
+        detail=earlier.detail if later.detail is None else later.detail,
+        metadata=earlier.metadata if later.metadata is None else later.metadata,
+        lines=earlier.lines + later.lines,
+    )
+
+
+def _said(before: Latest | None, report: Report, after: Instant, now: Instant) -> Latest:
+    """Add a report to what an attempt has said before. Its number is written into the detail, for the store too."""
+    serial = 1 if before is None else before.serial + 1
+    detail = report.detail if report.detail is not None or before is None else before.detail
+    try:
+        fields = {} if detail is None else msgspec.json.decode(detail, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:  # Not of our making. Nobody could read it.
+        fields = {}
+    return Latest(
+        job_id=report.job_id,
+        attempt=report.attempt,
+        serial=serial,
+        at=now,
+        progress=report.progress if report.progress is not None or before is None else before.progress,
+        detail=msgspec.json.encode({**fields, "serial": serial}).decode(),
+        metadata=report.metadata if report.metadata is not None or before is None else before.metadata,
+        after=after,
+        lines=tuple((at or now, stream, line) for at, stream, line in report.lines),
+    )
+
+
+def _numbered(report: Report, said: Latest | None) -> Report:
+    """Have the store know which of its reports an attempt made last."""
+    return report if said is None else msgspec.structs.replace(report, detail=said.detail)

@@ -1,0 +1,97 @@
+"""The settler writes outcomes: whatever has ended while the last batch was written is the next batch.
+
+An outcome that is known is written whenever the store answers again; the store refuses it if the attempt is over.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from headway.clock import Clock
+from headway.errors import StoreError, StoreFull, StoreUnavailable
+from headway.events import AttemptsLost, JobsSettled, Timed, emit
+from headway.lifecycle import Outcome, Settlement, Status, settle
+from headway.model import REASON_LENGTH_MAX, Claimed, storable
+from headway.ports import Work
+from headway.worker.held import QUIET_S, Held, HeldAttempts
+from headway.worker.reporter import Reporter
+
+SETTLE_MAX: Final = 2_000
+
+
+class Settler:
+    """Writes how attempts of this worker have ended."""
+
+    def __init__(self, work: Work, held: HeldAttempts, reporter: Reporter, *, clock: Clock) -> None:
+        self._work = work
+        self._held = held
+        self._reporter = reporter
+        self._clock = clock
+        self.wake: Callable[[], None] = lambda: None
+        self._ended: deque[tuple[Held, Outcome]] = deque()
+        self._settling: list[tuple[Held, Outcome]] = []
+
+    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+        """An attempt has ended: have it written."""
+        held = self._held.find(claimed.job_id, claimed.attempt)
+        if held is None:
+            return  # It was lost; nothing of it is kept.
+        held.is_ending = True
+        self._ended.append((held, outcome))
+        if len(self._ended) == 1:
+            self.wake()
+
+    async def tick(self) -> float:
+        """Write every outcome that is known, the last reports of these attempts first."""
+        batch = self._settling or self._next_batch()
+        if not batch:
+            return QUIET_S
+        self._settling = batch  # Until it is written, also when the store does not answer now.
+        await self._reporter.flush_all([held for held, _ in batch])
+        settlements = [settle(held.claimed, outcome, self._clock.chance.random()) for held, outcome in batch]
+        sent = self._clock.monotonic()
+        stale = await self._write(settlements)
+        emit(Timed(node=self._clock.node, what="settle", lots=((self._clock.monotonic() - sent, 1),)))
+        self._settling = []
+        for held, _ in batch:
+            self._held.remove(held)
+        self._tell(settlements, stale)
+        self._held.note_idle()
+        return 0.0 if self._ended else QUIET_S
+
+    def _next_batch(self) -> list[tuple[Held, Outcome]]:
+        ended = self._ended
+        return [ended.popleft() for _ in range(min(len(ended), SETTLE_MAX))]
+
+    async def _write(self, settlements: Sequence[Settlement]) -> frozenset[str]:
+        try:
+            return await self._work.settle(settlements)
+        except (StoreUnavailable, StoreFull):
+            raise
+        except StoreError as error:
+            if len(settlements) == 1:
+                return await self._work.settle([_unwritable(settlements[0], error)])
+        stale: set[str] = set()
+        for settlement in settlements:  # One of them cannot be written; the others must not suffer for it.
+            stale |= await self._write([settlement])
+        return frozenset(stale)
+
+    def _tell(self, settlements: Sequence[Settlement], stale: frozenset[str]) -> None:
+        others = tuple([s for s in settlements if s.status is not Status.COMPLETED and s.job_id not in stale])
+        completed = len(settlements) - len(others) - len(stale)
+        emit(JobsSettled(node=self._clock.node, completed=completed, others=others))
+        if stale:
+            lost, reason = tuple(sorted(stale)), "their end was refused"
+            emit(AttemptsLost(node=self._clock.node, job_ids=lost, reason=reason, is_refused=True))
+
+
+def _unwritable(settlement: Settlement, error: StoreError) -> Settlement:
+    """Replace what cannot be stored by the reason why."""
+    words = {"type": "StoreError", "message": storable(f"the outcome could not be stored: {error}", REASON_LENGTH_MAX)}
+    text = msgspec.json.encode(words).decode()
+    status = Status.FAILED if settlement.status is Status.COMPLETED else settlement.status
+    return msgspec.structs.replace(
+        settlement, status=status, outcome="failed", result=None, error=text, reason="its outcome could not be stored"
+    )
