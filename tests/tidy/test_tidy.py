@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headway"
 TESTS = ROOT / "tests"
 
-CORE = {"model", "lifecycle", "errors", "ports", "clock", "events", "settings", "instants"}
+CORE = {"model", "lifecycle", "errors", "ports", "clock", "events", "settings", "instants", "urls"}
 LOOPS = {"scheduling", "coordination", "queue", "worker", "status"}
 
 # The words for "when" are pure values like those of the core, and schedules are made of them.

@@ -14,8 +14,8 @@ from headway.errors import DefinitionError
 from headway.instants import DAY, Instant, away, parse_duration
 from headway.settings import mask_url
 from headway.status.messages import delivery_shape, endpoint_shape
-from headway.status.outbound import check_url
 from headway.store.webhooks import ALL_EVENTS, EVENTS, STATUSES, Delivery, Endpoint, tenant_of_callbacks
+from headway.urls import check_url
 
 app = new_group(help="Tell URLs when jobs end; see what was told, and tell it again.")
 

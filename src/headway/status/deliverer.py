@@ -21,9 +21,10 @@ from headway.events import RequestFailed, emit
 from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, Instant
 from headway.settings import Settings
 from headway.status.messages import headers_for, job_message, trial_message
-from headway.status.outbound import Answer, Sender, check_url, target_of
+from headway.status.outbound import Answer, Sender
 from headway.store import Store
 from headway.store.webhooks import Delivery, Endpoint, Outcome
+from headway.urls import check_url, target_of
 
 CONCURRENCY: Final = 64
 CLAIM: Final = 4  # At a time: all of it may be for one host.

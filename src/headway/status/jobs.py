@@ -16,7 +16,6 @@ from headway.model import KEY_LENGTH_MAX, EnqueuedRow, Job, NewJob, check_name, 
 from headway.shapes import attempt_shape, job_facts, job_outlook, job_shape, stamp, unmasked
 from headway.status.around import node_names, why
 from headway.status.follow import FILTERS, LIVE, SINCE, Stream, events_of_job, job_answer, visible_job, wait_for_change
-from headway.status.outbound import check_url
 from headway.status.web import (
     BULK_BYTES_MAX,
     CURSOR,
@@ -31,6 +30,7 @@ from headway.status.web import (
 )
 from headway.store.selection import JobFilter
 from headway.task import Options
+from headway.urls import check_url
 from headway.why import read_json
 
 JOBS_MAX: Final = 10_000

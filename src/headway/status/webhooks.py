@@ -16,7 +16,6 @@ from headway.instants import DAY, parse_duration
 from headway.model import NAME_LENGTH_MAX
 from headway.settings import mask_url
 from headway.status.messages import delivery_shape, endpoint_shape
-from headway.status.outbound import URL_LENGTH_MAX, check_url
 from headway.status.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route, require_printable
 from headway.store.webhooks import (
     ALL_EVENTS,
@@ -27,6 +26,7 @@ from headway.store.webhooks import (
     Endpoint,
     tenant_of_callbacks,
 )
+from headway.urls import URL_LENGTH_MAX, check_url
 
 KEEP_MAX: Final = 7 * DAY
 TAG: Final = "webhooks"

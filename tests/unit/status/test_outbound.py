@@ -18,18 +18,9 @@ from headway.errors import DefinitionError
 from headway.instants import DAY, HOUR, SECOND
 from headway.status.deliverer import BACKOFF_FIRST, BACKOFF_MOST, PATIENCE, judge
 from headway.status.messages import headers_for, sign
-from headway.status.outbound import (
-    READ_BYTES_MAX,
-    Allowed,
-    Answer,
-    NotAllowed,
-    Sender,
-    _socket,
-    check_url,
-    target_of,
-    vetted,
-)
+from headway.status.outbound import READ_BYTES_MAX, Answer, Sender, _socket
 from headway.store.webhooks import new_secret
+from headway.urls import Allowed, NotAllowed, check_url, target_of, vetted
 from tests.support.targets import Endless, Rude, Silent, Target
 from tests.support.waiting import DEADLINE_S
 

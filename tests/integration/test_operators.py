@@ -1,0 +1,228 @@
+"""What operators do: the same effect, the same refusal and the same entry in the audit log, whichever way they come.
+
+The ways are the command line on the store, the command line through an API, HTTP itself, and Python.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import headway.cli.dead
+from headway import Headway
+from headway.cli.root import run
+from headway.clock import Clock
+from headway.errors import AlreadyFinal
+from headway.lifecycle import Raised
+from headway.model import NewJob, ScheduleSpec
+from headway.scheduling.triggers import Every
+from headway.settings import Settings
+from tests.conformance.arrange import run_one
+from tests.support.command_line import Cli
+from tests.support.house import SECRET, House
+
+IDS = Clock()
+TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+
+
+def enqueue(home: House, queue: str, **options: Any) -> str:
+    job = NewJob(id=IDS.new_id("job"), task="report", queue=queue, **options)
+    home.on_store(lambda store: store.queue.enqueue([job]))
+    return job.id
+
+
+def fail(home: House, queue: str) -> str:
+    """Make a dead letter."""
+    job_id = enqueue(home, queue)
+    home.on_store(lambda store: run_one(store, Raised('{"type": "IOError"}', retryable=False), queue))
+    return job_id
+
+
+def ways(home: House) -> dict[str, tuple[str, ...]]:
+    """Return the options that lead the command line to the store, and to the API."""
+    return {"store": ("--store", home.url), "server": ("--server", home.api.url, "--token", SECRET)}
+
+
+@pytest.mark.parametrize("way", ["store", "server"])
+def test_two_operators_who_retry_one_dead_letter_at_once_run_it_once(
+    home: House, cli: Cli, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    letters = [fail(home, f"raced-{way}") for _ in range(3)]
+    both_have_seen_them = threading.Barrier(2)
+    monkeypatch.setattr(headway.cli.dead, "confirm", lambda *_, **__: both_have_seen_them.wait(90))
+    command = ["dead", "retry", "--queue", f"raced-{way}", *ways(home)[way]]
+    with ThreadPoolExecutor(2) as operators:
+        codes = list(operators.map(lambda _: run(command), range(2)))
+    jobs = home.on_store(lambda store: store.queue.page(queue=f"raced-{way}"))
+    assert sorted(job.rerun_of for job in jobs if job.rerun_of is not None) == letters
+    assert set(codes) <= {0, 1}
+    assert 1 in codes  # Who came second is told so.
+
+
+def test_two_operators_who_drop_dead_letters_at_once_both_succeed(
+    home: House, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = [fail(home, "dropped") for _ in range(3)]
+
+    def meanwhile(*_: object, **__: object) -> None:
+        home.root.post(f"/api/dead/{letters[1]}/drop").raise_for_status()
+
+    monkeypatch.setattr(headway.cli.dead, "confirm", meanwhile)
+    result = cli("dead", "drop", "--queue", "dropped", "--json", *ways(home)["server"])
+    assert result.json == {"count": 2, "dropped": [letters[0], letters[2]]}
+
+
+Do = Callable[[str], object]
+
+
+def entries(home: House, targets: Sequence[str], known: int) -> list[tuple[str, str, Any]]:
+    """Read the new lines of the audit log: action, target and detail, with what differs from call to call left out."""
+    found = home.on_store(lambda store: store.access.actions(limit=200))
+    new = [action for action in reversed(found) if action.seq > known]
+
+    def plain(value: object) -> str:
+        text = json.dumps(value)
+        for target in targets:
+            text = text.replace(target, "TARGET")
+        return TIMES.sub("T", re.sub(r"job_[0-9a-z]{26}", "job", text))
+
+    return [(action.action, plain(action.target), plain(action.detail)) for action in new]
+
+
+def newest(home: House) -> int:
+    found = home.on_store(lambda store: store.access.actions(limit=1))
+    return found[0].seq if found else 0
+
+
+def by_cli(cli: Cli, options: tuple[str, ...], *args: str) -> Do:
+    def do(target: str) -> int:
+        return cli(*(target if arg == "TARGET" else arg for arg in args), *options).code
+
+    return do
+
+
+def by_http(home: House, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Do:
+    def do(target: str) -> int:
+        filled = json.loads(json.dumps(body).replace("TARGET", target))
+        return home.root.request(method, path.replace("TARGET", target), json=filled).status_code
+
+    return do
+
+
+SPEC = ScheduleSpec(task="report", trigger=Every("1h"))
+SPELL = ("--from", "2024-03-01T00:00:00Z", "--to", "2024-03-01T03:00:00Z")
+VERBS: dict[str, tuple[tuple[str, ...], str, dict[str, Any] | None]] = {
+    "job.cancel": (("jobs", "cancel", "TARGET", "--reason", "old"), "/api/jobs/TARGET/cancel", {"reason": "old"}),
+    "job.retry": (("jobs", "retry", "TARGET"), "/api/jobs/TARGET/retry", None),
+    "dead.retry": (("dead", "retry", "TARGET"), "/api/dead/TARGET/retry", None),
+    "dead.drop": (("dead", "drop", "--queue", "TARGET", "--yes"), "/api/dead/drop", {"queue": "TARGET"}),
+    "queue.pause": (("queues", "pause", "TARGET", "--reason", "full"), "/api/queues/TARGET/pause", {"reason": "full"}),
+    "queue.resume": (("queues", "resume", "TARGET"), "/api/queues/TARGET/resume", None),
+    "schedule.pause": (
+        ("schedules", "pause", "TARGET", "--reason", "full"),
+        "/api/schedules/TARGET/pause",
+        {"reason": "full"},
+    ),
+    "schedule.resume": (("schedules", "resume", "TARGET"), "/api/schedules/TARGET/resume", None),
+    "schedule.trigger": (("schedules", "trigger", "TARGET"), "/api/schedules/TARGET/trigger", None),
+    "schedule.backfill": (
+        ("schedules", "backfill", "TARGET", *SPELL, "--yes"),
+        "/api/schedules/TARGET/backfill",
+        {"from": SPELL[1], "to": SPELL[3]},
+    ),
+    "schedule.remove": (("schedules", "remove", "TARGET", "--yes"), "/api/schedules/TARGET", None),
+}
+
+
+def prepare(home: House, verb: str, way: str) -> str:
+    """Make what the verb can be done to; return its name."""
+    kind = verb.partition(".")[0]
+    name = f"{verb}-{way}".replace(".", "-")
+    if kind == "queue" or verb == "dead.drop":
+        if verb == "queue.resume":
+            home.on_store(lambda store: store.queue.pause(name, author="test"))
+        if verb == "dead.drop":
+            fail(home, name)
+        return name
+    if kind == "schedule":
+        home.on_store(lambda store: store.schedules.put(name, SPEC, author="test"))
+        if verb == "schedule.resume":
+            home.on_store(lambda store: store.schedules.pause(name, author="test"))
+        return name
+    return enqueue(home, name) if verb == "job.cancel" else fail(home, name)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_leaves_the_same_entry_whichever_way_it_comes(home: House, cli: Cli, verb: str) -> None:
+    words, path, body = VERBS[verb]
+    method = "DELETE" if verb == "schedule.remove" else "POST"
+    does = {name: by_cli(cli, options, *words) for name, options in ways(home).items()}
+    does["http"] = by_http(home, path, body, method)
+    told = {}
+    for way, do in does.items():
+        target, known = prepare(home, verb, way), newest(home)
+        assert do(target) in (0, 200, 201)
+        told[way] = entries(home, [target], known)
+    assert [entry[0] for entry in told["http"]] == [verb]
+    if verb == "dead.drop":  # The command line names to the server each letter that it has counted, and no filter.
+        told["server"] = [(*entry[:2], entry[2].replace("{}", '{"queue": "TARGET"}')) for entry in told["server"]]
+    assert told["store"] == told["server"] == told["http"]
+
+
+def test_refusals_are_the_same_and_leave_no_entry(home: House, cli: Cli) -> None:
+    dead, waiting = fail(home, "refused"), enqueue(home, "refused")
+    home.on_store(lambda store: store.queue.drop_dead([dead], author="test"))
+    known = newest(home)
+    for words, path, code, status in (
+        (("jobs", "cancel", dead), f"/api/jobs/{dead}/cancel", 2, 409),
+        (("jobs", "retry", waiting), f"/api/jobs/{waiting}/retry", 2, 409),
+        (("dead", "retry", dead), f"/api/dead/{dead}/retry", 3, 404),
+        (("dead", "retry", waiting), f"/api/dead/{waiting}/retry", 2, 409),
+        (("dead", "drop", dead, "--yes"), f"/api/dead/{dead}/drop", 3, 404),
+        (("schedules", "pause", "nobody"), "/api/schedules/nobody/pause", 3, 404),
+    ):
+        answers = [cli(*words, *options, "--json") for options in ways(home).values()]
+        codes = {answer.code for answer in answers}
+        assert len(codes) == 1, [answer.err for answer in answers]
+        assert home.root.post(path).status_code == status
+        assert codes == {code} or status == 409, (words, codes)
+    assert entries(home, [], known) == []
+
+
+async def test_what_a_program_does_is_in_the_audit_log(home: House) -> None:
+    app = Headway(settings=Settings(store=home.url), name="shop")
+    waiting, dead = enqueue(home, "python"), fail(home, "python-dead")
+    known = newest(home)
+    async with app:
+        assert (await app.cancel(waiting, "x" * 5_000)).job.reason.startswith("cancelled by app:shop: xxx")
+        with pytest.raises(AlreadyFinal):
+            await app.cancel(waiting)
+        again = await app.retry(dead)
+        for every in ("1h", "1h", "2h"):  # The second changes nothing.
+            await app.put_schedule("from-python", task="report", trigger=Every(every))
+        assert await app.remove_schedule("from-python") is True
+        assert await app.remove_schedule("from-python") is False
+    found = home.on_store(lambda store: store.access.actions(actor="app:shop"))
+    told = [(action.action, action.target) for action in reversed(found) if action.seq > known]
+    assert told == [
+        ("job.cancel", waiting),
+        ("job.retry", dead),
+        ("schedule.put", "from-python"),
+        ("schedule.put", "from-python"),
+        ("schedule.remove", "from-python"),
+    ]
+    retried = next(action for action in found if action.action == "job.retry")
+    assert retried.detail == {"new": again.id}
+    assert "@" in retried.origin
+
+
+def test_blocking_calls_write_them_too(home: House) -> None:
+    app = Headway(settings=Settings(store=home.url), name="blocking-shop")
+    waiting = enqueue(home, "python")
+    app.job_sync(waiting).cancel_sync("no more")
+    found = home.on_store(lambda store: store.access.actions(actor="app:blocking-shop"))
+    assert [(action.action, action.detail["reason"]) for action in found] == [("job.cancel", "no more")]
