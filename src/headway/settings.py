@@ -24,6 +24,17 @@ SHARDS_MAX: Final = 256
 SECRET_LENGTH_MIN: Final = 16
 SECRET_LENGTH_MAX: Final = 512
 _SECRET_LETTERS_MIN: Final = 8
+_SECRET_REST_MIN: Final = 4
+# What examples and guides write where a secret belongs; nobody else is meant to keep it.
+_PLACEHOLDERS: Final = re.compile(
+    r"chang(e|ing)?(it|me|this)|(replace|insert|fill|put|paste)(it|me|this|in|your|here)|placeholder|example|sample"
+    r"|your(own)?(admin|api|secret|token|key|password)|(token|secret|key|value)(goes)?here|generatea|password|passw0rd|passwort|letmein|default"
+)
+_STOCK_WORDS: Final = re.compile(
+    r"headway|administrator|admin|root|super|secret|token|api|key|auth|bearer|access|user|test|demo|dev|prod|staging"
+    r"|local|host|random|characters?|string|value|very|my|the"
+)
+_SEQUENCES: Final = ("01234567890123456789abcdefghijklmnopqrstuvwxyz", "qwertyuiopasdfghjklzxcvbnm", "0987654321")
 DEFINITIONS: Final = ("name", "tasks", "schedules")  # In the file beside the settings; see `headway.definitions`.
 
 
@@ -218,18 +229,26 @@ def _host(label: str, value: object) -> str:
 
 
 def _secret(label: str, value: object) -> str:
-    """Read a secret. It is never shown, and what people write to try things out is no secret."""
-    is_text = isinstance(value, str) and value.isascii() and value.isprintable() and " " not in value
-    if (
-        not is_text
-        or not SECRET_LENGTH_MIN <= len(str(value)) <= SECRET_LENGTH_MAX
-        or len(set(str(value))) < _SECRET_LETTERS_MIN
-    ):
+    """Read a secret. It is never shown; placeholders of examples and guessable values are refused."""
+    text = value if isinstance(value, str) and value.isascii() and value.isprintable() and " " not in value else ""
+    if not SECRET_LENGTH_MIN <= len(text) <= SECRET_LENGTH_MAX or _is_guessable(text):
         raise InvalidConfig(
             f"{label} must be a secret that nobody can guess, of at least {SECRET_LENGTH_MIN} characters without"
-            " blanks; `openssl rand -hex 32` makes one"
+            " blanks, and not the placeholder of an example; `openssl rand -hex 32` makes one"
         )
-    return str(value)
+    return text
+
+
+def _is_guessable(text: str) -> bool:
+    """Say whether a secret is a placeholder, or little more than stock words, repetitions and runs of the keyboard."""
+    plain = re.sub("[^a-z0-9]", "", text.lower())
+    if len(set(text)) < _SECRET_LETTERS_MIN or text in (text + text)[1:-1] or _PLACEHOLDERS.search(plain):
+        return True
+    rest = _STOCK_WORDS.sub(" ", plain)
+    for run in _SEQUENCES:
+        for start in range(len(run) - 3):
+            rest = rest.replace(run[start : start + 4], " ")
+    return len(rest.replace(" ", "")) < _SECRET_REST_MIN
 
 
 def _allowed(label: str, value: object) -> tuple[str, ...]:

@@ -1,5 +1,9 @@
 """Settings: which source wins, one clear line for each wrong value, and no password anywhere."""
 
+import random
+import re
+import string
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,8 @@ from hypothesis import strategies as st
 from headway.errors import InvalidConfig
 from headway.instants import DAY, MINUTE, SECOND
 from headway.settings import STORE_DEFAULT, Settings, mask_url
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def test_every_setting_can_come_from_every_source(file: Path) -> None:
         "sqlite_synchronous": "normal",
         "host": "0.0.0.0",
         "port": "8081",
-        "token": "hw_0123456789abcdef",
+        "token": "hw_4f9ac2d07b16e835",
         "webhook_allow": "10.0.0.0/8,hooks.internal",
         "tenant_requests": "5",
         "tenant_streams": "6",
@@ -198,6 +204,46 @@ def test_the_token_is_never_shown(file: Path) -> None:
     with pytest.raises(InvalidConfig) as refused:
         Settings.load(environ={"HEADWAY_TOKEN": "tell-nobody"}, file=file)
     assert "tell-nobody" not in str(refused.value)
+
+
+def values_of_the_examples() -> Iterator[str]:
+    """Yield whatever the examples for deployments and the docs have for a token."""
+    for file in [*(ROOT / "deploy").rglob("*"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        if file.is_file():
+            yield from re.findall(r"HEADWAY_TOKEN[=:][ \t]*[\"']?([^\s\"'#,|`]+)", file.read_text(errors="replace"))
+
+
+def test_a_placeholder_or_a_guessable_token_is_refused_with_the_cure(file: Path) -> None:
+    weak = [
+        "CHANGE-ME-to-32-random-characters",
+        "changeme-changeme-changeme",
+        "Change_This_Token_Now_1",
+        "<your-token-goes-here>",
+        "REPLACE_ME_WITH_A_TOKEN",
+        "example-token-9f83hf81k",
+        "Passw0rd-Passw0rd-1",
+        "my-super-secret-token-1234",
+        "headway-admin-token-secret",
+        "0123456789abcdef0123456789abcdef",
+        "abcdefghabcdefgh",
+        "qwertyuiopasdfgh",
+        "h4x" * 10,
+        *values_of_the_examples(),
+    ]
+    for value in weak:
+        with pytest.raises(InvalidConfig, match=r"^HEADWAY_TOKEN must .*`openssl rand -hex 32` makes one") as refused:
+            Settings.load(environ={"HEADWAY_TOKEN": value}, file=file)
+        assert value not in str(refused.value)
+
+
+def test_random_tokens_are_accepted_and_an_empty_one_is_none(file: Path) -> None:
+    chance = random.Random(7)
+    for length in (16, 24, 32, 64):
+        for letters in ("0123456789abcdef", string.ascii_letters + string.digits + "-_"):
+            for _ in range(50):
+                value = "".join(chance.choices(letters, k=length))
+                assert Settings.load(environ={"HEADWAY_TOKEN": value}, file=file).token == value
+    assert Settings.load(environ={"HEADWAY_TOKEN": ""}, file=file).token is None
 
 
 @pytest.mark.parametrize(
