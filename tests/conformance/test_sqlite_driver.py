@@ -1,6 +1,7 @@
 """SQLite as other processes, a full disk and a slow thread make it."""
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ import pytest
 from headway.clock import Clock
 from headway.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from headway.store import Store, sqlite
+from headway.store.file_access import exposures
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
 from headway.store.transaction import Transaction, call
@@ -42,6 +44,40 @@ async def store(path: str) -> AsyncIterator[Store]:
 )
 def test_the_path_of_an_address(url: str, expected: str) -> None:
     assert path_of(url) == expected
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+async def test_a_new_file_and_its_siblings_are_for_their_owner_alone(path: str, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        store = await Store.open(f"sqlite:///{path}", Clock())
+    finally:
+        os.umask(before)
+    try:
+        await store.queue.enqueue([new_job()])
+        watch = await store.watch(lambda _: None)
+        await watch.close()
+        files = sorted(Path(path).parent.iterdir())
+        assert [file.name for file in files] == ["headway.db", "headway.db-shm", "headway.db-wal"]
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+        assert list(exposures(path)) == []
+    finally:
+        await store.close()
+
+
+async def test_files_and_folders_that_others_can_reach_are_left_alone_and_named(store: Store, path: str) -> None:
+    os.chmod(path, 0o644)
+    [words] = exposures(path)
+    assert words == f"other users of this machine can read or write {path}; run `chmod 600 {path}`"
+    again = await Store.open(f"sqlite:///{path}", Clock())
+    await again.close()
+    assert os.stat(path).st_mode & 0o777 == 0o644
+    os.chmod(f"{path}-wal", 0o666)
+    os.chmod(os.path.dirname(path), 0o777)
+    files, folder = exposures(path)
+    assert f"`chmod 600 {path} {path}-wal`" in files
+    assert f"`chmod go-w {Path(path).parent}`" in folder
+    assert list(exposures(":memory:")) == []
 
 
 async def test_settings_of_the_file(store: Store, path: str) -> None:

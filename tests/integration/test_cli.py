@@ -698,8 +698,11 @@ def test_doctor_names_what_is_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
         ("wake_ups", "ok"),
         ("running", "warn"),
         ("audit", "ok"),
+        ("permissions", "ok"),
     }
+    (cli.folder / "headway.db").chmod(0o604)
     text = cli("doctor").out
+    assert "! other users of this machine can read or write headway.db" in text
     assert "! HEADWAY_STROE is set, but no setting has this name" in text
     assert "✓ schema version 4" in text
     with_app = cli("doctor", "--app", "shop:app", "--store", "sqlite:///headway.db", "--json").json["checks"]

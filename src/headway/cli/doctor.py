@@ -23,7 +23,9 @@ from headway.scheduling import audit as auditing
 from headway.settings import Settings, mask_url
 from headway.status.situation import faults as faults_of
 from headway.store.facts import Facts, facts
+from headway.store.file_access import exposures
 from headway.store.migrations import schema_version, steps_for
+from headway.store.sqlite import path_of
 
 SKEW_S_MAX: Final = 1.0
 LATENCY_S_MAX: Final = 0.25
@@ -149,6 +151,11 @@ def _sqlite(known: Facts, settings: Settings) -> Iterator[Finding]:
         yield Finding("durability", "ok", "synchronous=full: what was acknowledged survives a power cut")
     else:
         yield Finding("durability", "warn", "synchronous=normal: a power cut can lose the last acknowledged writes")
+    exposed = list(exposures(path_of(settings.store)))
+    for words in exposed:
+        yield Finding("permissions", "warn", words)
+    if not exposed:
+        yield Finding("permissions", "ok", "only this user can read and write the files of the store")
 
 
 def _postgres(known: Facts) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, Final
@@ -34,6 +34,8 @@ from headway.model import ScheduleSpec
 from headway.node import EngineNode
 from headway.settings import Settings, store_kind
 from headway.store import Store
+from headway.store.file_access import exposures
+from headway.store.sqlite import path_of
 from headway.task import Task
 from headway.worker.crew import Crew
 from headway.worker.frames import Hello
@@ -334,12 +336,19 @@ async def open_store(settings: Settings, clock: Clock, stopping: asyncio.Event, 
     rest_s = RETRY_REST_S_MIN
     while not stopping.is_set():
         try:
-            return await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
+            store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
+            for words in _exposures(settings.store):
+                log.write("the store is exposed", level="warning", what=words)
+            return store
         except StoreUnavailable as error:
             log.write("waiting for the store", level="warning", error=str(error), again_in=f"{rest_s:.1f}s")
         await clock.rest(rest_s, stopping)
         rest_s = min(2 * rest_s, RETRY_REST_S_MAX)
     return None
+
+
+def _exposures(url: str) -> Iterable[str]:
+    return exposures(path_of(url)) if store_kind(url) == "sqlite" else ()
 
 
 async def _synchronise(

@@ -20,6 +20,7 @@ from typing import Any, Final
 from headway.clock import wall_now
 from headway.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from headway.instants import Instant
+from headway.store.file_access import create_private
 from headway.store.inotify import FileWatch
 from headway.store.statements import SQLITE, catalogue
 from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, step_through
@@ -67,6 +68,7 @@ class SqliteConnection:
         self._statements = catalogue(SQLITE)
         if path != ":memory:" and not Path(path).parent.is_dir():
             raise InvalidConfig(f"the folder of {path} does not exist; create it or set another HEADWAY_STORE")
+        create_private(path)
         try:
             self.raw = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S_MAX, check_same_thread=False)
             self.raw.row_factory = sqlite3.Row
