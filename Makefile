@@ -108,14 +108,19 @@ docs: setup ## Build the documentation into site/
 pictures: setup servers ## Take the pictures of the dashboard in docs/img anew
 	$(BIN)/python scripts/take_pictures.py
 
+COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock'
+
 .PHONY: lock
-lock: $(UV) ## Renew requirements.lock from pyproject.toml (ARGS=--upgrade for newer releases)
-	@$(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
-		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' \
-		--all-extras --group dev pyproject.toml --output-file requirements.lock $(ARGS)
-	@$(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
-		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' \
-		--group node --output-file scripts/node.lock $(ARGS)
+lock: $(UV) ## Renew the locked requirements from pyproject.toml (ARGS=--upgrade for newer releases)
+	@$(COMPILE) --all-extras --group dev pyproject.toml --output-file requirements.lock $(ARGS)
+	@$(COMPILE) --group node --output-file scripts/node.lock $(ARGS)
+	@$(COMPILE) --all-extras pyproject.toml --constraint requirements.lock --output-file deploy/requirements.lock
+	@$(COMPILE) --group build --constraint requirements.lock --constraint scripts/node.lock --output-file deploy/build.lock
+
+.PHONY: sbom
+sbom: $(READY) ## Write what the image and the dashboard are made of to dist/headway.cdx.json (CycloneDX)
+	@$(BIN)/python scripts/make_sbom.py dist/headway.cdx.json
 
 .PHONY: clean
 clean: ## Remove what the commands made, .venv included

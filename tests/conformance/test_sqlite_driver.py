@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -167,15 +170,51 @@ async def test_what_was_asked_for_before_the_end_is_done(path: str) -> None:
 
 
 async def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="folder"):
+    with pytest.raises(InvalidConfig, match=r"the folder of .*/missing/headway\.db does not exist; create it"):
         await Store.open(f"sqlite:///{tmp_path}/missing/headway.db", Clock())
     garbage = tmp_path / "garbage.db"
     garbage.write_bytes(b"not a database, " * 500)
-    with pytest.raises(StoreError, match="not a database"):
+    with pytest.raises(StoreError, match=r"the store .*/garbage\.db is not a database of SQLite; move the file away"):
         await Store.open(f"sqlite:///{garbage}", Clock())
     (tmp_path / "folder.db").mkdir()
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(InvalidConfig, match=r"the store .*/folder\.db is a folder; name a file in it: HEADWAY_STORE="):
         await Store.open(f"sqlite:///{tmp_path}/folder.db", Clock())
+
+
+OPEN_EACH = """
+import sys
+from headway.store.sqlite import SqliteConnection
+for path in sys.argv[1:]:
+    try:
+        SqliteConnection(path)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.skipif(os.getuid() == 0 and shutil.which("setpriv") is None, reason="root may write everywhere")
+def test_files_that_may_not_be_written_are_named_with_the_cure(tmp_path: Path) -> None:
+    closed, read_only = tmp_path / "closed", tmp_path / "read_only.db"
+    closed.mkdir(mode=0o500)
+    read_only.touch(mode=0o400)
+    mortal = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
+    done = subprocess.run(
+        [*mortal, sys.executable, "-c", OPEN_EACH, str(closed / "new.db"), str(read_only)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    [new, old] = done.stdout.splitlines()
+    assert new.startswith(f"InvalidConfig: the store {closed}/new.db cannot be opened: the user ")
+    assert f"may not read and write {closed}; change its owner" in new
+    assert f"may not read and write {read_only}; change its owner" in old
+
+
+def test_statements_need_no_place_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "_has_temporary_folder", lambda: False)
+    connection = SqliteConnection(f"{tmp_path}/headway.db")
+    assert connection.raw.execute("pragma temp_store").fetchone()[0] == 2  # In memory.
 
 
 async def test_commits_of_others_are_heard(path: str, store: Store) -> None:

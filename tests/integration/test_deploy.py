@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from configparser import ConfigParser
 from dataclasses import fields
@@ -14,12 +15,15 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from packaging.version import Version
 
 from headway.cli import root
 from headway.instants import SECOND
 from headway.settings import PORT_DEFAULT, Settings
 from headway.status.api import ROUTES
+from scripts import make_sbom as sbom
 from tests.support.api import api_process
+from tests.support.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -197,6 +201,85 @@ def test_what_the_autoscaler_asks_for_is_what_the_adapter_offers() -> None:
     [rule] = adapter["rules"]["external"]
     assert rule["seriesQuery"] == rule["name"]["as"] == metric["name"]
     assert metric["selector"]["matchLabels"].keys() == {"queue"}
+
+
+def test_pods_may_do_little() -> None:
+    for found in (*objects("Deployment").values(), *objects("Job").values()):
+        assert pod(found)["automountServiceAccountToken"] is False
+        for key, expected in {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }.items():
+            assert pod(found)["securityContext"][key] == expected
+        assert container(found)["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert "memory" in container(found)["resources"]["limits"]
+    assert instructions("USER") == ["10001"]
+
+
+def test_the_image_is_built_from_what_is_locked() -> None:
+    [base] = [value.removeprefix("BASE=") for value in instructions("ARG")]
+    assert re.fullmatch(r"[a-z0-9./]+:[a-z0-9.-]+@sha256:[0-9a-f]{64}", base)
+    assert {line.split()[0] for line in instructions("FROM")} == {"${BASE}"}
+    own = [line for line in instructions("RUN") if "pip" in line and "/srv/app/requirements.txt" not in line]
+    assert own
+    for line in own:
+        assert "--require-hashes" in line or (
+            "--no-deps" in line and ("--no-index" in line or "--no-build-isolation" in line)
+        )
+    locked = sbom.pins(ROOT / "requirements.lock").keys()
+    image = sbom.pins(DEPLOY / "requirements.lock")
+    assert image.keys() <= locked, "make lock"
+    assert all(hashes for hashes in image.values())
+    named = {re.match("[a-z0-9-]+", line)[0] for line in requirements()}  # type: ignore[index]
+    assert named - {"headway"} <= {name for name, _ in image}
+
+
+def requirements() -> Iterator[str]:
+    """Yield what pyproject.toml requires, with all extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    yield from project["dependencies"]
+    for extra in project["optional-dependencies"].values():
+        yield from extra
+
+
+# The first releases without the advisories that were published when this was written.
+SAFE_SINCE = {
+    "aiohttp": "3.14.3",
+    "anyio": "4.14.2",
+    "click": "8.3.3",
+    "idna": "3.15",
+    "pygments": "2.20",
+    "starlette": "1.3.1",
+}
+
+
+def test_no_floor_is_below_a_fixed_advisory() -> None:
+    floors = dict(re.findall(r"^([a-z-]+)(?:\[\w+\])?>=([0-9.]+)", "\n".join(requirements()), re.MULTILINE))
+    for name, version in SAFE_SINCE.items():
+        assert Version(floors[name]) >= Version(version), name
+    for name, version in sbom.pins(ROOT / "requirements.lock"):
+        assert Version(version) >= Version(floors.get(name, "0")), name
+
+
+def test_the_bill_of_materials_names_all_that_is_locked(tmp_path: Path) -> None:
+    written = tmp_path / "dist" / "headway.cdx.json"
+    subprocess.run([sys.executable, ROOT / "scripts" / "make_sbom.py", written], timeout=DEADLINE_S, check=True)
+    bill = json.loads(written.read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    assert re.fullmatch("urn:uuid:[0-9a-f-]{36}", bill["serialNumber"])
+    by_purl = {found["purl"]: found for found in bill["components"]}
+    assert len(by_purl) == len(bill["components"])
+    for name, version in sbom.pins(ROOT / "requirements.lock"):
+        assert by_purl[f"pkg:pypi/{name}@{version}"]["version"] == version
+    shipped = {found["name"] for found in bill["components"] if found["scope"] == "required"}
+    assert shipped == {name for name, _ in sbom.pins(DEPLOY / "requirements.lock")} | {"preact", "uplot"}
+    assert all(found["externalReferences"][0]["hashes"] for found in bill["components"])
+    assert bill == sbom.bill()
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")

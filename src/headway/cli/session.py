@@ -16,7 +16,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import typer
@@ -350,7 +349,15 @@ def is_missing(url: str) -> bool:
     """Say whether an embedded store is not there yet; looking into it would make an empty one."""
     from headway.store.sqlite import path_of
 
-    return url.startswith("sqlite://") and (path := path_of(url)) != ":memory:" and not Path(path).exists()
+    if not url.startswith("sqlite://") or (path := path_of(url)) == ":memory:":
+        return False
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False  # To open it tells what is wrong.
+    return False
 
 
 def no_store(url: str) -> "StoreUnavailable":

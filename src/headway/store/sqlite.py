@@ -10,6 +10,8 @@ In the simulation and in users' tests the same class runs inline, with no thread
 
 import asyncio
 import contextlib
+import getpass
+import os
 import queue
 import sqlite3
 import threading
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.clock import wall_now
-from headway.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from headway.errors import HeadwayError, InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from headway.instants import Instant
 from headway.store.file_access import create_private
 from headway.store.inotify import FileWatch
@@ -57,6 +59,43 @@ def translate(error: sqlite3.Error) -> StoreError:
     return StoreError(f"SQLite: {text}")
 
 
+def _cannot_open(path: str, error: sqlite3.Error) -> HeadwayError:
+    """Name the file that cannot be opened, the reason and the cure; what waiting cannot cure is a wrong setting."""
+    told = translate(error)
+    if path == ":memory:":
+        return told
+    file = Path(path).absolute()
+    if os.path.isdir(file):
+        return InvalidConfig(
+            f"the store {file} is a folder; name a file in it: HEADWAY_STORE=sqlite:///{file}/headway.db"
+        )
+    if "not a database" in str(error):
+        return StoreError(
+            f"the store {file} is not a database of SQLite; move the file away, or set another HEADWAY_STORE"
+        )
+    for place in (file, file.parent):
+        if os.path.exists(place) and not os.access(place, os.R_OK | os.W_OK):
+            return InvalidConfig(
+                f"the store {file} cannot be opened: {_user()} may not read and write {place}; change its owner,"
+                " run Headway as another user, or set another HEADWAY_STORE"
+            )
+    return type(told)(f"the store {file} cannot be opened: {told}")
+
+
+def _user() -> str:
+    """Name the user that this process runs as; not every one has a name."""
+    try:
+        return f"the user {getpass.getuser()}"
+    except (OSError, KeyError):
+        return f"the user {os.getuid()}"
+
+
+def _has_temporary_folder() -> bool:
+    """Tell whether SQLite finds a place for temporary files; it looks in the same ones."""
+    named = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp", "/usr/tmp", "/tmp", ".")
+    return any(folder and os.access(folder, os.W_OK | os.X_OK) for folder in named)
+
+
 class SqliteConnection:
     """A connection and how to run our transactions on it; used by one thread at a time."""
 
@@ -66,7 +105,7 @@ class SqliteConnection:
         self._now = now
         self._statement_now: Instant = 0
         self._statements = catalogue(SQLITE)
-        if path != ":memory:" and not Path(path).parent.is_dir():
+        if path != ":memory:" and not os.path.isdir(Path(path).parent):
             raise InvalidConfig(f"the folder of {path} does not exist; create it or set another HEADWAY_STORE")
         create_private(path)
         try:
@@ -79,8 +118,10 @@ class SqliteConnection:
             self.raw.create_function("headway_now", 0, lambda: self._statement_now, deterministic=True)
             self.raw.execute("pragma journal_mode = wal")
             self.raw.execute(f"pragma synchronous = {synchronous}")
+            if not _has_temporary_folder():
+                self.raw.execute("pragma temp_store = memory")
         except sqlite3.Error as error:
-            raise translate(error) from error
+            raise _cannot_open(path, error) from error
 
     def execute(self, statement: Call) -> Rows:
         """Run one call. The time stands still within it, as it does in PostgreSQL."""
