@@ -119,7 +119,9 @@ def test_every_setting_exists_and_is_good() -> None:
         named = set(re.findall(r"HEADWAY_[A-Z_]*[A-Z]", path.read_text()))
         assert named <= known | {"HEADWAY_SERVER", "HEADWAY_CHAOS_FULL"}, path
     for variables in (example_variables(), cluster_variables()):
-        assert Settings.load(environ=variables, file=Path("none")).store.startswith("postgresql://")
+        assert Settings.load(environ=variables, file=Path("none")).app == "jobs:app"
+    secret = objects("Secret")["headway"]["stringData"]
+    assert secret == {"HEADWAY_STORE": "", "HEADWAY_TOKEN": ""}, "whoever forgets to edit it must not be let in"
 
 
 def test_units_let_jobs_end() -> None:
