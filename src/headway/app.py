@@ -8,7 +8,6 @@ removes what this app declared before and no longer does; schedules of other app
 """
 
 import asyncio
-import importlib
 import os
 import sys
 import threading
@@ -24,7 +23,7 @@ from headway.clock import Clock
 from headway.coordination.admission import AdmittedLeases
 from headway.coordination.engines import open_engine
 from headway.definitions import Definitions
-from headway.errors import HeadwayError, InvalidConfig, InvalidSchedule, InvalidTask, TaskNotFound
+from headway.errors import InvalidSchedule, InvalidTask, TaskNotFound
 from headway.instants import DurationLike, quote
 from headway.lifecycle import Status
 from headway.locks import TTL_DEFAULT, Grants, Leader, LeaderTerm, Lock, SyncLock, Wish
@@ -867,30 +866,6 @@ def hello_of(app: Headway) -> Hello:
     ]
     schedules = {name: spec.to_json() for name, spec in app.declared.items()}
     return Hello(os.getpid(), app.name, app.settings.store, tasks, schedules)
-
-
-def load_app(path: str) -> Headway:
-    """Import `module:app`, also from the current folder; say in one line what is wrong with it."""
-    module_name, _, attribute = path.partition(":")
-    attribute = attribute or "app"
-    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
-        raise InvalidConfig(f"--app must look like module:app, not {path[:60]!r}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-    except HeadwayError:
-        raise
-    except Exception as error:  # Whatever the user's module raises.
-        raise InvalidConfig(
-            f"the app {path!r} cannot be imported from {os.getcwd()}: {type(error).__name__}: {error}"
-        ) from error
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, Headway):
-        kind = "is not there" if found is None else f"is {type(found).__name__}, not Headway"
-        raise InvalidConfig(f"the app {path!r} cannot be used: {attribute!r} {kind}")
-    return found
 
 
 def file_app() -> Headway | None:

@@ -88,11 +88,12 @@ class ChildEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobsSettled(msgspec.Struct, frozen=True, kw_only=True):
-    """Ended attempts were committed, all of which had succeeded but these."""
+    """Ended attempts were committed, all of which had succeeded but these; `tasks` has the task of each of them."""
 
     node: str
     completed: int
     others: tuple[Settlement, ...]
+    tasks: tuple[str, ...] = ()
 
 
 class AttemptsLost(msgspec.Struct, frozen=True, kw_only=True):

@@ -618,9 +618,19 @@ def test_the_app_gives_its_store_and_the_defaults_of_its_tasks(cli: Cli, monkeyp
     ("path", "message"),
     [
         ("absent:app", "No module named 'absent'"),
-        ("broken:app", "ZeroDivisionError: division by zero"),
-        ("empty:app", "'app' is not there"),
-        ("shop:other", "'other' is int, not Headway"),
+        ("broken:app", "ZeroDivisionError: division by zero (broken.py, line 2)"),
+        ("unparsable:app", "SyntaxError: "),
+        ("empty:app", "'app' is not there\n"),
+        ("shop:other", "'other' is int, not Headway; did you mean shop:app?"),
+        ("shop:App", "'App' is not there; did you mean shop:app?"),
+        ("shop.app", "did you mean shop:app?"),
+        ("shop.py", "did you mean shop:app?"),
+        ("shop.py:main", "did you mean shop:main?"),
+        ("./shop.py", "must look like module:app, not './shop.py'; did you mean shop:app?"),
+        ("inner/jobs.py:app", "must look like module:app, not 'inner/jobs.py:app'; did you mean inner.jobs:app?"),
+        ("inner.jobs.app", "did you mean inner.jobs:app?"),
+        ("inner.absent:app", "No module named 'inner.absent'\n"),
+        ("shop:app.tasks.x", "'app.tasks.x' is not there"),
         ("shop:app:x", "must look like module:app"),
         ("../shop:app", "must look like module:app"),
         (":", "must look like module:app"),
@@ -628,8 +638,11 @@ def test_the_app_gives_its_store_and_the_defaults_of_its_tasks(cli: Cli, monkeyp
 )
 def test_an_app_that_cannot_be_used_is_one_line(cli: Cli, path: str, message: str) -> None:
     (cli.folder / "shop.py").write_text(SHOP)
-    (cli.folder / "broken.py").write_text("1 / 0")
+    (cli.folder / "broken.py").write_text("# The second line is wrong.\n1 / 0")
+    (cli.folder / "unparsable.py").write_text("def f(:")
     (cli.folder / "empty.py").write_text("")
+    (cli.folder / "inner").mkdir()
+    (cli.folder / "inner" / "jobs.py").write_text("")
     result = cli("enqueue", "x", "--app", path)
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert message in result.err

@@ -214,6 +214,12 @@ def test_dev_runs_jobs_restarts_when_the_app_changes_and_survives_its_mistakes(t
     assert told(file_store(tmp_path), "status")["nodes"] == []
 
 
+def test_an_app_that_fails_to_load_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("raise RuntimeError('no database')")
+    done = headway(tmp_path, "serve", "--app", "shop:app", "--port", "0")
+    assert (done.returncode, done.stderr.count("no database"), done.stderr.count("\n")) == (2, 1, 1)
+
+
 TASKS = """
 [tasks.greet]
 command = ["echo", "hello {who}"]

@@ -8,7 +8,8 @@ import socket
 import sys
 from dataclasses import replace
 
-from headway.app import CHILD_REPORT_S, CHILD_STORE, file_app, hello_of, load_app
+from headway.app import CHILD_REPORT_S, CHILD_STORE, file_app, hello_of
+from headway.cli.app_path import load_app
 from headway.errors import InvalidConfig
 from headway.worker.attempt import Registry
 from headway.worker.child import REPORT_EVERY_S, serve

@@ -5,7 +5,8 @@
     with --json     {"at": "2026-11-15T22:03:09.120Z", "level": "info", "event": "decided", …}
 
 Lines are written by a thread of their own (`log_writer`): a log that nobody reads stops no loop.
-A line is always one line: data is escaped. A tick that decides more than a few instants is told in one line, and a
+A line is always one line: data is escaped. Only a traceback has more, each of them escaped; in a pipe each begins with
+the time and the job, with --json it is a field. A tick that decides more than a few instants is told in one line, and a
 store that stays away is told every few seconds, so that the log stays readable and bounded at any load.
 """
 
@@ -15,6 +16,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Final, assert_never
 
 from headway.cli.log_writer import LibraryLog, LogWriter
@@ -49,12 +51,14 @@ from headway.events import (
 from headway.instants import MILLISECOND, Instant, isoformat, to_datetime
 from headway.lifecycle import Settlement
 from headway.model import Decision, Plan
+from headway.why import read_json
 
 DECISIONS_TOLD_MAX: Final = 5
 FAILURES_EVERY_S: Final = 5.0
 SETTLED_TOLD_MAX: Final = 5
 COMPLETED_EVERY_S: Final = 1.0
-TRACEBACK_LENGTH_MAX: Final = 2_000
+TRACEBACK_LENGTH_MAX: Final = 4_000
+TRACEBACKS_MAX: Final = 5  # In a second.
 CLOSE_S_MAX: Final = 1.0  # A worker has promised to be gone two seconds after its grace.
 
 Line = tuple[str, str, dict[str, object]]
@@ -73,6 +77,8 @@ class EventLog:
         self._completed_told_at = float("-inf")
         self._completed = 0
         self._wake_ups_told: tuple[str, str] | None = None
+        self._tracebacks_since = float("-inf")
+        self._tracebacks = 0
 
     @classmethod
     def on_stderr(cls, *, as_json: bool) -> "EventLog":
@@ -130,12 +136,23 @@ class EventLog:
 
     def _settled(self, event: JobsSettled) -> Iterator[Line]:
         """Tell each failure of a few, and of successes how many there were, at most once a second."""
-        yield from describe(event)
+        for level, words, fields in describe(event):
+            if fields.get("traceback") and not self._may_tell_traceback():
+                fields["traceback"] = None
+            yield level, words, fields
         self._completed += event.completed
         if self._completed and time.monotonic() - self._completed_told_at >= COMPLETED_EVERY_S:
             self._completed_told_at = time.monotonic()
             yield "info", "completed", {"jobs": self._completed}
             self._completed = 0
+
+    def _may_tell_traceback(self) -> bool:
+        """Allow a few in a second: where everything fails, the first ones say why."""
+        now = time.monotonic()
+        if now - self._tracebacks_since >= 1.0:
+            self._tracebacks_since, self._tracebacks = now, 0
+        self._tracebacks += 1
+        return self._tracebacks <= TRACEBACKS_MAX
 
 
 _opened: list[tuple[LogWriter, LibraryLog]] = []
@@ -175,10 +192,10 @@ def describe(event: Event) -> Iterator[Line]:
             yield "info", "child ready", {"pid": pid, "kind": kind}
         case ChildEnded(pid=pid, kind=kind, reason=reason):
             yield "warning", "child ended", {"pid": pid, "kind": kind, "reason": reason}
-        case JobsSettled(others=others):
-            for settlement in others[:SETTLED_TOLD_MAX]:
+        case JobsSettled(others=others, tasks=tasks):
+            for settlement, task in list(zip_longest(others, tasks))[:SETTLED_TOLD_MAX]:
                 level = _SETTLED_LEVELS.get(settlement.outcome, "warning")
-                yield level, settlement.outcome.replace("_", " "), _settled_fields(settlement)
+                yield level, settlement.outcome.replace("_", " "), _settled_fields(settlement, task)
             if len(others) > SETTLED_TOLD_MAX:
                 yield "warning", "not completed", {"jobs": len(others)}
         case AttemptsLost(job_ids=ids, reason=reason):
@@ -227,12 +244,18 @@ def _decided(plans: tuple[Plan, ...]) -> Iterator[Line]:
     yield "info", "decided", {"schedules": len(plans), **counts}
 
 
-def _settled_fields(settlement: Settlement) -> dict[str, object]:
+def _settled_fields(settlement: Settlement, task: str | None) -> dict[str, object]:
+    error = read_json(settlement.error) if settlement.error else None
+    told = error if isinstance(error, dict) else {}
+    trace = str(told.get("traceback") or "").rstrip()
     return {
+        "task": task,
         "job": settlement.job_id,
         "attempt": settlement.attempt,
         "status": str(settlement.status),
         "reason": settlement.reason or None,
+        "error": f"{told.get('type')}: {told.get('message')}" if told else None,
+        "traceback": trace[-TRACEBACK_LENGTH_MAX:] or None,
     }
 
 
@@ -252,8 +275,20 @@ def _decision_fields(plan: Plan, decision: Decision) -> dict[str, object]:
 
 
 def _plain(at: Instant, level: str, event: str, fields: dict[str, object]) -> str:
-    shown = "".join(f" {name}={_quoted(value)}" for name, value in fields.items() if value is not None)
-    return f"{_stamp(at)} {level} {event.replace(' ', '_')}{shown}"
+    shown = "".join(f" {name}={_quoted(value)}" for name, value in _in_line(fields))
+    begin = f"{_stamp(at)} {level}"
+    traces = [f"{begin} traceback job={_quoted(fields.get('job'))} {line}" for line in _traceback(fields)]
+    return "\n".join([f"{begin} {event.replace(' ', '_')}{shown}", *traces])
+
+
+def _in_line(fields: dict[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the fields that stand in a line of text, which are all that say something but the traceback."""
+    return ((name, value) for name, value in fields.items() if value is not None and name != "traceback")
+
+
+def _traceback(fields: dict[str, object]) -> list[str]:
+    """Return the lines of a traceback, each escaped."""
+    return [clean(line) for line in str(fields.get("traceback") or "").splitlines()]
 
 
 def _quoted(value: object) -> str:
@@ -271,9 +306,10 @@ def _terminal(at: Instant, level: str, event: str, fields: dict[str, object]) ->
 
     line = Text(to_datetime(at).strftime("%H:%M:%S "), style="dim")
     line.append(event.ljust(12), style=STYLES[LEVEL_STYLES[level]])
-    for name, value in fields.items():
-        if value is not None:
-            line.append(f" {name}=", style="dim").append(_quoted(value))
+    for name, value in _in_line(fields):
+        line.append(f" {name}=", style="dim").append(_quoted(value))
+    for trace in _traceback(fields):
+        line.append(f"\n{' ' * 9}{trace}", style="dim")
     console = Console(stderr=True, highlight=False, width=10_000)
     with console.capture() as captured:
         console.print(line, soft_wrap=True, end="")

@@ -29,7 +29,7 @@ from headway.cli.session import Session, new_command
 from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
 from headway.definitions import Definitions
 from headway.errors import InvalidConfig, StoreUnavailable
-from headway.events import subscribed
+from headway.events import ChildEnded, Event, subscribed
 from headway.model import ScheduleSpec
 from headway.node import EngineNode
 from headway.settings import Settings, store_kind
@@ -217,8 +217,8 @@ async def run_worker(
     stopping, hurrying = stopping or asyncio.Event(), asyncio.Event()
     clock = Clock()
     clock.node = new_node_id(clock)
-    with stopped_by_signals(stopping, log, hurrying), subscribed(log):
-        crew = Crew(crew_plan(settings, store), clock)
+    crew = Crew(crew_plan(settings, store), clock)
+    with stopped_by_signals(stopping, log, hurrying), subscribed(_after_greeting(log, crew)):
         crew.open()
         try:
             hello = await _hello(crew, stopping)
@@ -299,6 +299,17 @@ async def serve_api(
     await require_credential(store, host=settings.host, token=settings.token)
     log.write("listening", url=url_of(listening))
     await serve(api_of(store, settings, clock, tasks, node), listening, stopping)
+
+
+def _after_greeting(log: EventLog, crew: Crew) -> Callable[[Event], None]:
+    """Leave out how the first child ended when it could not load the app: the command ends with the same words."""
+
+    def hear(event: Event) -> None:
+        has_app = crew.hello is not None and crew.hello.error is None
+        if has_app or not isinstance(event, ChildEnded):
+            log(event)
+
+    return hear
 
 
 async def _hello(crew: Crew, stopping: asyncio.Event) -> Hello | None:

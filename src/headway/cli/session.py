@@ -286,7 +286,8 @@ class Session:
         Tasks and schedules in headway.toml are an app, too, where no other is named.
         """
         if self._app is None:
-            from headway.app import file_app, load_app
+            from headway.app import file_app
+            from headway.cli.app_path import load_app
 
             path = self.app_path or self.loaded().app
             self._app = file_app() if path is None else load_app(path)

@@ -126,11 +126,19 @@ def _meaning_of(claimed: Claimed, error: BaseException, retry: Retry | None, was
 def error_json(error: BaseException) -> str:
     """Write an exception as data: its type, its message and where it came from; bounded."""
     message = storable(_shown(lambda: str(error)), MESSAGE_LENGTH_MAX)
-    trace = storable(_shown(lambda: "".join(traceback.format_exception(error))), ERROR_BYTES_MAX * 4)
+    trace = storable(_shown(lambda: _traceback(error)), ERROR_BYTES_MAX * 4)
     if len(trace) > ERROR_BYTES_MAX // 2:  # The two ends say most: where it began, and where it happened.
         keep = ERROR_BYTES_MAX // 4
         trace = f"{trace[:keep]}\n  … {len(trace) - 2 * keep:,} characters left out …\n{trace[-keep:]}"
     return msgspec.json.encode({"type": _name_of(error), "message": message, "traceback": trace}).decode()
+
+
+def _traceback(error: BaseException) -> str:
+    """Write where an exception came from, without the frames of ours that have called the task."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 def _unshown(error: BaseException, worse: BaseException) -> str:

@@ -57,7 +57,7 @@ class Settler:
         self._settling = []
         for held, _ in batch:
             self._held.remove(held)
-        self._tell(settlements, stale)
+        self._tell(batch, settlements, stale)
         self._held.note_idle()
         return 0.0 if self._ended else QUIET_S
 
@@ -78,10 +78,22 @@ class Settler:
             stale |= await self._write([settlement])
         return frozenset(stale)
 
-    def _tell(self, settlements: Sequence[Settlement], stale: frozenset[str]) -> None:
-        others = tuple([s for s in settlements if s.status is not Status.COMPLETED and s.job_id not in stale])
-        completed = len(settlements) - len(others) - len(stale)
-        emit(JobsSettled(node=self._clock.node, completed=completed, others=others))
+    def _tell(
+        self, batch: Sequence[tuple[Held, Outcome]], settlements: Sequence[Settlement], stale: frozenset[str]
+    ) -> None:
+        others = [
+            (settlement, held.claimed.task)
+            for settlement, (held, _) in zip(settlements, batch, strict=True)
+            if settlement.status is not Status.COMPLETED and settlement.job_id not in stale
+        ]
+        emit(
+            JobsSettled(
+                node=self._clock.node,
+                completed=len(settlements) - len(others) - len(stale),
+                others=tuple([settlement for settlement, _ in others]),
+                tasks=tuple([task for _, task in others]),
+            )
+        )
         if stale:
             lost, reason = tuple(sorted(stale)), "their end was refused"
             emit(AttemptsLost(node=self._clock.node, job_ids=lost, reason=reason, is_refused=True))

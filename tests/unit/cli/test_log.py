@@ -5,9 +5,17 @@ import json
 import sys
 from typing import get_args
 
+import msgspec
 import pytest
 
-from headway.cli.log import DECISIONS_TOLD_MAX, EventLog, close_logs, describe
+from headway.cli.log import (
+    DECISIONS_TOLD_MAX,
+    TRACEBACK_LENGTH_MAX,
+    TRACEBACKS_MAX,
+    EventLog,
+    close_logs,
+    describe,
+)
 from headway.events import (
     AccessRefused,
     AttemptsLost,
@@ -34,7 +42,7 @@ from headway.events import (
     WakeModeChanged,
 )
 from headway.instants import SECOND, parse_instant
-from headway.lifecycle import Attempt, Crashed, settle
+from headway.lifecycle import Attempt, Crashed, Raised, settle
 from headway.model import Decided, Decision, Plan, Schedule, ScheduleSpec
 from headway.scheduling.triggers import Every
 
@@ -138,6 +146,52 @@ def test_hostile_names_stay_on_one_line(look: str, monkeypatch: pytest.MonkeyPat
     (line,) = log_of(look, ScheduleHeld(node="n", schedule=name, reason=name))
     assert line.isprintable()
     assert " level=error" not in line.replace("\"x' level=error", "").replace('x\\" level=error', "")
+
+
+def failed(number: int = 1, **error: str) -> JobsSettled:
+    """An attempt that raised, of the task `charge`."""
+    said = {"type": "shop.CardRefused", "message": "no\nmoney", "traceback": TRACE, **error}
+    settlement = settle(msgspec.structs.replace(ATTEMPT, job_id=f"job_{number}"), Raised(json.dumps(said)), 0.5)
+    return JobsSettled(node="n", completed=0, others=(settlement,), tasks=("charge",))
+
+
+TRACE = 'Traceback (most recent call last):\n  File "shop.py", line 3, in charge\nshop.CardRefused: no\nmoney\x1b[2J\n'
+HEAD = "2027-01-01T00:00:00.123Z warning "
+
+
+def test_a_failed_attempt_says_task_error_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    [text] = log_of("plain", failed())
+    first, *trace = text.splitlines()
+    assert first == (
+        f'{HEAD}failed task=charge job=job_1 attempt=1 status=RETRYING reason="raised, failure 1 of 3, retrying"'
+        ' error="shop.CardRefused: no\\nmoney"'
+    )
+    assert trace == [
+        f"{HEAD}traceback job=job_1 {line}"
+        for line in (
+            "Traceback (most recent call last):",
+            '  File "shop.py", line 3, in charge',
+            "shop.CardRefused: no",
+            "money\\x1b[2J",
+        )
+    ]
+    [text] = log_of("terminal", failed())
+    assert text.splitlines()[2:] == [
+        '           File "shop.py", line 3, in charge',
+        "         shop.CardRefused: no",
+        "         money\\x1b[2J",
+    ]
+    [text] = log_of("json", failed())
+    told = json.loads(text)
+    assert (told["task"], told["error"], told["traceback"]) == ("charge", "shop.CardRefused: no\nmoney", TRACE.rstrip())
+
+
+def test_where_everything_fails_the_first_tracebacks_are_enough() -> None:
+    lines = log_of("plain", *map(failed, range(100)), failed(traceback="x" * 1_000_000))
+    assert sum("error=" in line for line in lines) == 101
+    assert sum(line.count("shop.CardRefused: no\n") for line in lines) == TRACEBACKS_MAX
+    assert max(map(len, log_of("plain", failed(traceback="x" * 1_000_000)))) < 2 * TRACEBACK_LENGTH_MAX
 
 
 def test_a_log_that_nobody_reads_does_not_stop_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,3 +233,12 @@ def test_errors_are_bounded_and_keep_both_ends() -> None:
     assert error["type"] == "ValueError"
     assert error["message"].startswith("the cause␀ ?")
     assert error["traceback"].startswith("Traceback")
+
+
+@pytest.mark.parametrize("name", ["raising", "raising_async"])
+def test_a_traceback_begins_with_the_task(name: str) -> None:
+    ended = _run(name, '{"what":"os"}')
+    assert isinstance(ended, Failed)
+    lines = json.loads(ended.error)["traceback"].splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].endswith(f"in {name}")
