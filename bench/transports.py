@@ -217,7 +217,7 @@ class _Instant:
         """Tell how many more it takes."""
         return WIDTH - self._running
 
-    def slots(self) -> int:
+    def slots(self, kind: str | None = None) -> int:
         """Tell how many it takes."""
         return WIDTH
 

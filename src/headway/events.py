@@ -48,6 +48,13 @@ class DecisionRefused(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class LocksLost(msgspec.Struct, frozen=True, kw_only=True):
+    """Another node has the locks of these schedules' next instants, so it decides them. Said once for each instant."""
+
+    node: str
+    schedules: tuple[str, ...]
+
+
 class ScheduleHeld(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule could not be planned and is set aside until somebody looks at it."""
 
@@ -204,6 +211,7 @@ Event: TypeAlias = (
     | TermLost
     | SchedulesDecided
     | DecisionRefused
+    | LocksLost
     | ScheduleHeld
     | JobsPromoted
     | LeasesExpired

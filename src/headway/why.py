@@ -14,12 +14,12 @@ import msgspec
 from headway.instants import DURATION_MAX, SECOND, Duration, Instant, away, format_duration, isoformat, quote, span
 from headway.lifecycle import Status
 from headway.model import Job, Node
+from headway.workers import Worker, workers_of
 
 MOMENT: Final = 2 * SECOND  # So long something may take that happens at once.
 NAMES_SHOWN: Final = 20
 MESSAGE_LENGTH_MAX: Final = 300
 RAW_LENGTH_MAX: Final = 4_096
-WORKER: Final = "worker"
 
 Evidence = dict[str, Any]
 
@@ -125,62 +125,6 @@ def eta_seconds(job: Job, now: Instant) -> int | None:
     if job.status is not Status.RUNNING or eta is None:
         return None
     return max(0, round(eta - max(0, now - job.updated_at) / SECOND))
-
-
-class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """A live worker by its own account, which is as old as its last beat."""
-
-    id: str
-    name: str
-    tasks: tuple[str, ...] = ()
-    queues: tuple[str, ...] = ("*",)
-    slots: int = 0
-    running: int = 0
-    children: int = 0
-    draining: bool = False
-
-    @property
-    def free(self) -> int:
-        """How many more jobs it could run."""
-        return 0 if self.draining else max(0, self.slots - self.running)
-
-    def takes(self, queue: str) -> bool:
-        """Say whether it looks into a queue."""
-        return "*" in self.queues or queue in self.queues
-
-
-class _WorkerState(msgspec.Struct, frozen=True):
-    tasks: tuple[str, ...] = ()
-    queues: tuple[str, ...] = ("*",)
-    slots: int = 0
-    running: int = 0
-    children: int = 0
-    draining: bool = False
-
-
-def workers_of(nodes: Iterable[Node]) -> list[Worker]:
-    """Return the workers among the nodes; one that was asked to drain counts as draining before it has heard it."""
-    found = []
-    for node in nodes:
-        if WORKER not in node.roles:
-            continue
-        try:
-            said = msgspec.convert(node.state.get(WORKER, {}), _WorkerState)
-        except msgspec.ValidationError:
-            said = _WorkerState()
-        found.append(
-            Worker(
-                id=node.id,
-                name=node.name,
-                tasks=said.tasks,
-                queues=said.queues,
-                slots=said.slots,
-                running=said.running,
-                children=said.children,
-                draining=said.draining or node.asked == "drain",
-            )
-        )
-    return found
 
 
 class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,7 +326,7 @@ def _pending(job: Job, around: Around) -> tuple[str, Evidence]:
         )
     if not staying:
         return f"all workers that could take it are draining ({_some([worker.name for worker in taking])})", evidence
-    return _capacity(staying, ready, around.ahead, evidence), evidence
+    return _capacity(job, staying, around.ahead, evidence, ready), evidence
 
 
 def _paused(job: Job, pause: QueuePause, now: Instant, evidence: Evidence) -> str:
@@ -393,18 +337,31 @@ def _paused(job: Job, pause: QueuePause, now: Instant, evidence: Evidence) -> st
     return f"queue {quote(job.queue)} has been paused for {span(max(0, now - pause.since))}{by}{reason}"
 
 
-def _capacity(workers: list[Worker], ready: Duration, ahead: int, evidence: Evidence) -> str:
-    slots = sum(worker.slots for worker in workers)
-    free = sum(worker.free for worker in workers)
-    evidence |= {"slots": slots, "free": free, "ahead": ahead}
+def _capacity(job: Job, workers: list[Worker], ahead: int, evidence: Evidence, ready: Duration) -> str:
+    """Say how many slots there are that this job could use, and how many of them are free."""
+    slots = sum(worker.slots_for(job.task) for worker in workers)
+    free = sum(worker.free_for(job.task) for worker in workers)
+    kinds = {worker.kind_of(job.task) for worker in workers}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    evidence |= {"slots": slots, "free": free, "isolation": kind, "ahead": ahead}
+    noun = "slot" if kind is None or _is_all(workers, slots) else f"{kind} slot"
     line = f"{_count(ahead, 'job')} ahead of it" if ahead else "it is next"
     if slots and not free:
-        busy = "the only slot is" if slots == 1 else f"all {slots:,} slots of {_count(len(workers), 'worker')} are"
+        busy = f"the only {noun} is" if slots == 1 else f"all {_count(slots, noun)} of {_workers(workers)} are"
         return f"{busy} busy; {line}"
     if ready < MOMENT:
         return f"ready for {span(ready)}; a worker takes it at any moment"
-    room = f", with {free:,} of {_count(slots, 'slot')} free" if slots else ""
+    room = f", with {free:,} of {_count(slots, noun)} free" if slots else ""
     return f"ready for {span(ready)}{room}; {line}"
+
+
+def _is_all(workers: list[Worker], slots: int) -> bool:
+    """Say whether these are all slots that the workers have, so that nobody looks for others."""
+    return slots == sum(worker.slots for worker in workers)
+
+
+def _workers(workers: list[Worker]) -> str:
+    return _count(len(workers), "worker")
 
 
 def _running(job: Job, around: Around) -> tuple[str, Evidence]:

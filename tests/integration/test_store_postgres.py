@@ -18,7 +18,8 @@ from headway.lifecycle import Attempt, Parked, Raised, Released, Succeeded, sett
 from headway.model import Node, Plan
 from headway.ports import Fence
 from headway.status import situation
-from headway.status.situation import faults, look
+from headway.status.attention import faults
+from headway.status.situation import look
 from headway.store import Store, postgres
 from headway.store.facts import facts
 from headway.store.migrations import migrate

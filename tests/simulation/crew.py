@@ -88,9 +88,9 @@ class SimulatedCrew:
         held = [run for run in (*self._running.values(), *self._waiting) if run.kind == kind]
         return max(0, SLOTS[kind] + SPARE - len(held))
 
-    def slots(self) -> int:
+    def slots(self, kind: str | None = None) -> int:
         """How many jobs can run at the same time."""
-        return sum(SLOTS[kind] for kind in self.kinds)
+        return sum(SLOTS[each] for each in self.kinds if kind in (None, each))
 
     def count(self) -> int:
         """There are no processes."""

@@ -35,10 +35,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Like the command line it is a face of the store, and shows nearly all of it.
     "status": CORE
     | PLANNING
-    | {"status", "why", "shapes", "deeds", "store", "task", "definitions"}
+    | {"status", "why", "workers", "shapes", "deeds", "store", "task", "definitions"}
     | {"headway.scheduling.zones", "headway.scheduling.audit"},
     "store": CORE | PLANNING | {"store"},
-    "why": CORE,
+    "why": CORE | {"workers"},
+    "workers": CORE,
     "live": CORE | CLIENTS,
     "shapes": CORE | PLANNING | {"why", "headway.scheduling.zones"},
     "deeds": CORE | {"shapes", "store"},
@@ -51,7 +52,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": CORE | LOOPS | {"store", "node", "task", "app", "testing", "headway"},
     "cli": CORE
     | LOOPS
-    | {"store", "node", "task", "definitions", "locks", "app", "cli", "client", "testing", "why", "shapes", "live"}
+    | {
+        "store",
+        "node",
+        "task",
+        "definitions",
+        "locks",
+        "app",
+        "cli",
+        "client",
+        "testing",
+        "why",
+        "workers",
+        "shapes",
+        "live",
+    }
     | {"deeds", "headway"},
     "__main__": {"cli"},
     "headway": CORE | LOOPS | {"app", "task", "locks", "client", "headway"},

@@ -326,7 +326,7 @@ class Crew:
     def room(self, kind: str) -> int:
         return self._places - len(self.running)
 
-    def slots(self) -> int:
+    def slots(self, kind: str | None = None) -> int:
         return self._places
 
     def count(self) -> int:

@@ -19,8 +19,8 @@ from headway.why import (
     read_error,
     read_json,
     read_metadata,
-    workers_of,
 )
+from headway.workers import workers_of
 
 NOW: Instant = parse_instant("2027-01-01T12:00:00Z")
 REFUSED = '{"type": "ConnectionError", "message": "refused\\nby peer", "traceback": "secret"}'
@@ -59,6 +59,14 @@ RUNNING = {
     "attempt": 1,
     "started_at": NOW - 3 * MINUTE,
     "lease_until": NOW + 20 * SECOND,
+}
+BUSY: dict[str, Any] = {
+    "slots": 10,
+    "running": 2,
+    "places": {
+        "process": {"slots": 2, "free": 0, "tasks": ["report"]},
+        "loop": {"slots": 8, "free": 8, "tasks": ["mail"]},
+    },
 }
 PAUSE = QueuePause(since=NOW - 5 * MINUTE, author="ada", reason="smtp is down")
 
@@ -196,6 +204,35 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
         around(worker(running=4)),
         "all 4 slots of 1 worker are busy; it is next",
         {"ahead": 0},
+    ),
+    "pending, only slots of another kind are free": (
+        job(Status.PENDING),
+        around(worker(**BUSY)),
+        "all 2 process slots of 1 worker are busy; it is next",
+        {"slots": 2, "free": 0, "isolation": "process"},
+    ),
+    "pending, slots of its own kind are free": (
+        job(Status.PENDING, task="mail", ready_at=NOW - 12 * SECOND),
+        around(worker(**BUSY)),
+        "ready for 12s, with 8 of 8 loop slots free; it is next",
+        {"slots": 8, "free": 8, "isolation": "loop"},
+    ),
+    "pending, free slots where its queue is not taken from or the task is not known": (
+        job(Status.PENDING),
+        around(
+            worker("full", slots=1, running=1),
+            worker("elsewhere", queues=["media"], slots=50, running=0),
+            worker("other", tasks=["mail"], slots=50, running=0),
+            worker("leaving", draining=True, slots=50, running=0),
+        ),
+        "the only slot is busy; it is next",
+        {"slots": 1, "free": 0, "workers_that_take_it": 1},
+    ),
+    "pending, the task runs in different places": (
+        job(Status.PENDING, ready_at=NOW - 12 * SECOND),
+        around(worker("old", slots=4, running=4), worker("new", **BUSY)),
+        "all 6 slots of 2 workers are busy; it is next",
+        {"slots": 6, "free": 0, "isolation": None},
     ),
     "pending, the only slot": (
         job(Status.PENDING),

@@ -21,7 +21,7 @@ from headway.errors import EngineUnavailable, HeadwayError
 from headway.instants import HOUR, SECOND
 from headway.scheduling import audit as auditing
 from headway.settings import Settings, mask_url
-from headway.status.situation import faults as faults_of
+from headway.status.attention import faults as faults_of
 from headway.store.facts import Facts, facts
 from headway.store.file_access import exposures
 from headway.store.migrations import schema_version, steps_for

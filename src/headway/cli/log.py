@@ -37,6 +37,7 @@ from headway.events import (
     JobsPromoted,
     JobsSettled,
     LeasesExpired,
+    LocksLost,
     Pruned,
     ReportsRefused,
     RequestFailed,
@@ -182,6 +183,9 @@ def describe(event: Event) -> Iterator[Line]:
         case DecisionRefused(schedules=names, reason=reason):
             few = {"schedule": names[0]} if len(names) == 1 else {"schedules": len(names)}
             yield "info", "decision refused", {**few, "reason": reason}
+        case LocksLost(schedules=names):
+            few = {"schedule": names[0]} if len(names) == 1 else {"schedules": len(names)}
+            yield "info", "left to another node", {**few, "reason": "it has the lock of the instant"}
         case ScheduleHeld(schedule=name, reason=reason):
             yield "error", "schedule held", {"schedule": name, "reason": reason}
         case JobsPromoted(count=count):

@@ -37,6 +37,7 @@ from headway.store import Store
 from headway.store.access import ALL_TENANTS, Deed
 from headway.store.bulk import Verb
 from headway.store.facts import Facts
+from headway.store.measures import Missed
 from headway.store.schedules import BACKFILL_MAX
 from headway.store.webhooks import Delivery, Endpoint, Outcome, Secret
 from headway.why import Why, glance, read_json
@@ -701,6 +702,10 @@ def situation_of(shape: Shape) -> Situation:
         },
         dead=shape["dead"]["tasks"],
         failing=[(one["schedule"], one["failed_in_a_row"]) for one in shape["failing"]],
+        missed=[
+            Missed(schedule=one["schedule"], instants=one["instants"], latest=_instant(one["latest"]))
+            for one in shape.get("missed", ())
+        ],
         tenant=shape["tenant"],
     )
 

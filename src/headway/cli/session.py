@@ -204,13 +204,13 @@ class Desk:
 
     def situation_shape(self, situation: "Situation") -> "Shape":
         """Write the situation."""
-        from headway.status.situation import situation_shape
+        from headway.status.figures import situation_shape
 
         return situation_shape(situation)
 
     def degraded(self, situation: "Situation") -> list[str]:
         """Say what is not as it should be."""
-        from headway.status.situation import faults
+        from headway.status.attention import faults
 
         return [fault.words for fault in faults(situation)]
 

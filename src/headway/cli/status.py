@@ -12,10 +12,11 @@ from headway.model import Lease
 from headway.shapes import stamp
 from headway.status.engines import engines_of
 from headway.status.situation import DEAD_COUNTED_MAX, DEAD_SHOWN, LATE, Situation
-from headway.why import Worker
+from headway.workers import Worker
 
 LATE_SHOWN: Final = 3
 FAILING_SHOWN: Final = 3
+MISSED_SHOWN: Final = 3
 HOLDERS_SHOWN: Final = 5
 ENGINE_PARTS: Final = {"coordination": "leases by", "live": "live by", "transport": "hints by"}
 OUTCOMES: Final = ("fired", "skipped", "missed", "coalesced", "paused")
@@ -44,6 +45,11 @@ def attention(situation: Situation) -> Iterator[tuple[str, str]]:
         yield f"schedule {name}: its last {number} jobs failed", f"headway jobs list --schedule {name}"
     if len(situation.failing) > FAILING_SHOWN:
         yield f"{len(situation.failing) - FAILING_SHOWN} more schedules fail in a row", "headway schedules list"
+    for missed in situation.missed[:MISSED_SHOWN]:
+        words = f"schedule {missed.schedule}: {count(missed.instants, 'instant')} missed in the last day"
+        yield words, f"headway schedules history {missed.schedule}"
+    if len(situation.missed) > MISSED_SHOWN:
+        yield f"{len(situation.missed) - MISSED_SHOWN} more schedules missed instants", "headway schedules list"
 
 
 def tell(out: Output, situation: Situation, degraded: Iterable[str]) -> None:

@@ -25,9 +25,11 @@ from headway.instants import SECOND, Instant
 from headway.lifecycle import Status
 from headway.model import Job
 from headway.shapes import job_shape
-from headway.status.situation import LATE, Situation, situation_shape
-from headway.status.situation import faults as faults_of
-from headway.why import Worker, eta_seconds, read_detail
+from headway.status.attention import faults as faults_of
+from headway.status.figures import situation_shape
+from headway.status.situation import LATE, Situation
+from headway.why import eta_seconds, read_detail
+from headway.workers import Worker
 
 FRAME_S: Final = 1.0
 RUNNING_READ: Final = 50

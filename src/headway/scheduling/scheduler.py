@@ -8,12 +8,12 @@ happen once is in `Ledger.fire`: the fence, the schedule's version, and the ledg
 A schedule that cannot be planned is set aside with a reason, so that it never holds up its neighbours.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from headway.clock import Clock
 from headway.errors import LeaseLost
-from headway.events import DecisionRefused, ScheduleHeld, SchedulesDecided, emit
+from headway.events import DecisionRefused, LocksLost, ScheduleHeld, SchedulesDecided, emit
 from headway.instants import SECOND, Duration, Instant
 from headway.model import Lease, LiveJobs, Plan, Schedule
 from headway.ports import Due, Fence, Leases, Ledger, Shards, slot_of
@@ -160,6 +160,7 @@ class LockMandate:
         self._node_id = node_id
         self._node_name = node_name
         self._duration = duration
+        self._lost: frozenset[str] = frozenset()  # The locks that others had when we last tried.
 
     def shards(self) -> Shards | None:
         """Return everything."""
@@ -172,8 +173,16 @@ class LockMandate:
             list(names), holder=self._node_id, holder_name=self._node_name, duration=self._duration
         )
         tokens = {lease.name: lease.token for lease in won}
+        self._leave(names, tokens)
         leases = {names[name].schedule.name: name for name in tokens}
         return [names[name] for name in tokens], Fence(holder=self._node_id, tokens=tokens, leases=leases)
+
+    def _leave(self, names: Mapping[str, Plan], won: Collection[str]) -> None:
+        """Say which instants are another node's to decide: once for each, however often we look again."""
+        lost = frozenset(names) - frozenset(won)
+        if new := sorted(lost - self._lost):
+            emit(LocksLost(node=self._node_id, schedules=tuple(names[name].schedule.name for name in new)))
+        self._lost = lost
 
     def lost(self) -> None:
         """Nothing to step down from: the lock ran out, and another node may take it."""

@@ -19,17 +19,17 @@ from headway.model import Job, check_name
 from headway.scheduling import audit as auditing
 from headway.shapes import Shape, stamp
 from headway.status.around import alive, known
+from headway.status.attention import alerts
+from headway.status.figures import situation_shape
 from headway.status.follow import job_answer, visible_job
 from headway.status.jobs import JOB_ID, ReasonBody, page_of_jobs
 from headway.status.situation import (
     Situation,
-    alerts,
     find_worker,
     look,
     node_shape,
     queue_shape,
     queue_shapes,
-    situation_shape,
     worker_shapes,
 )
 from headway.status.web import (
@@ -58,7 +58,8 @@ SCHEDULE_AUDIT_S_MAX: Final = 30.0
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
-_PASSING: Final = ("undecided", "standstill", "long_transaction")  # The words of these alerts say for how long by now.
+# The words of these alerts say for how long, or how much, by now.
+_PASSING: Final = ("undecided", "standstill", "long_transaction", "node_lost", "clock_off")
 
 _facts_of: Final[WeakKeyDictionary[Driver, Facts]] = WeakKeyDictionary()
 
@@ -444,6 +445,7 @@ _STATS: Final[dict[str, Any]] = {
     "oldest_undecided_seconds": 0.0,
     "dead": {"total": 1, "tasks": [{"task": "report", "letters": 1, "newest": "job_01m7…", "error": "IOError: full"}]},
     "failing": [{"schedule": "daily-report", "failed_in_a_row": 3}],
+    "missed": [{"schedule": "daily-report", "instants": 2, "latest": "2027-01-31T06:00:00Z"}],
     "degraded": ["queue media is paused, and 12 jobs wait in it"],
     "at": "2027-01-31T06:00:00Z",
     "tenant": None,

@@ -3,27 +3,23 @@
 Read at one time, for one tenant or for all of them, and shown by `headway status`, `/api/stats` and `/api/alerts`.
 """
 
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headway.errors import Conflict, NotFound
-from headway.instants import DAY, SECOND, Instant, span
+from headway.instants import DAY, HOUR, SECOND, Instant
 from headway.model import FAILING_FLAGGED, Lease, Node
-from headway.settings import mask_url
 from headway.shapes import Shape, stamp
 from headway.status.around import alive, pauses
-from headway.status.engines import PARTS, engines_of
 from headway.store import Store
 from headway.store.facts import Facts
-from headway.store.measures import OpenTransaction
-from headway.why import WORKER, Worker, error_line, workers_of
+from headway.store.measures import Missed, OpenTransaction
+from headway.why import error_line
+from headway.workers import WORKER, Worker, workers_of
 
 LATE: Final = 10 * SECOND  # The budget of promise L1.
-STANDSTILL_S: Final = 30.0
-TRANSACTION_S_MAX: Final = 120.0
-SETTLED_AFTER: Final = 5 * SECOND  # A node says first that it lives, and begins to listen then.
+LOST_WITHIN: Final = HOUR  # So long a node that ended without a word is told of.
 SCHEDULER: Final = "scheduler"
 SHARD_PREFIX: Final = "scheduler/"
 DEAD_COUNTED_MAX: Final = 10_000
@@ -49,6 +45,8 @@ class Situation:
     dead: list[dict[str, Any]]
     failing: list[tuple[str, int]]
     held: list[tuple[str, str]] = field(default_factory=list)
+    missed: list[Missed] = field(default_factory=list)
+    lost: list[Node] = field(default_factory=list)
     undelivered: int = 0
     transaction: OpenTransaction | None = None
     tenant: str | None = None
@@ -87,16 +85,20 @@ async def look(
         queues, waiting = await queue_shapes(store), await store.queue.waiting()
     else:
         queues, waiting = await _jobs_of(store, tenant)
+    living, schedules = await alive(store), await store.ledger.summary(tenant=tenant)
+    heard = await store.nodes.alive(LOST_WITHIN) if tenant is None else []
     return Situation(
         now=now,
         url=url,
         facts=facts,
         latency_s=latency_s,
         leases=[lease for lease, runs in await store.leases.held(SHARD_PREFIX) if runs],
-        nodes=await alive(store),
+        nodes=living,
+        lost=lost_among(heard, living),
         queues=queues,
         waiting=waiting,
-        schedules=await store.ledger.summary(tenant=tenant),
+        schedules=schedules,
+        missed=await store.measures.missed(DAY, tenant=tenant) if schedules["last_day"].get("missed") else [],
         dead=await _dead(store, tenant),
         failing=await store.ledger.failing(FAILING_FLAGGED, tenant=tenant),
         held=await store.ledger.held(tenant=tenant),
@@ -104,6 +106,27 @@ async def look(
         transaction=await store.measures.oldest_transaction() if tenant is None else None,
         tenant=tenant,
     )
+
+
+def lost_among(nodes: list[Node], living: list[Node]) -> list[Node]:
+    """Return those of the nodes that ended without a word, the latest first; a successor makes up for one.
+
+    A successor has the same name, or does the same work and started since: in a container the name is new each time.
+    """
+    spare, ids = list(living), {node.id for node in living}
+    gone = sorted((node for node in nodes if node.id not in ids), key=lambda node: -node.beat_at)
+    lost = []
+    for node in gone:
+        successor = next((other for other in spare if _succeeds(other, node)), None)
+        if successor is None:
+            lost.append(node)
+        else:
+            spare.remove(successor)
+    return lost
+
+
+def _succeeds(node: Node, gone: Node) -> bool:
+    return node.started_at >= gone.beat_at and (node.name == gone.name or set(node.roles) >= set(gone.roles))
 
 
 async def _dead(store: Store, tenant: str | None) -> list[dict[str, Any]]:
@@ -224,213 +247,11 @@ def unserved(task: str, queue: str, nodes: list[Node]) -> list[str]:
     workers = [worker for worker in workers_of(nodes) if not worker.draining]
     if not workers:
         return ["no worker is alive"]
+    if any(worker.can_run(task, queue) for worker in workers):
+        return []
     warnings = []
     if not any(task in worker.tasks for worker in workers):
         warnings.append(f"no live worker knows the task {task!r}")
     if not any(worker.takes(queue) for worker in workers):
         warnings.append(f"no live worker takes from the queue {queue!r}")
-    return warnings
-
-
-# What is wrong ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """Something that needs somebody: a code for programs, words that stand alone, and the command that leads on."""
-
-    code: str
-    words: str
-    cure: str
-    target: str | None = None
-
-    def to_dict(self) -> Shape:
-        """Write the JSON form."""
-        return {"code": self.code, "target": self.target, "message": self.words, "cure": self.cure}
-
-
-def alerts(situation: Situation) -> Iterator[Alert]:
-    """Say everything that needs somebody now, the gravest first."""
-    for fault in faults(situation):
-        if fault.code != "schedules_held":  # Each of them is named below.
-            yield fault
-    for name, reason in situation.held:
-        yield Alert(
-            code="schedule_held",
-            words=f"schedule {name} cannot be planned: {reason}",
-            cure=f"headway schedules show {shlex.quote(name)}",
-            target=name,
-        )
-    for name, number in situation.failing:
-        yield Alert(
-            code="schedule_failing",
-            words=f"schedule {name}: its last {number} jobs failed",
-            cure=f"headway jobs list --schedule {shlex.quote(name)}",
-            target=name,
-        )
-    for row in situation.dead:
-        error = f": {row['error']}" if row.get("error") else ""
-        yield Alert(
-            code="dead_letters",
-            words=f"{_count(row['letters'], 'dead letter')} of {row['task']}{error}",
-            cure=f"headway dead list --task {shlex.quote(row['task'])}",
-            target=row["task"],
-        )
-    yield from _undelivered(situation.undelivered)
-
-
-def _undelivered(number: int) -> Iterator[Alert]:
-    if number:
-        words = f"{_count(number, 'webhook')} could not be delivered in the last day"
-        yield Alert(code="undelivered", words=words, cure="headway webhooks deliveries --status FAILED")
-
-
-def faults(situation: Situation) -> Iterator[Alert]:
-    """Say what is not as it should be with the machinery, each in a sentence that stands alone."""
-    if not situation.schedulers:
-        yield Alert(code="no_scheduler", words="no scheduler is alive", cure="headway scheduler")
-    elif not situation.leases and any(node.state.get("mode") == "leader" for node in situation.schedulers):
-        yield Alert(code="no_leader", words="schedulers are alive, but none of them leads", cure="headway doctor")
-    else:
-        yield from _shard_faults(situation)
-    undecided = situation.schedules["oldest_undecided_seconds"]
-    if undecided > LATE / SECOND:
-        words = f"the oldest undecided instant is {span(round(undecided) * SECOND)} old"
-        yield Alert(code="undecided", words=words, cure="headway status")
-    if held := situation.schedules["attention"]:
-        words = f"{_count(held, 'schedule')} cannot be planned"
-        yield Alert(code="schedules_held", words=words, cure="headway schedules list")
-    yield from _queue_faults(situation)
-    if situation.tenant is None:
-        yield from _store_faults(situation.transaction)
-        yield from _engine_faults(situation.nodes)
-        for node in situation.nodes:
-            yield from _node_faults(node, situation.facts.kind)
-
-
-def _shard_faults(situation: Situation) -> Iterator[Alert]:
-    """A shard that nobody leads is a part of the schedules that nobody decides."""
-    leaders = [node.state for node in situation.schedulers if node.state.get("mode") == "leader"]
-    numbers = sorted({state["shards"] for state in leaders if "shards" in state})
-    if len(numbers) > 1:
-        words = f"schedulers do not agree on the number of shards: {', '.join(map(str, numbers))}"
-        yield Alert(code="shards_differ", words=words, cure="set HEADWAY_SCHEDULER_SHARDS to one number on all nodes")
-    led = {lease.name for lease in situation.leases}
-    idle = [shard for shard in range(max(numbers, default=0)) if f"{SHARD_PREFIX}{shard}" not in led]
-    if idle:
-        words = f"{len(idle)} of {max(numbers)} shards of the schedules have no leader"
-        yield Alert(code="shards_without_leader", words=words, cure="headway doctor")
-
-
-def _queue_faults(situation: Situation) -> Iterator[Alert]:
-    pending, workers = situation.pending, situation.workers
-    if pending and not workers:
-        words = f"no worker is alive, and {_jobs_wait(pending)}"
-        yield Alert(code="no_worker", words=words, cure="headway worker --app MODULE:APP")
-    for queue in situation.queues:
-        name, waiting = queue["name"], queue["pending"]
-        if queue["paused"] and waiting:
-            yield Alert(
-                code="queue_paused",
-                words=f"queue {name} is paused, and {_jobs_wait(waiting)} in it",
-                cure=f"headway queues resume {shlex.quote(name)}",
-                target=name,
-            )
-        elif waiting and workers and not any(worker.takes(name) for worker in workers):
-            yield Alert(
-                code="queue_without_worker",
-                words=f"no live worker takes from queue {name}, and {_jobs_wait(waiting)} in it",
-                cure=f"headway worker --app MODULE:APP --queues {shlex.quote(name)}",
-                target=name,
-            )
-
-
-def _store_faults(transaction: OpenTransaction | None) -> Iterator[Alert]:
-    if transaction is not None and transaction.age_s >= TRANSACTION_S_MAX:
-        age = span(round(transaction.age_s) * SECOND)
-        yield Alert(
-            code="long_transaction",
-            words=f"a transaction has been open for {age} ({transaction.who}): dead rows pile up, and claims slow down",
-            cure="end it, or set idle_in_transaction_session_timeout",
-        )
-
-
-def _engine_faults(nodes: list[Node]) -> Iterator[Alert]:
-    for engine in engines_of(nodes):
-        if engine.troubles:
-            names = ", ".join(name for name, _ in engine.troubles[:NAMES_SHOWN])
-            more = len(engine.troubles) - NAMES_SHOWN
-            some = names if more <= 0 else f"{names} and {more} more"
-            what = f"{engine.name} {PARTS[engine.part][0]}does not answer"
-            words = f"{what} {some} ({engine.troubles[0][1]}); {engine.meanwhile}"
-            yield Alert(code="engine_away", words=words, cure="headway doctor", target=engine.name)
-
-
-def _node_faults(node: Node, kind: str) -> Iterator[Alert]:
-    is_settled = node.beat_at - node.started_at >= SETTLED_AFTER
-    if kind == "postgresql" and is_settled and node.state.get("wake_ups") == "poll":
-        words = f"{node.name} polls: notifications do not reach it"
-        yield Alert(code="polling", words=words, cure="headway doctor", target=node.name)
-    for loop, idle_s in node.state.get("loops", {}).items():
-        if idle_s > STANDSTILL_S:
-            words = f"the loop {loop} of {node.name} has stood still for {span(round(idle_s) * SECOND)}"
-            yield Alert(code="standstill", words=words, cure="headway doctor", target=node.name)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def _jobs_wait(number: int) -> str:
-    return f"{_count(number, 'job')} {'waits' if number == 1 else 'wait'}"
-
-
-# As JSON ----------------------------------------------------------------------------------------------------
-
-
-def situation_shape(situation: Situation) -> Shape:
-    """Write the situation as JSON; who leads and works is not for those who see one tenant only."""
-    schedules = dict(situation.schedules)
-    undecided = schedules.pop("oldest_undecided_seconds")
-    return {
-        **(_machinery_shape(situation) if situation.tenant is None else {}),
-        "queues": situation.queues,
-        "jobs": {PENDING: situation.pending, **situation.waiting},
-        "schedules": {
-            **schedules,
-            "next_at": stamp(schedules["next_at"]),
-            "coming": [_coming_shape(coming, situation.now) for coming in schedules["coming"]],
-        },
-        "oldest_undecided_seconds": undecided,
-        "dead": {"total": situation.dead_letters, "tasks": situation.dead},
-        "failing": [{"schedule": name, "failed_in_a_row": number} for name, number in situation.failing],
-        "degraded": [fault.words for fault in faults(situation)],
-    }
-
-
-def _machinery_shape(situation: Situation) -> Shape:
-    return {
-        "store": {
-            "kind": situation.facts.kind,
-            "version": situation.facts.version,
-            **({"url": mask_url(situation.url)} if situation.url else {}),
-            "latency_ms": round(situation.latency_s * 1000, 3),
-        },
-        "leader": None if situation.leader is None else _lease_shape(situation.leader),
-        "shards": [{"role": lease.name, **_lease_shape(lease)} for lease in situation.leases],
-        "nodes": [node_shape(node) for node in situation.nodes],
-        "workers": worker_shapes(situation.nodes),
-    }
-
-
-def _coming_shape(coming: dict[str, Any], now: Instant) -> Shape:
-    return {
-        "name": coming["name"],
-        "decided_through": stamp(coming["decided_through"]),
-        "next_at": stamp(coming["next_at"]),
-        "undecided_seconds": max(0, now - coming["next_at"]) / SECOND,
-    }
-
-
-def _lease_shape(lease: Lease) -> Shape:
-    return {"name": lease.holder_name, "id": lease.holder, "token": lease.token, "since": stamp(lease.since)}
+    return warnings or [f"no live worker that knows the task {task!r} takes from the queue {queue!r}"]

@@ -56,6 +56,15 @@ class OpenTransaction:
     who: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """How many instants of a schedule were recorded as missed, and the latest of them."""
+
+    schedule: str
+    instants: int
+    latest: Instant
+
+
 class StoreMeasures:
     """Counts what is in the store."""
 
@@ -100,6 +109,11 @@ class StoreMeasures:
         row = (await self._driver.fetch(call("undecided")))[0]
         oldest = min((at for at in (row["next_at"], row["held_since"]) if at is not None), default=row["now"])
         return Undecided(oldest_s=max(0, row["now"] - oldest) / SECOND, held=row["held"])
+
+    async def missed(self, within: Duration, limit: int = 50, *, tenant: str | None = None) -> list[Missed]:
+        """Find the schedules of which instants were recorded as missed lately, the latest first."""
+        rows = await self._driver.fetch(call("missed", window=within, tenant=tenant, limit=limit))
+        return [Missed(schedule=row["schedule"], instants=int(row["instants"]), latest=row["latest"]) for row in rows]
 
     async def deliveries_waiting(self) -> Depth:
         """Count the messages that wait to be delivered, up to a limit; `oldest_s` is the age of the oldest."""

@@ -137,7 +137,7 @@ class InlineCrew:
         """How many more jobs can be taken."""
         return max(0, self.width - len(self._running) - len(self._waiting))
 
-    def slots(self) -> int:
+    def slots(self, kind: str | None = None) -> int:
         """How many jobs can run at the same time."""
         return self.width
 

@@ -146,9 +146,10 @@ class Crew:
         room, capacity = pool.room(), pool.capacity()
         return room if room * 4 >= capacity or capacity <= pool.width * len(pool.children) else 0
 
-    def slots(self) -> int:
-        """How many jobs can run at the same time."""
-        return sum(self._pools[kind].children_max * self._pools[kind].width for kind in self.kinds)
+    def slots(self, kind: str | None = None) -> int:
+        """How many jobs can run at the same time; of one kind, or in all."""
+        pools = [self._pools[each] for each in self.kinds if kind in (None, each)]
+        return sum(pool.children_max * pool.width for pool in pools)
 
     def count(self) -> int:
         """How many children there are."""

@@ -25,8 +25,8 @@ class CrewPort(Protocol):
         """How many more jobs of this kind can be taken."""
         ...
 
-    def slots(self) -> int:
-        """How many jobs can run at the same time."""
+    def slots(self, kind: str | None = None) -> int:
+        """How many jobs can run at the same time; of one kind, or in all."""
         ...
 
     def count(self) -> int:

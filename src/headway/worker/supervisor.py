@@ -117,7 +117,14 @@ class Supervisor:
             "running": self.running(),
             "draining": self.is_draining,
             "children": crew.count() if crew else 0,
+            "places": {kind: self._place(crew, kind, names) for kind, names in crew.kinds.items()} if crew else {},
         }
+
+    def _place(self, crew: CrewPort, kind: str, names: Collection[str]) -> JsonObject:
+        """Describe the slots of one kind: a job can use no others."""
+        slots = crew.slots(kind)
+        held = sum(held.claimed.task in names for held in self._held)
+        return {"slots": slots, "free": max(0, min(slots - held, crew.room(kind))), "tasks": sorted(names)}
 
     def hear(self, topic: str) -> None:
         """Take note of a commit by somebody else."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headway.events import DecisionRefused, ScheduleHeld, SchedulesDecided
+from headway.events import DecisionRefused, LocksLost, ScheduleHeld, SchedulesDecided
 from headway.instants import SECOND, Duration, Instant
 from headway.model import Lease, LiveJobs, Overlap, Plan, Schedule, ScheduleSpec
 from headway.ports import Fence, Shards, slot_of
@@ -240,6 +240,7 @@ async def test_with_locks_everybody_looks_and_one_decides() -> None:
         await asyncio.sleep(10.0)
         await asyncio.gather(locker(first).tick(), locker(second).tick())
         assert decided(stage) == [("a", 10.0, "fired"), ("b", 10.0, "fired")]
+        assert {(event.node, event.schedules) for event in stage.said(LocksLost)} <= {("node_b", ("a", "b"))}
 
 
 @virtual
@@ -260,6 +261,8 @@ async def test_with_locks_an_instant_of_a_dead_node_waits_for_its_lock_and_no_lo
         # It looked again soon at first, then ever less often: the store is not besieged.
         assert rests[0] < 0.01
         assert rests[:-1] == sorted(rests[:-1])
+        # And it said once that it leaves the instant to another node, not with each look.
+        assert [(event.node, event.schedules) for event in stage.said(LocksLost)] == [("node_b", ("a",))]
         assert max(rests) == POLL_S
         assert len(rests) < 40
 

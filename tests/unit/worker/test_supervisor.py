@@ -38,8 +38,8 @@ class Bystanders:
     def room(self, kind: str) -> int:
         return self.rooms[kind]
 
-    def slots(self) -> int:
-        return 20
+    def slots(self, kind: str | None = None) -> int:
+        return {None: 20, "process": 2, "loop": 18}[kind]
 
     def count(self) -> int:
         return 2
@@ -103,6 +103,19 @@ class Post:
 def _said(job: Claimed, *lines: str, progress: int | None = None) -> Report:
     texts = tuple((None, "log", line) for line in lines)
     return Report(job_id=job.id, attempt=job.attempt, progress=progress, lines=texts)
+
+
+@virtual
+async def test_the_slots_of_each_kind_are_told_apart() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        post.crew.rooms["process"] = 2
+        await post.take(2)
+        post.crew.rooms["process"] = 0
+        assert post.supervisor.state()["places"] == {
+            "process": {"slots": 2, "free": 0, "tasks": ["work"]},
+            "loop": {"slots": 18, "free": 10, "tasks": ["wait"]},
+        }
 
 
 @virtual

@@ -47,6 +47,13 @@ select {now} as now,
   (select min(decided_through) from headway_schedules where removed_at is null and attention is not null) as held_since,
   (select count(*) from headway_schedules where removed_at is null and attention is not null) as held;
 
+-- name: missed
+-- Which schedules have instants that were recorded as missed since a time?
+select schedule, sum(count) as instants, max(coalesce(until, instant)) as latest from headway_occurrences
+where decided_at >= {now} - :window and outcome = 'missed' and (
+  cast(:tenant as text) is null or schedule in (select name from headway_schedules where tenant = :tenant)
+) group by schedule order by latest desc, schedule limit :limit;
+
 -- name: deliveries_waiting
 -- How many messages wait to be delivered, and since when? Counted up to :limit, those that are due first in front.
 select count(*) as waiting, min(created_at) as oldest_at, {now} as now from (
