@@ -65,6 +65,7 @@ class Settings:
     host: str = HOST_DEFAULT
     port: int = PORT_DEFAULT
     token: str | None = field(default=None, repr=False)
+    trusted_proxies: tuple[str, ...] = ()
     webhook_allow: tuple[str, ...] = ()
     tenant_requests: int = 1_000
     tenant_streams: int = 1_000
@@ -266,6 +267,19 @@ def _allowed(label: str, value: object) -> tuple[str, ...]:
     return names
 
 
+def _networks(label: str, value: object) -> tuple[str, ...]:
+    """Read addresses and networks."""
+    names = _names(label, value)
+    for name in names:
+        try:
+            ipaddress.ip_network(name)
+        except ValueError:
+            raise InvalidConfig(
+                f"{label} must be addresses or networks such as 10.0.0.0/8, with commas between them, not {name[:60]!r}"
+            ) from None
+    return names
+
+
 _MEMORY: Final = re.compile(r"(\d{1,12})\s*(B|KB|MB|GB)?", re.IGNORECASE)
 _MEMORY_UNITS: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
@@ -307,6 +321,7 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "host": _host,
     "port": _whole(0, 65_535),
     "token": _secret,
+    "trusted_proxies": _networks,
     "webhook_allow": _allowed,
     "tenant_requests": _whole(0, 1_000_000),
     "tenant_streams": _whole(0, 1_000_000),

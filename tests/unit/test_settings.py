@@ -70,6 +70,7 @@ def test_every_setting_can_come_from_every_source(file: Path) -> None:
         "host": "0.0.0.0",
         "port": "8081",
         "token": "hw_4f9ac2d07b16e835",
+        "trusted_proxies": "10.0.0.0/8,192.0.2.1",
         "webhook_allow": "10.0.0.0/8,hooks.internal",
         "tenant_requests": "5",
         "tenant_streams": "6",

@@ -49,6 +49,7 @@ from headway.status.health import Health
 from headway.status.hub import Hub
 from headway.status.jobs import TaskLike, Tasks
 from headway.status.metrics import Metrics
+from headway.status.proxies import TrustedProxies, is_forwarded
 from headway.status.quotas import Quotas
 from headway.status.reader import JobReader, NodeNames, Shown
 from headway.status.series import Series
@@ -134,6 +135,7 @@ class Api:
         self._tally = tally or Tally(clock)
         self._is_loopback = is_loopback
         self._loops_beside = loops
+        self._proxies = TrustedProxies(settings.trusted_proxies)
         self._paths = _Paths(ROUTES)
         self._store: Store | None = None
         self._services: Services | None = None
@@ -242,6 +244,9 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hold a conversation."""
+        if scope["type"] != "lifespan" and scope.get("client"):
+            peer, port = scope["client"]
+            scope["client"] = self._proxies.client_of(peer, scope["headers"]), port
         if scope["type"] == "http":
             routes, parameters = self._paths.find(scope)
             if routes is None:
@@ -402,6 +407,13 @@ async def _admit(request: HTTPConnection, gate: Gate, *, is_page: bool = False) 
         session.require_own_page(request)
     if principal is ANONYMOUS and not _is_local_name(headers.get(b"host", b"").decode("latin-1")):
         raise Refused(403, "forbidden", "without tokens only requests to localhost are answered; make a token")
+    if principal is ANONYMOUS and is_forwarded(headers):
+        raise Refused(
+            403,
+            "forbidden",
+            "without tokens only requests of this machine are answered, and a proxy passed this one on",
+            hint="`headway tokens create` makes a token; from then on the API can be reached through the proxy",
+        )
     return principal
 
 

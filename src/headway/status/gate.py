@@ -4,9 +4,10 @@ A token is looked up by the hash of its value, and what the store said counts fo
 revoked or has expired is refused within five, also where a stream is open, and a busy client costs one read every two
 seconds. Nobody is let in because the store does not answer.
 
-Ten wrong tokens a minute are answered, then whoever comes from that address is told to wait. A token of the store is
-looked at even then, since nobody can guess one and a neighbour with a wrong one must not lock it out; but only so many
-a second, whoever sends them. The token of the environment was chosen by somebody and might be guessed: it waits.
+Ten wrong tokens a minute are answered, then wrong ones from that address are told to wait. The right one is let in even
+then: many clients share the address of a proxy, and one with a wrong token must not lock out the others. So a token is
+compared first. That of the environment costs nothing to compare, and settings refuse one that could be guessed; those
+of the store are looked up only so often a second for addresses that have to wait.
 
 A browser that has signed in sends a session instead, which leads to the token it was begun with and may what that one
 may, at that moment. One that is over is nobody's mistake, so it is not counted, but looked at only so often a second.
@@ -35,7 +36,7 @@ FRESH_S: Final = 2.0
 CHECK_EVERY_S: Final = 2.0  # So often whoever holds a stream open asks `still_valid`.
 FAILURES_MAX: Final = 10
 FAILURES_WINDOW_S: Final = 60.0
-LOOKS_A_SECOND: Final = 20  # At tokens from addresses that have to wait.
+LOOKS_A_SECOND: Final = 200  # At tokens from addresses that have to wait.
 SESSION_LOOKS_A_SECOND: Final = 100  # At sessions that are not known here.
 CLIENTS_MAX: Final = 10_000
 TOKENS_MAX: Final = 10_000
@@ -85,10 +86,11 @@ class Gate:
         if not is_readable:
             raise self._failed(client, "the header Authorization must be: Bearer, a blank, a token")
         digest, is_ours = hash_of(value), value.startswith(TOKEN_PREFIX)
-        if self._is_limited(client) and not self._was_let_in(digest) and not (is_ours and self._looks.take()):
+        is_known = self._is_environment(digest) or self._was_let_in(digest)
+        if not is_known and self._is_limited(client) and not (is_ours and self._looks.take()):
             raise self._failed(client, "the token is not looked at")
         token = await self._by_hash.get(digest) if is_ours else None
-        if token is None and not self._is_limited(client) and self._is_environment(digest):
+        if token is None and self._is_environment(digest):
             return ENVIRONMENT
         if token is None:
             raise self._failed(client, "the token is not known")

@@ -141,7 +141,7 @@ async def serve(api: Api, listening: socket.socket, stopping: asyncio.Event) -> 
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # Who asks is who connects; anybody can write another address into a header.
+        proxy_headers=False,  # `status.proxies` reads them, from trusted proxies only.
         date_header=True,
         timeout_graceful_shutdown=GRACEFUL_S,
         ws_max_size=MESSAGE_BYTES_MAX,
