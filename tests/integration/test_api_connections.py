@@ -93,9 +93,25 @@ async def test_who_does_not_say_what_he_wants_is_not_waited_for(
     await async_wait_until(is_answered, "an answer to what was whole")
 
 
+GUARDS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "content-type": "application/json",
+}
+
+
+def headers_of(told: bytes) -> dict[str, str]:
+    """Read the headers of an answer, with their names in small letters."""
+    lines = told.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")[1:]
+    return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
 async def test_a_head_without_end_is_refused(house: House) -> None:
     told = await house.told(b"GET /livez HTTP/1.1\r\n", *[b"x-more: " + b"x" * 8_000 + b"\r\n"] * 9)
     assert told.startswith(b"HTTP/1.1 431 ")
+    assert headers_of(told).items() >= GUARDS.items()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +122,40 @@ async def test_what_is_no_http_is_refused_as_everything_is(house: House, said: b
     assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"content-type: application/json" in head
     assert json.loads(body)["error"]["code"] == "not_http"
+    assert headers_of(head).items() >= GUARDS.items()
+
+
+HANDSHAKE = {
+    "Host": "localhost",
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "differences", "status", "code"),
+    [
+        ("/api/nothing", {}, 404, "not_found"),
+        ("/api/ws", {"Authorization": "Bearer hw_wrong"}, 401, "unauthorized"),
+        ("/api/ws", {"Host": "evil.example"}, 403, "forbidden"),
+        ("/api/ws", {"Origin": "https://evil.example"}, 403, "forbidden"),
+        ("/api/ws", {"X-Forwarded-For": "127.0.0.1"}, 403, "forbidden"),
+        ("/api/ws", {"Sec-WebSocket-Key": "short"}, 400, "not_websocket"),
+        ("/api/ws", {"Sec-WebSocket-Version": "7"}, 400, "not_websocket"),
+    ],
+)
+async def test_a_refused_handshake_is_answered_as_everything_is(
+    house: House, path: str, differences: dict[str, str], status: int, code: str
+) -> None:
+    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in {**HANDSHAKE, **differences}.items())]
+    told = await house.told(("\r\n".join(lines) + "\r\n\r\n").encode())
+    assert told.startswith(f"HTTP/1.1 {status} ".encode()), told
+    assert headers_of(told).items() >= GUARDS.items()
+    said = json.loads(told.partition(b"\r\n\r\n")[2])
+    assert said["error"]["code"] == code
+    assert said["request_id"] == headers_of(told)["x-request-id"]
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

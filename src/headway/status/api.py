@@ -361,16 +361,17 @@ class Api:
     # --- WebSocket
 
     async def _converse(self, socket: WebSocket) -> None:
-        if _path_of(socket.scope) != "/api/ws":
-            await socket.close(4404)
-            return
+        request_id = _request_id(headers_of(socket.scope))
         try:
+            if _path_of(socket.scope) != "/api/ws":
+                raise Refused(404, "not_found", "no WebSocket has this path; there is one at /api/ws")
             services = self._services or await self.start()
             assert self._store is not None
             _check_origin(socket)
             principal = await _admit(socket, services.gate)
-        except HeadwayError:
-            await socket.close(4401)
+            services.quotas.request(principal)
+        except HeadwayError as error:
+            await _refuse_socket(socket, refusal_of(error) or self._internal(request_id, error), request_id)
             return
         route = Route(method="GET", path="/api/ws", handler=_no_handler, role="viewer", summary="")
         request = Request({**socket.scope, "type": "http", "method": "GET"})
@@ -381,11 +382,35 @@ class Api:
             self._store,
             self._settings,
             self._clock,
-            _request_id(headers_of(socket.scope)),
+            request_id,
             services,
         )
         await socket.accept()
         await Conversation(socket, call).run()
+
+
+async def _refuse_socket(socket: WebSocket, refusal: Refused, request_id: str) -> None:
+    """Answer a handshake like any other request that is refused; where the server cannot, only close it."""
+    if "websocket.http.response" not in socket.scope.get("extensions", {}):
+        await socket.close(4404 if refusal.status == 404 else 4401)
+        return
+    status, headers, body = refused_answer(refusal, request_id)
+    await socket.send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    await socket.send({"type": "websocket.http.response.body", "body": body})
+
+
+def refused_answer(refusal: Refused, request_id: str) -> tuple[int, list[Header], bytes]:
+    """Return status, headers and body of a refusal, for where there is no request that `Api` could answer."""
+    body = answer_json(error_body(refusal, request_id))
+    own = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refusal.headers.items()]
+    headers = [
+        *_RAW_HEADERS,
+        (b"x-request-id", request_id.encode()),
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *own,
+    ]
+    return refusal.status, headers, body
 
 
 async def _admit(request: HTTPConnection, gate: Gate, *, is_page: bool = False) -> Principal:

@@ -4,15 +4,19 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterable, Iterator
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
+from websockets.http11 import Response
 
 from headway.errors import InvalidConfig, StoreUnavailable
-from headway.status.api import WHOLE_ANSWER, Api, Header, error_body, new_request_id
-from headway.status.web import Refused, answer_json
+from headway.status.api import WHOLE_ANSWER, Api, Header, new_request_id, refused_answer
+from headway.status.web import Refused
 
 GRACEFUL_S: Final = 3
 BACKLOG: Final = 2_048
@@ -70,14 +74,14 @@ class _Protocol(HttpToolsProtocol):
             self._giving_up = self.loop.call_later(HEAD_S_MAX, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP as everything else is refused."""
+        """Answer malformed HTTP with the standard JSON 400."""
         self._refuse(Refused(400, "not_http", "this is no HTTP request"))
 
     def _refuse(self, refusal: Refused) -> None:
         """Say what is wrong with the head of a request, and hang up: nobody knows where the next one would begin."""
-        body = answer_json(error_body(refusal, new_request_id()))
-        head = [_STATUS_LINES[refusal.status], b"content-type: application/json", b"connection: close"]
-        self.transport.write(b"\r\n".join([*head, f"content-length: {len(body)}".encode(), b"", body]))
+        status, headers, body = refused_answer(refusal, new_request_id())
+        lines = [*map(b": ".join, [*self.server_state.default_headers, *headers])]
+        self.transport.write(b"\r\n".join([_STATUS_LINES[status], *lines, b"connection: close", b"", body]))
         self.transport.close()
 
     def _wait_no_longer(self) -> None:
@@ -92,6 +96,25 @@ class _Protocol(HttpToolsProtocol):
 
     def _send_whole(self, status: int, headers: Iterable[Header], body: bytes) -> bool:
         return _send_whole(self._served, status, headers, body)
+
+
+class _SocketProtocol(WebSocketsSansIOProtocol):
+    """WebSockets as uvicorn speaks them; a handshake that fails gets the standard JSON error and its headers."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.conn.reject = _rejected  # type: ignore[method-assign]
+
+
+def _rejected(status: int, _: str) -> Response:
+    """Return the answer to a handshake that cannot be accepted; without the reason, which quotes what was sent."""
+    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    code, message = ("internal", "it failed here") if is_ours else ("not_websocket", "the handshake is not valid")
+    found, headers, body = refused_answer(Refused(int(status), code, message), new_request_id())
+    named = Headers([(name.decode(), value.decode("latin-1")) for name, value in headers])
+    named["Date"] = formatdate(usegmt=True)
+    named["Connection"] = "close"
+    return Response(found, HTTPStatus(found).phrase, named, body)
 
 
 def _send_whole(cycle: RequestResponseCycle, status: int, headers: Iterable[Header], body: bytes) -> bool:
@@ -136,7 +159,7 @@ async def serve(api: Api, listening: socket.socket, stopping: asyncio.Event) -> 
     config = uvicorn.Config(
         api,
         http=_Protocol,
-        ws="websockets-sansio",
+        ws=_SocketProtocol,
         lifespan="off",
         log_config=None,
         access_log=False,
