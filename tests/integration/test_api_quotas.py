@@ -1,13 +1,17 @@
 """What one tenant may take of a real API, and that the others still get theirs."""
 
 import contextlib
+import json
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
+from websockets.sync.client import connect
 
-from tests.support.api import api_process
+from tests.support.api import ApiProcess, api_process
 from tests.support.waiting import DEADLINE_S, wait_until
 
 SECRET = "environment-0123456789abcdef"
@@ -17,6 +21,16 @@ DAILY = {"task": "report", "cron": "0 6 * * *"}
 
 def _refusal(answer: httpx.Response) -> tuple[int, str, bool]:
     return answer.status_code, answer.json()["error"]["code"], "retry-after" in answer.headers
+
+
+def _sign_ins(api: ApiProcess, client: httpx.Client) -> set[int]:
+    """Sign in many times at once; return how that was answered."""
+    token = client.headers["authorization"].removeprefix("Bearer ")
+    with ThreadPoolExecutor(8) as pool, api.client() as browser:
+        return {
+            answer.status_code
+            for answer in pool.map(lambda _: browser.post("/api/session", json={"token": token}), range(60))
+        }
 
 
 def _told_at_once(client: httpx.Client, requests: int = 100) -> set[int]:
@@ -31,6 +45,47 @@ def _told_at_once(client: httpx.Client, requests: int = 100) -> set[int]:
     refusals = [part for part in told.split(b"HTTP/1.1 ") if part.startswith(b"429 ")]
     assert all(b"retry-after: 1\r\n" in refusal and b'"quota"' in refusal for refusal in refusals)
     return {int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", told)}
+
+
+def _places_count(client: httpx.Client) -> None:
+    """Streams, long polls, conversations and their further subscriptions take the same two places."""
+    url = str(client.base_url).replace("http", "ws", 1).rstrip("/") + "/api/ws"
+    first, second, *_ = [job["id"] for job in client.get("/api/jobs").json()["items"]]
+
+    def polled(**params: str | int) -> httpx.Response:
+        return client.get(f"/api/jobs/{first}", params={"wait": "60s", **params})
+
+    with contextlib.ExitStack() as streams:
+        for _ in range(2):
+            streams.enter_context(client.stream("GET", "/api/stream"))
+        with client.stream("GET", "/api/stream") as refused:
+            refused.read()
+            assert _refusal(refused) == (429, "quota", True)
+        assert _refusal(polled()) == (429, "quota", True)
+        assert polled(since=0).status_code == 200  # This one does not have to wait.
+    authorization = {"Authorization": client.headers["authorization"]}
+    with connect(url, additional_headers=authorization) as talk:  # It is one; its first subscription comes with it.
+        wishes: list[dict[str, Any]] = [{"job": first}, {"all": {}}, {"job": second}]
+        for wish in wishes:
+            talk.send(json.dumps({"subscribe": wish}))
+        told = {one["event"]: one["data"] for one in (json.loads(talk.recv(DEADLINE_S)) for _ in range(3))}
+        assert told.keys() == {"status", "ready", "error"}
+        assert (told["error"]["code"], told["error"]["subscription"]) == ("quota", second)
+        assert _refusal(polled()) == (429, "quota", True)
+        talk.send(json.dumps({"unsubscribe": {"all": {}}}))
+        wait_until(lambda: polled(wait="1ms").status_code == 200, "its place to be free")
+
+
+def _new_jobs_of_old_ones_count(root: httpx.Client, client: httpx.Client) -> None:
+    """A tenant with as many jobs as it may have gets no more by other doors."""
+    done = client.get("/api/jobs", params={"status": "CANCELLED"}).json()["items"][0]["id"]
+    for path, body in (
+        (f"/api/jobs/{done}/retry", {}),
+        ("/api/schedules/first/trigger", {}),
+        ("/api/schedules/first/backfill", {"from": "2026-01-01T00:00:00Z", "to": "2026-01-03T00:00:00Z"}),
+    ):
+        assert _refusal(client.post(path, json=body)) == (429, "quota", True), path
+    assert root.post("/api/schedules/first/trigger", json={}).status_code == 201  # An operator of all tenants may.
 
 
 def _many_retries_count(client: httpx.Client) -> None:
@@ -64,14 +119,13 @@ def test_a_tenant_gets_its_share_and_no_more(tmp_path: Path) -> None:
         assert globex.put("/api/schedules/first", json=DAILY).status_code == 201
         assert globex.put("/api/schedules/first", json={**DAILY, "cron": "0 7 * * *"}).status_code == 200
         assert _refusal(globex.put("/api/schedules/second", json=DAILY)) == (429, "quota", True)
-        with contextlib.ExitStack() as streams:
-            for _ in range(2):
-                streams.enter_context(globex.stream("GET", "/api/stream"))
-            with globex.stream("GET", "/api/stream") as refused:
-                refused.read()
-                assert _refusal(refused) == (429, "quota", True)
-            with acme.stream("GET", "/api/stream") as other:
-                assert other.status_code == 200
+        _places_count(globex)
         _many_retries_count(acme)
+        assert globex.post("/api/jobs/cancel", json={"filter": {"status": "PENDING"}, "limit": 1}).json()["done"] == 1
+        wait_until(
+            lambda: globex.post("/api/jobs", json={"type": "report"}).status_code == 201, "room for a job", every_s=0.2
+        )
+        _new_jobs_of_old_ones_count(root, globex)
+        wait_until(lambda: 429 in _sign_ins(api, globex), "sign-ins that are too many for one second")
         wait_until(lambda: _told_at_once(acme) == {200, 429}, "requests that are too many for one second")
         assert root.get("/api/me").status_code == 200

@@ -59,7 +59,7 @@ from headway.instants import (
 from headway.model import Decided, Decision, LiveJobs, Pause, Schedule, ScheduleSpec
 from headway.scheduling import expression, planner, scheduler, triggers
 from headway.settings import SHARDS_MAX, Settings
-from headway.status import follow, hub, openapi, web
+from headway.status import follow, hub, openapi, quotas, web
 from headway.status.api import ROUTES
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
@@ -392,7 +392,10 @@ def test_the_limits_of_the_api_are_those_of_the_code() -> None:
         "parameter of the query or part of a path": number(web.TEXT_LENGTH_MAX),
         "page": number(web.PAGE_MAX),
         "long poll": f"{follow.WAIT_S_MAX:g} s",
-        "open streams of one process": number(hub.FOLLOWERS_MAX),
+        "open streams of one process: event streams, long polls, WebSockets, their subscriptions after the first": (
+            f"{number(hub.FOLLOWERS_MAX)}; the last {number(quotas.STREAMS_RESERVED)} are kept for tenants and tokens"
+            f" that have fewer than {quotas.STREAMS_FEW}"
+        ),
         "events that wait for one follower": f"{number(hub.EVENTS_MAX)}, or {hub.BYTES_MAX >> 20} MiB",
         "subscriptions of one WebSocket": number(follow.SUBSCRIPTIONS_MAX),
     }

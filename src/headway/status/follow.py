@@ -12,6 +12,7 @@ place that a follower comes back with (`17.2.1801375200104000`: version 17, and 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, Self
 
@@ -25,7 +26,7 @@ from headway.lifecycle import Status
 from headway.model import Job
 from headway.shapes import job_outlook
 from headway.status.around import why
-from headway.status.hub import FOLLOWERS_MAX, Event, Follower, Hub, Place, change_shape, job_event, log_event
+from headway.status.hub import Event, Follower, Hub, Place, change_shape, job_event, log_event
 from headway.status.reader import JobReader, Shown, serial_of
 from headway.status.web import Answer, Call, Param, Principal, Refused, Route, refusal_of
 from headway.store.feed import Change, Line
@@ -80,7 +81,6 @@ async def visible_job(call: Call, job_id: str) -> Job:
 
 async def follow_job(hub: Hub, call: Call, job_id: str, known: Place | None) -> tuple[Follower, list[Event]]:
     """Start to follow a job; return also what comes first: all of it, or what came after the version that is known."""
-    _ensure_room(hub)
     follower = await hub.follow_job(job_id)
     try:
         found = await call.store.feed.jobs([job_id])
@@ -98,11 +98,6 @@ async def follow_job(hub: Hub, call: Call, job_id: str, known: Place | None) -> 
     except BaseException:
         hub.leave(follower)
         raise
-
-
-def _ensure_room(hub: Hub) -> None:
-    if hub.count() >= FOLLOWERS_MAX:
-        raise Refused(503, "too_many_followers", "too many streams are open here", headers={"Retry-After": "5"})
 
 
 async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> list[Event]:
@@ -183,7 +178,6 @@ async def stream(call: Call) -> "Stream":
 
 async def follow_everything(hub: Hub, wants: Callable[[Job], bool], last: str | None) -> tuple[Follower, list[Event]]:
     """Start to follow everything; return also what may have been missed since the cursor that is known."""
-    _ensure_room(hub)
     follower, cursor = await hub.follow_everything(wants)
     try:
         ready = Event("ready", {"cursor": cursor}, id=cursor)
@@ -337,8 +331,12 @@ async def wait_for_change(call: Call, job: Job) -> Job:
     known = call.query.get("since", job.version), call.query.get("live", serial_of(job))
     if limit_s <= 0 or (job.version, serial_of(job)) > known or job.status.is_final:
         return job
+    with call.services.quotas.stream(call.principal):
+        return await _changed(call, job, known, limit_s)
+
+
+async def _changed(call: Call, job: Job, known: tuple[int, int], limit_s: float) -> Job:
     hub: Hub = call.services.hub
-    _ensure_room(hub)
     follower = await hub.follow_job(job.id)
     try:
         until = call.clock.monotonic() + limit_s
@@ -449,7 +447,11 @@ class Conversation:
         if name in self._speaking or len(self._speaking) >= SUBSCRIPTIONS_MAX:
             await self._say_error("too_many", f"at most {SUBSCRIPTIONS_MAX} subscriptions, each once", name)
             return
+        place = ExitStack()
         try:
+            self._call.services.quotas.request(self._call.principal)
+            if self._speaking:  # The place of the conversation itself is that of its first subscription.
+                place.enter_context(self._call.services.quotas.stream(self._call.principal))
             if wish.job is None:
                 known = {param.name for param in FILTERS}
                 if unknown := (wish.all or {}).keys() - known:
@@ -458,17 +460,21 @@ class Conversation:
                 follower, first = await follow_everything(self._call.services.hub, wants, wish.cursor)
             else:
                 job = await visible_job(self._call, wish.job)
-                place = None if wish.since is None else place_of(str(wish.since))
-                follower, first = await follow_job(self._call.services.hub, self._call, job.id, place)
-        except HeadwayError as error:
+                known_place = None if wish.since is None else place_of(str(wish.since))
+                follower, first = await follow_job(self._call.services.hub, self._call, job.id, known_place)
+        except BaseException as error:
+            place.close()
+            if not isinstance(error, HeadwayError):
+                raise
             refusal = refusal_of(error)
             await self._say_error(refusal.code if refusal else "internal", str(refusal or "it failed"), name)
             return
         task = self._speaking[name] = asyncio.ensure_future(self._speak(name, follower, first))
-        task.add_done_callback(partial(self._end, name, follower))
+        task.add_done_callback(partial(self._end, name, follower, place))
 
-    def _end(self, name: str, follower: Follower, task: asyncio.Task[None]) -> None:
+    def _end(self, name: str, follower: Follower, place: ExitStack, task: asyncio.Task[None]) -> None:
         """Follow no more: called by the task, since one that is cancelled before its first step ends unseen."""
+        place.close()
         self._call.services.hub.leave(follower)
         if self._speaking.get(name) is task:
             del self._speaking[name]

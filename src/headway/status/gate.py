@@ -100,9 +100,7 @@ class Gate:
 
     async def _admit_session(self, session_hash: str, client: str) -> Principal | None:
         """Return who has signed in, if the session counts, and the token that it was begun with still does."""
-        if self._by_session.last(session_hash) is None and not self._session_looks.take():
-            raise Refused(429, "too_many", "too many sessions are asked for", headers={"Retry-After": "1"})
-        login = await self._by_session.get(session_hash)
+        login = await self._login(session_hash)
         if login is None or not self._is_going_on(login):
             return None
         if self._is_environment(login.token_hash):
@@ -113,6 +111,16 @@ class Gate:
         if not self._is_valid(token):
             raise self._ended(client, token)
         return Principal(token.name, token.tenant, token.role, token.id, session=session_hash)
+
+    async def _login(self, session_hash: str) -> Login | None:
+        """Look a session up; those that are not known here only so often a second."""
+        if self._by_session.last(session_hash) is None and not self._session_looks.take():
+            raise Refused(429, "too_many", "too many sessions are asked for", headers={"Retry-After": "1"})
+        return await self._by_session.get(session_hash)
+
+    async def knows_session(self, session_hash: str) -> bool:
+        """Say whether there is such a session, over or not."""
+        return await self._login(session_hash) is not None
 
     def forget_session(self, session_hash: str) -> None:
         """Have a session that was ended here count no more here from now on."""

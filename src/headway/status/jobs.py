@@ -397,6 +397,7 @@ async def retry_job(call: Call) -> Answer:
     job = await visible_job(call, call.path("job_id"))
     body = await call.body(RetryBody)
     args = None if body.args is None else await _other_args(call, job, body.args)
+    await call.services.quotas.jobs(call.principal, 1)
     acting = call.acting(deeds.retry(job, other_args=args is not None))
     again = await acting.queue.retry(job.id, author=call.principal.name, args=args)
     status = 201 if again.id != job.id else 200

@@ -219,6 +219,7 @@ async def list_dead(call: Call) -> Answer:
 async def retry_dead(call: Call) -> Answer:
     """Run a dead letter once more, as a new job linked to it."""
     letter = await _letter(call, call.path("id"))
+    await call.services.quotas.jobs(call.principal, 1)
     again = await _retried(call, letter)
     answer = await job_answer(call, again)
     return Answer(answer.body, 201, {"Location": f"/api/jobs/{again.id}"})
@@ -237,6 +238,8 @@ async def retry_dead_group(call: Call) -> Answer:
     """Run the dead letters that match once more, oldest first."""
     body = await call.body(LettersBody)
     letters, more = await _chosen(call, body)
+    if letters and not body.dry_run:
+        await call.services.quotas.jobs(call.principal, len(letters))
     done: list[dict[str, str]] = []
     refused: list[dict[str, str]] = []
     for letter in () if body.dry_run else letters:

@@ -1,4 +1,4 @@
-"""Reverse proxies: whose word about the client's address counts (`trusted_proxies`), and how a forwarded request is known.
+"""Reverse proxies: whose word about a client's address counts (`trusted_proxies`), and what shows that one was there.
 
 Anybody can write `X-Forwarded-For`. It is read only where the connection itself comes from a trusted proxy, and from
 its right end: each proxy appends the address it was connected from, so the first one that is not a trusted proxy is

@@ -4,6 +4,10 @@ The bounds are settings and hold for tokens of one tenant; who has a token for a
 streams are counted by each API process for itself. Jobs are counted in the store, as of a moment ago, so that those who
 hand in at several processes at once can go a little over the bound. What schedules make is never refused. 0 is no
 bound.
+
+A stream is whatever holds a place among the followers: an event stream, a long poll, a WebSocket, each subscription of
+a WebSocket after its first. A process has so many places, and keeps a part of them for those who hold few: whoever
+takes many, a tenant or one token for all tenants, leaves room for everybody else.
 """
 
 from collections.abc import Iterator
@@ -12,11 +16,14 @@ from typing import Final, TypeVar
 
 from headway.clock import Clock
 from headway.settings import Settings
+from headway.status.hub import FOLLOWERS_MAX
 from headway.status.recent import Recent
 from headway.status.web import Principal, Refused
 from headway.store import Store
 
 TENANTS_MAX: Final = 10_000
+STREAMS_RESERVED: Final = 2_000  # Of all places; for holders that have few of them.
+STREAMS_FEW: Final = 20
 FRESH_S: Final = 2.0
 COUNTING_SHARE: Final = 0.05
 
@@ -32,6 +39,7 @@ class Quotas:
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}  # Requests that may still come, as of when.
         self._streams: dict[str, int] = {}
+        self._streams_open = 0
         self._jobs: dict[str, Recent[int]] = {}
         self._admitted: dict[str, int] = {}  # Jobs that were let in here since they were counted.
 
@@ -49,17 +57,23 @@ class Quotas:
 
     @contextmanager
     def stream(self, principal: Principal) -> Iterator[None]:
-        """Count a stream for as long as it is open; refuse it where the tenant has too many."""
-        most, tenant = self._settings.tenant_streams, principal.tenant
-        if principal.one_tenant is not None and 0 < most <= self._streams.get(tenant, 0):
+        """Count a stream for as long as it is open; refuse it where its holder, or all of them, have too many."""
+        most = self._settings.tenant_streams
+        holder = principal.one_tenant or f"*{principal.token_id or principal.name}"  # No tenant begins with it.
+        held = self._streams.get(holder, 0)
+        if principal.one_tenant is not None and 0 < most <= held:
             raise _too_much(f"a tenant may have {most:,} streams open here", retry_after=5)
-        self._streams[tenant] = self._streams.get(tenant, 0) + 1
+        if self._streams_open >= FOLLOWERS_MAX - (STREAMS_RESERVED if held >= STREAMS_FEW else 0):
+            raise Refused(503, "too_many_followers", "too many streams are open here", headers={"Retry-After": "5"})
+        self._streams[holder] = held + 1
+        self._streams_open += 1
         try:
             yield
         finally:
-            self._streams[tenant] -= 1
-            if not self._streams[tenant]:
-                del self._streams[tenant]
+            self._streams_open -= 1
+            self._streams[holder] -= 1
+            if not self._streams[holder]:
+                del self._streams[holder]
 
     async def jobs(self, principal: Principal, more: int) -> None:
         """Refuse jobs beyond what a tenant may have waiting and running."""

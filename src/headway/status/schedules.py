@@ -439,6 +439,7 @@ async def trigger_schedule(call: Call) -> Answer:
         check_name(key, "key", KEY_LENGTH_MAX)
     old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
     args = None if body.args is None else encode_args(unmasked(body.args, read_json(old.spec.args)))
+    await call.services.quotas.jobs(call.principal, 1)
     acting = call.acting(deeds.trigger_schedule(old))
     job_id, is_new = await acting.schedules.trigger_once(
         old.name, key, author=call.principal.name, args=args, tenant=call.tenant
@@ -457,6 +458,11 @@ async def backfill_schedule(call: Call) -> Answer:
     first, last = read_past(body.first, now, "from", tz), read_past(body.last, now, "to", tz)
     if first > last:
         raise DefinitionError(f"from: {stamp(first)} must not be later than to, {stamp(last)}")
+    if call.tenant is not None and not dry_run:
+        planned = await call.store.schedules.backfill(
+            old.name, first, last, again=body.again, dry_run=True, limit=body.limit, tenant=call.tenant
+        )
+        await call.services.quotas.jobs(call.principal, len(planned))
     acting = call.store if dry_run else call.acting(deeds.backfill_schedule(old, first, last))
     instants = await acting.schedules.backfill(
         old.name,

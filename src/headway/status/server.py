@@ -103,7 +103,7 @@ class _SocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.conn.reject = _rejected  # type: ignore[method-assign]
+        self.conn.reject = _rejected  # type: ignore[assignment, method-assign]
 
 
 def _rejected(status: int, _: str) -> Response:

@@ -95,6 +95,7 @@ async def sign_in(call: Call) -> Answer:
     token = given.token.strip()
     gate, access = call.services.gate, call.store.access
     who: Principal = await gate.admit(f"Bearer {token}", call.origin)
+    call.services.quotas.request(who)
     if (former := session_of(call.request)) is not None:
         await _end(call, former)
     login, value = await access.sign_in(
@@ -121,7 +122,8 @@ async def sign_out(call: Call) -> Answer:
 
 
 async def _end(call: Call, value: str) -> None:
-    await call.store.access.sign_out(hash_of(value))
+    if await call.services.gate.knows_session(hash_of(value)):  # Anybody can send a cookie; few are worth a write.
+        await call.store.access.sign_out(hash_of(value))
     call.services.gate.forget_session(hash_of(value))
 
 

@@ -1,12 +1,13 @@
 """What one tenant may take, in virtual time."""
 
 import asyncio
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
 
 from headway.settings import Settings
+from headway.status import quotas as quota_module
 from headway.status.quotas import Quotas
 from headway.status.web import Principal, Refused
 from tests.simulation.stage import Stage
@@ -58,3 +59,34 @@ async def test_streams_are_counted_while_they_are_open() -> None:
                 pass
         with quotas.stream(ACME):
             pass
+
+
+@virtual
+async def test_whoever_takes_most_places_leaves_some_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_module, "FOLLOWERS_MAX", 100)
+    monkeypatch.setattr(quota_module, "STREAMS_RESERVED", 10)
+    monkeypatch.setattr(quota_module, "STREAMS_FEW", 4)
+    free = replace(SETTINGS, tenant_streams=0)
+    viewer = Principal("board", "*", "viewer", "tok_1")
+    neighbour = Principal("other board", "*", "viewer", "tok_2")
+    async with Stage() as stage:
+        seat = stage.seat("node_a")
+        quotas = Quotas(seat.store, free, seat.clock)
+        with ExitStack() as open_streams:
+
+            def opened(principal: Principal, times: int) -> int:
+                places = 0
+                for _ in range(times):
+                    with suppress(Refused):
+                        open_streams.enter_context(quotas.stream(principal))
+                        places += 1
+                return places
+
+            assert opened(viewer, 200) == 90
+            with pytest.raises(Refused) as refused, quotas.stream(viewer):
+                pass
+            assert (refused.value.status, refused.value.code) == (503, "too_many_followers")
+            assert [opened(other, 5) for other in (ACME, neighbour, GLOBEX)] == [4, 4, 2]  # Then all are taken.
+        with quotas.stream(viewer), quotas.stream(ACME):
+            pass
+        assert quotas._streams == {}
