@@ -279,7 +279,7 @@ class Headway:
             expires=expires,
             isolation="thread",
         )
-        return register(http_request(url, method=method, headers=headers))
+        return register(http_request(url, method=method, headers=headers, allow=self.settings.webhook_allow))
 
     def _register(
         self, callee: Callable[..., Any], called: object, options: Options, conduct: Conduct

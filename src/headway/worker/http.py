@@ -8,30 +8,33 @@ Every attempt carries the job's id as `Idempotency-Key`, so that a server can te
 An answer below 400 is the result. 408, 425, 429 and 5xx are worth another try, when the server says it wants one;
 everything else is not. The exchange runs in a thread of its own, so that a job that is to stop stops at once,
 whatever the network does.
+
+The author names the first host, which may be in the author's own network. A redirect is named by a server: every hop is
+resolved once, its addresses are vetted as those of webhooks are (`urls.py`), and the connection goes to exactly those.
 """
 
 import contextlib
 import functools
 import http.client
 import inspect
+import ipaddress
 import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
-from urllib.parse import quote as percent_encode
 from urllib.parse import urlencode, urljoin, urlsplit, urlunsplit
 
 import msgspec
 
 from headway.clock import monotonic_now, wall_now
-from headway.errors import InvalidTask
+from headway.errors import DefinitionError, InvalidTask
 from headway.instants import DAY, SECOND, Duration, from_datetime, quote
-from headway.settings import mask_url
 from headway.task import Retry
+from headway.urls import Address, Allowed, NotAllowed, check_url, vetted
 from headway.worker.context import Context
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -52,7 +55,18 @@ LOOK_S: Final = 0.1
 
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_URL_SAFE: Final = "/:?#[]@!$&'()*+,;=%~-._"
+
+# Where the host that the author names may be: in the public network, and in these; not where no name should lead,
+# such as the metadata of a cloud.
+OWN_NETWORKS: Final = (
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "::1/128",
+    "fc00::/7",
+)
 
 
 class HttpFailed(Exception):
@@ -81,10 +95,14 @@ class _Answer:
 
 
 def http_request(
-    url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None
+    url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, allow: Iterable[str] = ()
 ) -> Callable[..., dict[str, Any]]:
-    """Make the function of a task that sends a request; it takes any arguments."""
+    """Make the function of a task that sends a request; it takes any arguments.
+
+    `allow` has networks and hosts to which redirects may lead although they are not public.
+    """
     address, verb, own = _checked_url(url), _checked_method(method), _checked_headers(headers)
+    exceptions = tuple(allow)
 
     def run(headway_context: Context, /, **arguments: Any) -> dict[str, Any]:
         ours = {
@@ -96,7 +114,7 @@ def http_request(
         said = {name.lower() for name in own}
         headers = {**{name: value for name, value in ours.items() if name.lower() not in said}, **own}
         request = _with_arguments(_Request(verb, address, headers), arguments)
-        return _result(_follow(headway_context, request, ours))
+        return _result(_follow(headway_context, request, ours, _Hosts(address, exceptions)))
 
     parameters = [
         inspect.Parameter("headway_context", inspect.Parameter.POSITIONAL_ONLY, annotation=Context),
@@ -111,21 +129,11 @@ def http_request(
 
 
 def _checked_url(url: object) -> str:
-    if not isinstance(url, str) or len(url) > 2_000:
-        raise InvalidTask(f"the URL of a request must be text, not {quote(url)}")
-    shown = quote(mask_url(url))
     try:
-        parts = urlsplit(url)
-        host, port = (parts.hostname or "").encode("idna").decode(), parts.port
-    except ValueError as error:
-        raise InvalidTask(f"the URL {shown} cannot be read: {error}") from None
-    if parts.scheme not in ("http", "https") or not host or not url.isprintable() or " " in url:
-        raise InvalidTask(f"the URL of a request must look like https://example.org/hook, not {shown}")
-    if parts.username is not None or parts.password is not None:
-        raise InvalidTask(f"the URL {shown} has a password: say it in headers={{'Authorization': …}}")
-    place = f"[{host}]" if ":" in host else host
-    path, query = (percent_encode(part, safe=_URL_SAFE) for part in (parts.path or "/", parts.query))
-    return urlunsplit((parts.scheme, place if port is None else f"{place}:{port}", path, query, ""))
+        return check_url(url, "the URL of a request")
+    except DefinitionError as error:
+        hint = "; say it in headers={'Authorization': …}" if "has a password" in str(error) else ""
+        raise InvalidTask(f"{error}{hint}") from None
 
 
 def _checked_method(method: object) -> str:
@@ -166,9 +174,36 @@ def _query_text(value: Any) -> str:
 # --- the exchange
 
 
-def _follow(context: Context, request: _Request, ours: Mapping[str, str]) -> _Answer:
+class _Hosts:
+    """Finds the addresses to which a request may go: those of the author's host, and of hosts that redirects name."""
+
+    def __init__(self, url: str, allow: Iterable[str]) -> None:
+        self._own = urlsplit(url).netloc
+        self._allowed = Allowed.read(allow)
+        self._trusted = Allowed.read((*OWN_NETWORKS, *allow))
+        self._found: dict[str, tuple[Address, ...]] = {}  # What a name leads to a moment later does not matter.
+
+    def addresses(self, url: str) -> tuple[Address, ...]:
+        """Return the addresses of the host of a URL; raise `NotAllowed` when one of them is not for us."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        if parts.netloc not in self._found:
+            self._found[parts.netloc] = self._find(parts.netloc, parts.hostname)
+        return self._found[parts.netloc]
+
+    def _find(self, place: str, host: str) -> tuple[Address, ...]:
+        is_own = place == self._own
+        try:
+            literal = ipaddress.ip_address(host)
+        except ValueError:
+            found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+            return vetted(host, found, self._trusted if is_own else self._allowed)
+        return (literal,) if is_own else vetted(host, [host], self._allowed)
+
+
+def _follow(context: Context, request: _Request, ours: Mapping[str, str], hosts: _Hosts) -> _Answer:
     for _ in range(REDIRECTS_MAX + 1):
-        answer = _exchange(context, request)
+        answer = _exchange(context, request, hosts)
         target = answer.headers.get("Location")
         if answer.status not in REDIRECTS or target is None:
             return answer
@@ -194,12 +229,12 @@ def _redirected(request: _Request, status: int, target: str, ours: Mapping[str, 
 class _Exchange(threading.Thread):
     """Sends a request and reads the answer, in the background."""
 
-    def __init__(self, request: _Request) -> None:
+    def __init__(self, request: _Request, hosts: _Hosts) -> None:
         super().__init__(name="headway-http", daemon=True)
         self.ended = threading.Event()
         self.outcome: _Answer | Exception | None = None
         self._request = request
-        self._connection = _connection(request.url)
+        self._connection = _connection(request.url, hosts)
 
     def run(self) -> None:
         try:
@@ -229,13 +264,28 @@ class _Exchange(threading.Thread):
         )
 
 
-def _connection(url: str) -> http.client.HTTPConnection:
+def _connection(url: str, hosts: _Hosts) -> http.client.HTTPConnection:
+    """Make a connection that goes to a vetted address, and whose certificate has to be that of the name."""
     parts = urlsplit(url)
     assert parts.hostname is not None
+    connection: http.client.HTTPConnection
+    # With a port, since without one the last part of an IPv6 address would be taken for it.
     if parts.scheme == "https":
-        trust = _trust()
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=CONNECT_S_MAX, context=trust)
-    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=CONNECT_S_MAX)
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port or 443, timeout=CONNECT_S_MAX, context=_trust()
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=CONNECT_S_MAX)
+
+    def connect(place: tuple[str, int], timeout: float, source: None) -> socket.socket:
+        *others, last = hosts.addresses(url)
+        for address in others:
+            with contextlib.suppress(OSError):
+                return socket.create_connection((str(address), place[1]), timeout)
+        return socket.create_connection((str(last), place[1]), timeout)
+
+    connection._create_connection = connect  # type: ignore[attr-defined]
+    return connection
 
 
 @functools.cache  # Reading all certificates takes longer than a request.
@@ -243,8 +293,8 @@ def _trust() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _exchange(context: Context, request: _Request) -> _Answer:
-    began, exchange = monotonic_now(), _Exchange(request)
+def _exchange(context: Context, request: _Request, hosts: _Hosts) -> _Answer:
+    began, exchange = monotonic_now(), _Exchange(request, hosts)
     exchange.start()
     while not exchange.ended.wait(LOOK_S):
         if context.cancelled:
@@ -255,8 +305,10 @@ def _exchange(context: Context, request: _Request) -> _Answer:
         case _Answer() as answer:
             context.log(f"{where}  {answer.status} {answer.reason}  {round((monotonic_now() - began) * 1_000)} ms")
             return answer
+        case NotAllowed() as refused:
+            raise HttpRefused(f"{where} was not sent: {refused}; HEADWAY_WEBHOOK_ALLOW names exceptions") from None
         case error:
-            raise HttpFailed(f"{where} was not answered: {error or type(error).__name__}") from None
+            raise HttpFailed(f"{where} was not answered: {str(error) or type(error).__name__}") from None
 
 
 def _place(url: str) -> str:

@@ -228,10 +228,79 @@ def test_a_get_follows_redirects_and_another_host_hears_nothing_of_the_author(se
     server.at("/a", 302, Location="/b")
     server.at("/b", 307, Location=f"{other}/c?x=1")
     server.at("/c", 200, b"here")
-    assert send(f"{server.url}/a", headers={"X-Api-Key": "s3cret"}) == {"status": 200, "body": "here"}
+    sent = send(f"{server.url}/a", headers={"X-Api-Key": "s3cret"}, allow=["localhost"])
+    assert sent == {"status": 200, "body": "here"}
     assert [heard.headers.get("X-Api-Key") for heard in server.heard] == ["s3cret", "s3cret", None]
     assert server.heard[2].path == "/c?x=1"
     assert server.heard[2].headers["Idempotency-Key"] == "job_test"
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[str]]]:
+    """Name servers that answer as the test says: for each name one answer after the other, the last one again."""
+    answers: dict[str, list[list[str]]] = {}
+    ask = socket.getaddrinfo
+
+    def answer(host: Any, *args: Any, **options: Any) -> Any:
+        if host not in answers:
+            return ask(host, *args, **options)
+        found = answers[host].pop(0) if len(answers[host]) > 1 else answers[host][0]
+        return [(socket.AF_INET6 if ":" in text else socket.AF_INET, 0, 0, "", (text, 0)) for text in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    return answers
+
+
+METADATA = "169.254.169.254"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        f"http://{METADATA}/latest/meta-data/",
+        "http://2852039166/",  # The same as one number,
+        "http://[::ffff:169.254.169.254]/",  # in IPv6,
+        "http://metadata.test/",  # behind a name,
+        "http://both.test/",  # and beside an address that is public.
+        "http://[fe80::1]/",
+        "http://127.0.0.1:1/",  # Another port of the author's own host.
+        "http://localhost/",
+        "http://10.0.0.7/",
+        "http://0.0.0.0/",
+        "//169.254.169.254/",
+    ],
+)
+def test_a_redirect_is_not_followed_into_networks_of_ours(
+    server: Server, names: dict[str, list[list[str]]], monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    names["metadata.test"], names["both.test"] = [[METADATA]], [["93.184.216.34", METADATA]]
+    reached: list[Any] = []
+    connect = socket.create_connection
+
+    def watched(place: Any, *rest: Any) -> socket.socket:
+        reached.append(place)
+        return connect(place, *rest)
+
+    monkeypatch.setattr(socket, "create_connection", watched)
+    with pytest.raises(HttpRefused, match=r"was not sent: the host leads to an address to which nothing is sent"):
+        send(server.at("/a", 302, Location=target))
+    assert reached == [("127.0.0.1", server.server.server_port)]
+
+
+def test_the_authors_own_name_does_not_lead_to_the_metadata_of_a_cloud(names: dict[str, list[list[str]]]) -> None:
+    names["reports.test"] = [[METADATA]]
+    with pytest.raises(HttpRefused, match=r"was not sent: .*link-local; HEADWAY_WEBHOOK_ALLOW names exceptions"):
+        send("http://reports.test/")
+
+
+def test_a_name_is_asked_for_once_whatever_it_leads_to_later(server: Server, names: dict[str, list[list[str]]]) -> None:
+    """DNS rebinding: the second answer would be the metadata of the cloud."""
+    names["reports.test"] = [["127.0.0.1"], [METADATA]]
+    server.at("/a", 302, Location="/b")
+    server.at("/b", 200, b"here")
+    url = server.url.replace("127.0.0.1", "reports.test")
+    assert send(f"{url}/a")["body"] == "here"
+    assert {heard.headers["Host"] for heard in server.heard} == {url.removeprefix("http://")}
 
 
 def test_redirects_have_an_end(server: Server) -> None:
