@@ -1,5 +1,7 @@
 """A context for tasks that run without a worker, and what they said to it."""
 
+from typing import Any
+
 from headway.model import Claimed
 from headway.worker.context import Context
 
@@ -33,7 +35,7 @@ class Listener:
         return [text for name, text in self.lines if name == stream]
 
 
-def new_context(*, attempt: int = 2) -> tuple[Context, Listener]:
+def new_context(*, attempt: int = 2, **facts: Any) -> tuple[Context, Listener]:
     """Make the context of a job, and who listens to it."""
     claimed = Claimed(
         job_id="job_test",
@@ -42,10 +44,10 @@ def new_context(*, attempt: int = 2) -> tuple[Context, Listener]:
         max_attempts=3,
         task="t",
         args="{}",
-        tenant="default",
         queue="default",
         priority=0,
         run_at=0,
+        **{"tenant": "default", **facts},
     )
     listener = Listener()
     return Context(claimed, listener), listener

@@ -2,7 +2,7 @@
 
     command(["pg_dump", "--file", "/backups/{day}.sql"])
 
-A `{name}` is an argument of the job. It becomes a part of the one element that it stands in, whatever characters it
+A `{name}` is an argument of the job, `{occurrence}` the instant that a schedule made it for. It becomes a part of the one element that it stands in, whatever characters it
 has; a value that would turn an element into an option is refused. The program, its folder and its environment are the
 author's: of the worker's environment a command sees only what `INHERITED` names.
 
@@ -28,12 +28,13 @@ from typing import IO, Any, Final
 
 from headway.clock import monotonic_now
 from headway.errors import InvalidTask
-from headway.instants import quote
+from headway.instants import from_datetime, isoformat, quote
 from headway.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
 from headway.worker.context import Context, TaskStopped
 from headway.worker.descendants import MARK
 
 INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "USER")  # And every LC_….
+OCCURRENCE: Final = "occurrence"  # In braces: the instant of the schedule, unless the job has such an argument.
 ELEMENTS_MAX: Final = 1_000
 LOOK_S: Final = 0.1
 TERM_S: Final = 1.8  # Less than what the supervisor waits before it kills us.
@@ -150,7 +151,7 @@ def command(
     template, added, folder = _Template.read(argv), _checked_env(env), None if cwd is None else str(cwd)
 
     def run(headway_context: Context, /, **args: Any) -> dict[str, Any]:
-        filled = template.fill(args)
+        filled = template.fill(_with_occurrence(args, template.names, headway_context))
         headway_context.check()
         return _Running(headway_context, filled, _environment(headway_context, added), folder, memory).finish()
 
@@ -168,10 +169,33 @@ def _checked_env(env: Mapping[Any, Any] | None) -> dict[str, str]:
     return dict(env or {})
 
 
+def _with_occurrence(args: Mapping[str, Any], names: Sequence[str], context: Context) -> Mapping[str, Any]:
+    """Add the instant of the schedule where the command wants it and the job does not say another one."""
+    if OCCURRENCE not in names or args.get(OCCURRENCE) is not None:
+        return args
+    instant = _occurrence_at(context)
+    if instant is None:
+        raise CommandRefused(
+            "{occurrence} is the instant of a schedule, and no schedule made this job for one: give the job the"
+            " argument occurrence, such as 2027-01-31T06:00:00Z"
+        )
+    return {**args, OCCURRENCE: instant}
+
+
+def _occurrence_at(context: Context) -> str | None:
+    made_for = context.occurrence
+    return None if made_for is None or made_for.instant is None else isoformat(from_datetime(made_for.instant))
+
+
 def _signature(names: Sequence[str]) -> inspect.Signature:
     context = inspect.Parameter("headway_context", inspect.Parameter.POSITIONAL_ONLY, annotation=Context)
     try:
-        own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+        own = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None if name == OCCURRENCE else inspect.Parameter.empty
+            )
+            for name in names
+        ]
         return inspect.Signature([context, *own])
     except ValueError as error:
         raise InvalidTask(f"a name in the braces of a command cannot be used: {error}") from None
@@ -181,13 +205,15 @@ def _environment(context: Context, added: Mapping[str, str]) -> dict[str, str]:
     inherited = {
         name: value for name, value in os.environ.items() if name in (*INHERITED, MARK) or name.startswith("LC_")
     }
-    return {
-        **inherited,
+    told = {
         "HEADWAY_JOB_ID": context.job_id,
         "HEADWAY_ATTEMPT": str(context.attempt),
         "HEADWAY_FENCING_TOKEN": str(context.token),  # HEADWAY_TOKEN is what a client says to the API.
-        **added,
+        "HEADWAY_TENANT": context.tenant,
+        "HEADWAY_SCHEDULE": None if context.occurrence is None else context.occurrence.schedule,
+        "HEADWAY_OCCURRENCE_AT": _occurrence_at(context),
     }
+    return {**inherited, **{name: value for name, value in told.items() if value is not None}, **added}
 
 
 def _limited(argv: Sequence[str], memory: int) -> list[str]:

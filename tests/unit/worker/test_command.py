@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from headway import Headway, InvalidTask, Retry
+from headway import Cron, Headway, InvalidTask, Retry
+from headway.instants import parse_instant
 from headway.model import LOG_BYTES_MAX
 from headway.settings import Settings
 from headway.task import memory_limit
+from headway.testing import virtual
 from headway.worker import command as commands
 from headway.worker.command import TAIL_LINES, CommandFailed, CommandRefused, command
 from headway.worker.context import TaskStopped
@@ -143,6 +145,7 @@ def test_the_environment_is_what_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_
         "HEADWAY_JOB_ID": "job_test",
         "HEADWAY_ATTEMPT": "2",
         "HEADWAY_FENCING_TOKEN": "2",
+        "HEADWAY_TENANT": "default",
     }
     for wrong in (["A=B"], {"A=B": "x"}, {"A": 1}, {"A": "a\0"}, {1: "x"}):
         with pytest.raises(InvalidTask, match="env"):
@@ -153,6 +156,40 @@ def test_what_the_author_says_is_what_the_command_is_told() -> None:
     said = {"HEADWAY_TOKEN": "for the API", "HEADWAY_JOB_ID": "mine"}
     _, listener = run(shell("echo $HEADWAY_TOKEN, $HEADWAY_JOB_ID, $HEADWAY_FENCING_TOKEN"), {"env": said})
     assert listener.texts("stdout") == ["for the API, mine, 2"]
+
+
+def test_a_scheduled_command_is_told_its_schedule_and_its_instant() -> None:
+    names = ("JOB_ID", "ATTEMPT", "TENANT", "SCHEDULE", "OCCURRENCE_AT")
+    script = shell(" ".join(["echo", *(f'"$HEADWAY_{name}"' for name in names), '"$1"'])) + ["sh", "at={occurrence}"]
+    instant = parse_instant("2027-01-31T06:00:00Z")
+    context, listener = new_context(tenant="acme", schedule="nightly", occurrence_at=instant)
+    command(script)(context)
+    told = "job_test 2 acme nightly 2027-01-31T06:00:00Z"
+    assert listener.texts("stdout") == [f"{told} at=2027-01-31T06:00:00Z"]
+    again, listener = new_context(tenant="acme", schedule="nightly", occurrence_at=instant)
+    command(script)(again, occurrence="another day")  # An argument of the job wins.
+    assert listener.texts("stdout") == [f"{told} at=another day"]
+
+
+def test_without_an_instant_occurrence_is_an_argument_like_others() -> None:
+    by_hand, listener = new_context(schedule="nightly")
+    with pytest.raises(CommandRefused, match="give the job the argument occurrence"):
+        command(["echo", "{occurrence}"])(by_hand)
+    command(shell('echo "$HEADWAY_SCHEDULE" "$HEADWAY_OCCURRENCE_AT"'))(by_hand)
+    assert listener.texts("stdout") == ["nightly "]
+    assert given(["{occurrence}"], occurrence="2027-01-31") == ["2027-01-31"]
+
+
+def test_from_schedule_to_program_the_instant_stays_the_same(tmp_path: Path) -> None:
+    app = Headway(settings=Settings(store="sqlite://"), name="instants")
+    file = tmp_path / "told"
+    told = shell(f'echo "$HEADWAY_SCHEDULE $HEADWAY_OCCURRENCE_AT $1 $2" >> {file}')
+    report = app.command("report", [*told, "sh", "{occurrence}", "{day}"])
+    app.schedule("nightly", report, Cron("0 6 * * *"), args={"day": "monday"})
+    with virtual(app, start="2027-01-30T12:00Z") as world:
+        world.advance(hours=48)
+    instants = ("2027-01-31T06:00:00Z", "2027-02-01T06:00:00Z")
+    assert file.read_text().splitlines() == [f"nightly {instant} {instant} monday" for instant in instants]
 
 
 HOG = [sys.executable, "-c", "print(len(bytearray(300 << 20)))"]
