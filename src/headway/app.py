@@ -12,18 +12,19 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, overload
 
+from headway import deeds
 from headway.clock import Clock
 from headway.coordination.admission import AdmittedLeases
 from headway.coordination.engines import open_engine
 from headway.definitions import Definitions
-from headway.errors import InvalidSchedule, InvalidTask, TaskNotFound
+from headway.errors import InvalidSchedule, InvalidTask, ScheduleNotFound, TaskNotFound
 from headway.instants import DurationLike, quote
 from headway.lifecycle import Status
 from headway.locks import TTL_DEFAULT, Grants, Leader, LeaderTerm, Lock, SyncLock, Wish
@@ -42,13 +43,17 @@ from headway.ports import Live, LiveView, Transport, WakeUps
 from headway.queue.announcer import Dispatch
 from headway.queue.post import Post
 from headway.queue.transports import open_transport
+from headway.rows import jobs_of_rows
 from headway.scheduling.triggers import Cron, Trigger
 from headway.settings import Settings
+from headway.status.around import why
 from headway.store import Store
+from headway.store.access import Deed, Doer
 from headway.store.foreign import run_inside, run_inside_async
 from headway.store.queue import enqueue
 from headway.store.sqlite import path_of
 from headway.task import Conduct, JobHandle, Options, Retry, Task, check_function, check_retry, memory_limit
+from headway.why import glance
 from headway.worker.command import CommandRefused, command
 from headway.worker.context import Context
 from headway.worker.crew import CrewPlan
@@ -429,20 +434,25 @@ class Headway:
         name = task.name if isinstance(task, Task) else task
         return [self._job_by_name(name, args, options)[0]]
 
+    def jobs_of_rows(self, task: Any, rows: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> list[NewJob]:
+        """Make the jobs that a running task enqueues, one per row of arguments."""
+        if "tx" in options:
+            raise InvalidTask("jobs that a running task enqueues are written under its lease; they cannot have a tx=")
+        return self._rows_by_name(task.name if isinstance(task, Task) else task, rows, options)[0]
+
     async def enqueue_jobs(self, jobs: list[NewJob], tx: Any = None) -> list[JobHandle]:
         """Hand in jobs, all or none; inside the caller's transaction when `tx` is its connection."""
         if tx is not None:
             rows = await run_inside_async(tx, lambda: enqueue(jobs), self._dialect)
         else:
             rows = await (await self.store()).queue.enqueue(jobs)
-        return [self._handle(job, row) for job, row in zip(jobs, rows, strict=True)]
+        return self._handles(jobs, rows)
 
     def enqueue_jobs_sync(self, jobs: list[NewJob], tx: Any = None) -> list[JobHandle]:
         """Hand in jobs, all or none; inside the caller's transaction when `tx` is its connection."""
         if tx is None:
             return self.blocking(self.enqueue_jobs(jobs))
-        rows = run_inside(tx, lambda: enqueue(jobs), self._dialect)
-        return [self._handle(job, row) for job, row in zip(jobs, rows, strict=True)]
+        return self._handles(jobs, run_inside(tx, lambda: enqueue(jobs), self._dialect))
 
     async def enqueue(self, task: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobHandle:
         """Enqueue a job by the name of its task, which need not be known here."""
@@ -454,6 +464,25 @@ class Headway:
         job, tx = self._job_by_name(task, args, options)  # A blocking `tx` belongs to the caller's own thread.
         return self.enqueue_jobs_sync([job], tx)[0]
 
+    async def enqueue_many(self, task: str, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[JobHandle]:
+        """Enqueue one job per row of arguments by the name of the task; see `Task.enqueue_many`."""
+        jobs, common = self._rows_by_name(task, rows, options)
+        return await self.enqueue_jobs(jobs, common.tx)
+
+    def enqueue_many_sync(self, task: str, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[JobHandle]:
+        """Enqueue one job per row of arguments by the name of the task; see `Task.enqueue_many`."""
+        jobs, common = self._rows_by_name(task, rows, options)
+        return self.enqueue_jobs_sync(jobs, common.tx)
+
+    def _rows_by_name(
+        self, task: str, rows: Iterable[Mapping[str, Any]], given: Mapping[str, Any]
+    ) -> tuple[list[NewJob], Options]:
+        known = self.tasks.get(task)
+        if known is not None:
+            return known.jobs_of_rows(rows, given)
+        name = check_name(task, "task")
+        return jobs_of_rows(rows, given, Options(), lambda row, options: self.new_job(name, row, options))
+
     def _job_by_name(self, task: str, args: Mapping[str, Any] | None, given: Mapping[str, Any]) -> tuple[NewJob, Any]:
         known = self.tasks.get(task)
         options = (known.defaults if known else Options()).changed(given)
@@ -462,7 +491,9 @@ class Headway:
 
     async def job(self, job_id: str) -> JobHandle:
         """Look up a job by its id, or by the beginning of it."""
-        return JobHandle(self, await (await self.store()).queue.get(_job_id(job_id)))
+        store = await self.store()
+        job = await store.queue.get(_job_id(job_id))
+        return JobHandle(self, job, (await why(store, job, self._clock.now())).why)
 
     def job_sync(self, job_id: str) -> JobHandle:
         """Look up a job by its id, or by the beginning of it."""
@@ -492,7 +523,9 @@ class Headway:
 
     async def cancel(self, job_id: str, reason: str = "") -> JobHandle:
         """End a job, or ask it to stop when it runs."""
-        return JobHandle(self, await (await self.store()).queue.cancel(_job_id(job_id), author="api", reason=reason))
+        found = await (await self.store()).queue.get(_job_id(job_id))
+        acting = await self._acting(deeds.cancel(found, reason))
+        return JobHandle(self, await acting.queue.cancel(found.id, author=self._author, reason=reason))
 
     def cancel_sync(self, job_id: str, reason: str = "") -> JobHandle:
         """End a job, or ask it to stop when it runs."""
@@ -500,17 +533,36 @@ class Headway:
 
     async def retry(self, job_id: str) -> JobHandle:
         """Run a job that has ended once more, as a new job that is linked to it."""
-        return JobHandle(self, await (await self.store()).queue.retry(_job_id(job_id), author="api"))
+        found = await (await self.store()).queue.get(_job_id(job_id))
+        acting = await self._acting(deeds.retry(found))
+        return JobHandle(self, await acting.queue.retry(found.id, author=self._author))
 
     def retry_sync(self, job_id: str) -> JobHandle:
         """Run a job that has ended once more, as a new job that is linked to it."""
         return self.blocking(self.retry(job_id))
 
+    @property
+    def _author(self) -> str:
+        return f"app:{self.name}"
+
+    async def _acting(self, deed: Deed) -> Store:
+        """Return the store for something that an operator could do, too: it is written to the audit log with it."""
+        return (await self.store()).acting(Doer(self._author, deeds.origin()), deed, self._clock)
+
+    def glance(self, job: Job) -> str:
+        """Say why a job is where it is, as far as the job alone can tell."""
+        return glance(job, self._clock.now())
+
+    async def _look(self, handle: JobHandle) -> Status:
+        """Read the job of a handle again, and nothing around it."""
+        handle.take(await (await self.store()).queue.get(handle.id))
+        return handle.status
+
     async def wait_for(self, handle: JobHandle, limit_s: float | None) -> Any:
         """Wait for the end of a job, looking again and again, ever more slowly."""
         until = None if limit_s is None else self._clock.monotonic() + limit_s
         rest_s, wake = WAIT_REST_S_MIN, asyncio.Event()
-        while not (await handle.refresh()).status.is_final:
+        while not (await self._look(handle)).is_final:
             if until is not None and self._clock.monotonic() >= until:
                 raise TimeoutError(f"{handle.id} has not ended within {limit_s:g} s; it is {handle.status}")
             await self._clock.rest(rest_s, wake)
@@ -521,7 +573,7 @@ class Headway:
         """Wait for the end of a job, looking again and again, ever more slowly."""
         until = None if limit_s is None else self._clock.monotonic() + limit_s
         rest_s = WAIT_REST_S_MIN
-        while not handle.refresh_sync().status.is_final:
+        while not self.blocking(self._look(handle)).is_final:
             if until is not None and self._clock.monotonic() >= until:
                 raise TimeoutError(f"{handle.id} has not ended within {limit_s:g} s; it is {handle.status}")
             self._clock.nap(rest_s)
@@ -541,9 +593,14 @@ class Headway:
     ) -> Schedule:
         """Create or change a schedule at run time; it belongs to nobody's code and is never removed by `sync`."""
         spec = self._spec(task, trigger, args, policies)
-        store = await self.store()
-        await store.schedules.put(check_name(name, "schedule name"), spec, author=f"app:{self.name}")
-        return await store.schedules.get(name)
+        schedules = (await self.store()).schedules
+        try:
+            before = (await schedules.get(check_name(name, "schedule name"))).spec
+        except ScheduleNotFound:
+            before = None
+        acting = await self._acting(deeds.put_schedule(name, before, spec))
+        await acting.schedules.put(name, spec, author=self._author)
+        return await schedules.get(name)
 
     def put_schedule_sync(
         self,
@@ -559,7 +616,12 @@ class Headway:
 
     async def remove_schedule(self, name: str) -> bool:
         """Remove a schedule from now on; False when there was none."""
-        return await (await self.store()).schedules.remove(name, author=f"app:{self.name}")
+        try:
+            found = await (await self.store()).schedules.get(name)
+        except ScheduleNotFound:
+            return False
+        acting = await self._acting(deeds.remove_schedule(found))
+        return await acting.schedules.remove(name, author=self._author)
 
     def remove_schedule_sync(self, name: str) -> bool:
         """Remove a schedule from now on; False when there was none."""
@@ -644,24 +706,8 @@ class Headway:
         live = partial(live_view_of, self.settings, clock)
         return Api(self.store, self.settings, clock, tasks=self.tasks, is_loopback=False, live=live)
 
-    def _handle(self, job: NewJob, row: EnqueuedRow) -> JobHandle:
-        return JobHandle(
-            self,
-            Job(
-                id=row.id,
-                task=job.task,
-                status=Status(row.status),
-                tenant=job.tenant,
-                queue=job.queue,
-                priority=job.priority,
-                args=job.args,
-                created_at=row.created_at,
-                run_at=row.run_at,
-                max_attempts=job.max_attempts,
-                key=job.key,
-                tags=job.tags,
-            ),
-        )
+    def _handles(self, jobs: Sequence[NewJob], rows: Sequence[EnqueuedRow]) -> list[JobHandle]:
+        return [JobHandle(self, row.job_of(job)) for job, row in zip(jobs, rows, strict=True)]
 
     @property
     def _dialect(self) -> str:

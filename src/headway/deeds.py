@@ -4,6 +4,8 @@ Each function says in advance what is about to be done. The store writes it toge
 where nothing changes; see `Store.acting`.
 """
 
+import getpass
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,9 +20,23 @@ from headway.store.webhooks import Delivery, Endpoint
 _SAID_MAX: Final = 200  # Of a filter; a line of the trail has its bounds, and has to name the jobs too.
 
 
+def origin() -> str:
+    """Say which user of which machine acts, for what is done on the store itself."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # A user without a name, as in many containers.
+        user = "?"
+    return f"{user}@{socket.gethostname()}"
+
+
 def cancel(job: Job, reason: str) -> Deed:
     """End a job, or have it stop."""
-    return Deed("job.cancel", job.id, job.tenant, {"before": str(job.status), "reason": reason})
+    return Deed("job.cancel", job.id, job.tenant, {"before": str(job.status), "reason": reason}, _cancelled)
+
+
+def _cancelled(result: tuple[Sequence[str], Sequence[str]]) -> Mapping[str, Any] | None:
+    """Tell of a cancellation that ended a job or asked one to stop, not of one that found nothing to do."""
+    return {} if any(result) else None
 
 
 def retry(job: Job, *, other_args: bool = False) -> Deed:

@@ -531,6 +531,34 @@ class EnqueuedRow(msgspec.Struct, frozen=True):
     created_at: Instant
     run_at: Instant
     is_new: bool
+    earlier: Job | None = None  # The job that has the key, as it is by now; None for a new one.
+
+    def job_of(self, new: NewJob) -> Job:
+        """Return the job as the store has it, without reading it again."""
+        if self.earlier is not None:
+            return self.earlier
+        status = Status(self.status)
+        return Job(
+            id=self.id,
+            task=new.task,
+            status=status,
+            tenant=new.tenant,
+            queue=new.queue,
+            priority=new.priority,
+            args=new.args,
+            created_at=self.created_at,
+            run_at=self.run_at,
+            ready_at=self.created_at if status is Status.PENDING else None,
+            updated_at=self.created_at,
+            max_attempts=new.max_attempts,
+            key=new.key,
+            tags=new.tags,
+            backoff=new.backoff,
+            timeout=new.timeout,
+            metadata=new.metadata,
+            expires_at=None if new.expires is None else self.run_at + new.expires,
+            callback=new.callback,
+        )
 
 
 class Claimed(Attempt, frozen=True, kw_only=True):

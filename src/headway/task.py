@@ -40,7 +40,9 @@ from headway.model import (
     check_tenant,
     encode_args,
 )
+from headway.rows import jobs_of_rows
 from headway.settings import parse_memory
+from headway.urls import check_url
 from headway.worker.context import Context
 
 P = ParamSpec("P")
@@ -151,6 +153,7 @@ class Options:
     timeout: Duration | None = None
     expires: Duration | None = None
     metadata: str | None = None
+    callback_url: str | None = None
     tx: Any = None
 
     def changed(self, given: Mapping[str, Any]) -> "Options":
@@ -164,7 +167,7 @@ class Options:
             raise InvalidTask("delay and at exclude each other: say when in one way")
         return merged
 
-    def new_job(self, job_id: str, task: str, args: Mapping[str, Any], *, callback: str | None = None) -> NewJob:
+    def new_job(self, job_id: str, task: str, args: Mapping[str, Any]) -> NewJob:
         """Make a job that is checked and ready to be handed in."""
         return NewJob(
             id=job_id,
@@ -182,7 +185,7 @@ class Options:
             timeout=self.timeout,
             expires=self.expires,
             metadata=self.metadata,
-            callback=callback,
+            callback=self.callback_url,
         )
 
     def told(self) -> dict[str, Any]:
@@ -223,6 +226,7 @@ _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "timeout": lambda value: _positive(value, "timeout"),
     "expires": lambda value: _positive(value, "expires"),
     "metadata": lambda value: _metadata(value),
+    "callback_url": lambda value: check_url(value, "callback_url"),
     "tx": lambda value: value,
 }
 
@@ -312,6 +316,10 @@ class Desk(Protocol):
         """End a job, or ask it to stop."""
         ...
 
+    def glance(self, job: Job) -> str:
+        """Say why a job is where it is, as far as the job alone can tell."""
+        ...
+
     async def wait_for(self, handle: "JobHandle", limit_s: float | None) -> Any:
         """Wait for the end of a job."""
         ...
@@ -328,11 +336,16 @@ class Desk(Protocol):
 class JobHandle:
     """A job as it was when last looked at; `refresh` looks again."""
 
-    __slots__ = ("_app", "job")
+    __slots__ = ("_app", "_why", "job")
 
-    def __init__(self, app: Desk, job: Job) -> None:
+    def __init__(self, app: Desk, job: Job, why: str | None = None) -> None:
         self._app = app
+        self.take(job, why)
+
+    def take(self, job: Job, why: str | None = None) -> None:
+        """Be this state of the job from now on."""
         self.job = job
+        self._why = why
 
     @property
     def id(self) -> str:
@@ -370,6 +383,41 @@ class JobHandle:
         return to_datetime(self.job.created_at)
 
     @property
+    def started_at(self) -> datetime | None:
+        """When its latest attempt began; None before the first."""
+        return _maybe_datetime(self.job.started_at)
+
+    @property
+    def updated_at(self) -> datetime:
+        """When it last changed."""
+        return to_datetime(self.job.updated_at)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """When it ended; None before it has."""
+        return _maybe_datetime(self.job.finished_at)
+
+    @property
+    def attempts(self) -> int:
+        """How often it was begun; `failures` of these count against `max_attempts`."""
+        return self.job.attempt
+
+    @property
+    def failures(self) -> int:
+        """How often it has failed."""
+        return self.job.failures
+
+    @property
+    def max_attempts(self) -> int:
+        """How often it may fail."""
+        return self.job.max_attempts
+
+    @property
+    def why(self) -> str:
+        """Why it is where it is, in one sentence, as the API says it."""
+        return self._app.glance(self.job) if self._why is None else self._why
+
+    @property
     def result(self) -> Any:
         """What the task returned; None before it has."""
         return None if self.job.result is None else msgspec.json.decode(self.job.result)
@@ -404,7 +452,8 @@ class JobHandle:
 
     async def refresh(self) -> "JobHandle":
         """Read the job again."""
-        self.job = (await self._app.job(self.id)).job
+        seen = await self._app.job(self.id)
+        self.take(seen.job, seen.why)
         return self
 
     def refresh_sync(self) -> "JobHandle":
@@ -413,7 +462,7 @@ class JobHandle:
 
     async def cancel(self, reason: str = "") -> "JobHandle":
         """End the job, or ask it to stop when it runs."""
-        self.job = (await self._app.cancel(self.id, reason)).job
+        self.take((await self._app.cancel(self.id, reason)).job)
         return self
 
     def cancel_sync(self, reason: str = "") -> "JobHandle":
@@ -422,6 +471,10 @@ class JobHandle:
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} {self.status}>"
+
+
+def _maybe_datetime(instant: Instant | None) -> datetime | None:
+    return None if instant is None else to_datetime(instant)
 
 
 class Task(Generic[P, R]):
@@ -456,7 +509,7 @@ class Task(Generic[P, R]):
 
     def options(self, **given: Any) -> "Task[P, R]":
         """Return the task with other options for its next jobs: delay, at, key, priority, queue, tenant, tags,
-        timeout, expires, metadata, tx."""
+        timeout, expires, metadata, callback_url, tx."""
         return Task(self._app, self._function, self.name, self._options.changed(given), self.conduct)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
@@ -467,13 +520,26 @@ class Task(Generic[P, R]):
         """Enqueue a job with these arguments; it is durable when this returns (or when `tx` commits)."""
         return self._app.enqueue_jobs_sync([self._job(args, kwargs)], self._options.tx)[0]
 
-    async def enqueue_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[JobHandle]:
-        """Enqueue one job per set of arguments, all or none, at most 10,000."""
-        return await self._app.enqueue_jobs([self._job((), given) for given in arguments], self._options.tx)
+    async def enqueue_many(self, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[JobHandle]:
+        """Enqueue one job per row of arguments, all or none, at most 10,000; return them in the order of the rows.
 
-    def enqueue_many_sync(self, arguments: Iterable[Mapping[str, Any]]) -> list[JobHandle]:
-        """Enqueue one job per set of arguments, all or none, at most 10,000."""
-        return self._app.enqueue_jobs_sync([self._job((), given) for given in arguments], self._options.tx)
+        Options are those of `options`. A text is a template over the arguments of the row, a function is called with
+        them: `key="report:{tenant_id}", tenant="{tenant_id}", priority=lambda row: row["level"]`. With a key it is
+        safe to repeat: a row whose job exists gives that job.
+        """
+        jobs, common = self.jobs_of_rows(rows, options)
+        return await self._app.enqueue_jobs(jobs, common.tx)
+
+    def enqueue_many_sync(self, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[JobHandle]:
+        """Enqueue one job per row of arguments, all or none, at most 10,000; options as in `enqueue_many`."""
+        jobs, common = self.jobs_of_rows(rows, options)
+        return self._app.enqueue_jobs_sync(jobs, common.tx)
+
+    def jobs_of_rows(self, rows: Iterable[Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[list[NewJob], Options]:
+        """Make the jobs, checked, not enqueued."""
+        return jobs_of_rows(
+            rows, given, self._options, lambda row, options: self._app.new_job(self.name, self.bind((), row), options)
+        )
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Name every argument as the function does, or say which one does not fit."""

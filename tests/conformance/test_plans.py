@@ -158,7 +158,7 @@ HOT: dict[str, dict[str, Any]] = {
     "jobs_to_act_by_id": {"ids": IDS, "verb": "retry", "tenant": None},
     "jobs_to_repeat": {"ids": IDS},
     "job_states": {"ids": IDS},
-    "latest_of_tenant": {"task": "t", "tenant": "acme", "key": None},
+    "latest_of_tenant": {"task": "t", "tenant": "acme", "key": None, "status": None},
     "versions": {"ids": IDS},
     "stamps": {"ids": IDS},
     "erasable": {"tenant": "acme", "key": None, "after": "", "limit": 500},

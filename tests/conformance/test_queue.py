@@ -73,7 +73,7 @@ async def test_the_time_of_a_job(backend: Backend) -> None:
 async def test_bulk_is_all_or_nothing_and_bounded(backend: Backend) -> None:
     queue = backend.store.queue
     jobs = [new_job(args=f'{{"n":{number}}}') for number in range(ENQUEUE_MAX + 1)]
-    with pytest.raises(InvalidTask, match="at most 10000"):
+    with pytest.raises(InvalidTask, match="at most 10,000"):
         await queue.enqueue(jobs)
     assert await backend.count("headway_jobs") == 0
     rows = await queue.enqueue(jobs[:-1])

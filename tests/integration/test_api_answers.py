@@ -198,6 +198,21 @@ def test_the_latest_of_a_kind_is_not_the_one_before(home: House) -> None:
     assert first["version"] == second["version"]
 
 
+@pytest.mark.parametrize("who", ["acme", "root"])
+def test_the_latest_that_is_ready_is_there_while_a_newer_one_runs(home: House, who: str) -> None:
+    client, body = home.clients[who], {"type": "download", "queue": f"download-{who}"}
+    ready = client.post("/api/jobs", json=body).json()
+    home.on_store(lambda store: run_one(store, Succeeded('{"download_url": "x"}'), body["queue"]))
+    newer = client.post("/api/jobs", json=body).json()
+    wants: list[dict[str, str]] = [{}, {"status": "COMPLETED"}, {"status": "PENDING"}]
+    found = [client.get("/api/jobs/latest", params={"type": "download", **want}).json() for want in wants]
+    assert [job["id"] for job in found] == [newer["id"], ready["id"], newer["id"]]
+    assert found[1]["result"] == {"download_url": "x"}
+    absent = client.get("/api/jobs/latest", params={"type": "download", "status": "FAILED"})
+    assert "no FAILED job" in error_of(absent, 404)
+    assert "status" in error_of(client.get("/api/jobs/latest", params={"type": "download", "status": "READY"}))
+
+
 # --- what is refused names what is wrong
 
 

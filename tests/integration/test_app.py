@@ -192,7 +192,7 @@ class TestTasks:
         def hello(n: int) -> None: ...
 
         assert len(hello.enqueue_many_sync({"n": n} for n in range(10_000))) == 10_000
-        with pytest.raises(InvalidTask, match="at most 10000"):
+        with pytest.raises(InvalidTask, match="at most 10,000"):
             hello.enqueue_many_sync({"n": n} for n in range(10_001))
         hello.options(key="taken").enqueue_sync(1)
         with pytest.raises(DuplicateKey):

@@ -165,6 +165,7 @@ def test_jobs(client: Twin, hand: Hand) -> None:
     assert [line["line"] for line in client.each("log", job["id"])] == [f"line {number}" for number in range(450)]
     assert [line["line"] for line in client.each("log", job["id"], after=3, limit=2)] != []
     assert client("latest", "report", key=queue)["id"] == job["id"]
+    assert client("latest", "report", key=queue, status="FAILED")["id"] == job["id"]
     with pytest.raises(AlreadyFinal):
         client("cancel", job["id"])
     newest = [line["line"] for line in client.each("log", job["id"], limit=2, newest_first=True)]
@@ -181,6 +182,8 @@ def test_jobs(client: Twin, hand: Hand) -> None:
             client(call, "job_nobody")
     with pytest.raises(JobNotFound):
         client("latest", "never-seen")
+    with pytest.raises(JobNotFound, match="no COMPLETED job"):
+        client("latest", "report", key=queue, status="COMPLETED")
 
 
 def test_many_jobs_and_their_pages(client: Twin) -> None:

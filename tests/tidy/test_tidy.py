@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headway"
 TESTS = ROOT / "tests"
 
-CORE = {"model", "lifecycle", "errors", "ports", "clock", "events", "settings", "instants", "urls"}
+CORE = {"model", "lifecycle", "errors", "ports", "clock", "events", "settings", "instants", "templates", "urls"}
 LOOPS = {"scheduling", "coordination", "queue", "worker", "status"}
 
 # The words for "when" are pure values like those of the core, and schedules are made of them.
@@ -45,10 +45,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deeds": CORE | {"shapes", "store"},
     "client": CORE | {"client"},
     "node": CORE | LOOPS,  # A process: it puts the loops together, on whatever implements their ports.
-    "task": CORE | {"task", "headway.worker.context"},
+    "task": CORE | {"task", "rows", "headway.worker.context"},
+    "rows": CORE,
     "definitions": CORE | VOCABULARY | {"task"},
     "locks": CORE | {"headway.coordination.elector"},  # A user's lease is trusted as one of the engine's is.
-    "app": CORE | LOOPS | {"node", "task", "definitions", "locks", "store", "app", "client", "live"},
+    "app": CORE
+    | LOOPS
+    | {"node", "task", "definitions", "locks", "store", "app", "client", "live", "deeds", "why", "rows", "headway"},
     "testing": CORE | LOOPS | {"store", "node", "task", "app", "testing", "headway"},
     "cli": CORE
     | LOOPS

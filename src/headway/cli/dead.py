@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from headway import deeds
+from headway.cli.filters import in_api
 from headway.cli.given import YesOption, confirm
 from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group, paged
 from headway.cli.show import Column
@@ -99,8 +100,7 @@ async def retry(
             confirm(f"This runs {_some(letters)} again.", yes=yes)
         for letter in letters:
             try:
-                acting = desk.acting(deeds.retry_dead(letter))
-                done.append({"id": letter.id, "rerun": (await acting.queue.retry(letter.id, author=AUTHOR)).id})
+                done.append({"id": letter.id, "rerun": (await desk.retry_dead(letter)).id})
             except StoreError:
                 raise
             except HeadwayError as error:  # Gone or retried by somebody else meanwhile; the others are still to do.
@@ -136,7 +136,7 @@ async def drop(
         letters = await _chosen(desk, ids, filters, everything)
         if letters:
             confirm(f"This drops {_some(letters)}.", yes=yes)
-        given = {name: value for name, value in filters.items() if value is not None}
+        given = {name: value for name, value in in_api(filters).items() if name != "tenant"}
         for tenant in sorted({letter.tenant for letter in letters}):
             theirs = [letter.id for letter in letters if letter.tenant == tenant]
             for start in range(0, len(theirs), PAGE):

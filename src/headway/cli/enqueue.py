@@ -40,6 +40,9 @@ async def enqueue(
     job_timeout: Annotated[
         str | None, typer.Option("--job-timeout", metavar="DURATION", help="How long an attempt may take.")
     ] = None,
+    callback_url: Annotated[
+        str | None, typer.Option("--callback-url", metavar="URL", help="Where its end is told, as a webhook.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show its progress until it has ended.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended; exit code 1 if it failed.")] = False,
     timeout: TimeoutOption = None,
@@ -64,6 +67,7 @@ async def enqueue(
         "tags": tag,
         "expires": expires,
         "timeout": job_timeout,
+        "callback_url": callback_url,
     }
     async with _enqueued(session, task, read_args(arg, args), options) as (desk, job_id):
         if watch or wait:

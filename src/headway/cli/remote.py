@@ -15,7 +15,7 @@ from headway.cli.session import Desk
 from headway.client import AsyncClient
 from headway.client.calls import JobFilters
 from headway.clock import Clock
-from headway.errors import DefinitionError, Denied, ScheduleNotFound, StoreError, StoreUnavailable
+from headway.errors import DefinitionError, Denied, JobNotFound, ScheduleNotFound, StoreError, StoreUnavailable
 from headway.instants import DAY, SECOND, Duration, Instant, isoformat, parse_duration, parse_instant
 from headway.lifecycle import Status
 from headway.model import (
@@ -128,6 +128,10 @@ class RemoteDesk(Desk):
     async def retry(self, job: Job, args: Mapping[str, Any] | None = None) -> Job:
         """Have the server run a job once more."""
         return self._remote.job(await self._remote.client.retry(job.id, args=args))
+
+    async def retry_dead(self, letter: Job) -> Job:
+        """Have the server run a dead letter once more, unless somebody has dealt with it meanwhile."""
+        return self._remote.job(await self._remote.client.dead.retry(letter.id))
 
     async def act_on_many(
         self,
@@ -252,12 +256,18 @@ class _Queue:
     async def cancel(self, job_id: str, *, author: str, reason: str = "") -> Job:
         return self._store.job(await self._client.cancel(job_id, reason=reason))
 
-    async def retry(self, job_id: str, *, author: str) -> Job:
-        return self._store.job(await self._client.retry(job_id))
-
     async def drop_dead(self, job_ids: Sequence[str], *, author: str) -> list[str]:
-        answer = await self._client.dead.drop_many(job_ids)
+        try:
+            answer = await self._client.dead.drop_many(job_ids)
+        except JobNotFound:  # Somebody has dealt with one of them meanwhile; the others are still to do.
+            return [job_id for job_id in job_ids if await self._drop_one(job_id)]
         return [str(job_id) for job_id in answer["dropped"]]
+
+    async def _drop_one(self, job_id: str) -> bool:
+        with suppress(JobNotFound):
+            await self._client.dead.drop(job_id)
+            return True
+        return False
 
     async def reruns(self, job_id: str) -> list[str]:
         return list((await self._client.why(job_id))["evidence"].get("reruns", ()))

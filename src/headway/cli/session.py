@@ -9,10 +9,8 @@ them the two are the same: a `Desk`.
 """
 
 import contextlib
-import getpass
 import inspect
 import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -71,15 +69,6 @@ _GLOBALS: Final[dict[str, tuple[Any, object]]] = {
 _ON_THE_STORE: Final = frozenset(
     ("api", "demo", "dev", "doctor", "lock", "migrate", "purge", "scheduler", "serve", "worker")
 )
-
-
-def origin() -> str:
-    """Say who sits at which machine, for the trail."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # A user without a name, as in many containers.
-        user = "?"
-    return f"{user}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +136,7 @@ class Desk:
 
     def acting(self, deed: "Deed") -> "Store":
         """Return the store for something that is done here: what it writes goes into the trail with it."""
+        from headway.deeds import origin
         from headway.store.access import Doer
 
         return self.store.acting(Doer(AUTHOR, origin()), deed, self.clock)
@@ -161,6 +151,13 @@ class Desk:
         acting = self.acting(deeds.retry(job, other_args=args is not None))
         text = None if args is None else encode_args(unmasked(dict(args), read_json(job.args)))
         return await acting.queue.retry(job.id, author=AUTHOR, args=text)
+
+    async def retry_dead(self, letter: "Job") -> "Job":
+        """Run a dead letter once more, unless somebody has dealt with it meanwhile; return the new job."""
+        from headway import deeds
+
+        acting = self.acting(deeds.retry_dead(letter))
+        return await acting.queue.retry(letter.id, author=AUTHOR, only_dead=True)
 
     async def act_on_many(
         self,

@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli.session import AUTHOR, PAGE, Session, command, new_group, origin
+from headway.cli.session import AUTHOR, PAGE, Session, command, new_group
 from headway.cli.show import Column
 from headway.cli.text import clean
+from headway.deeds import origin
 from headway.instants import Instant, away, parse_duration
 from headway.model import Token
 from headway.shapes import token_shape

@@ -7,7 +7,7 @@ import typer
 
 from headway import deeds
 from headway.cli.root import FAILED, OK
-from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group, origin
+from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group
 from headway.cli.show import Column
 from headway.cli.text import clean
 from headway.errors import DefinitionError
@@ -164,7 +164,7 @@ async def try_out(
         await desk.store.access.record(
             actor=AUTHOR,
             tenant=endpoint.tenant,
-            origin=origin(),
+            origin=deeds.origin(),
             action="webhooks.test",
             target=endpoint.id,
             detail=msgspec.json.encode(detail).decode(),

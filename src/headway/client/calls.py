@@ -695,9 +695,12 @@ class Calls(Group[W_co]):
         return _many("cancel", ids, filters, dry_run, limit, reason)
 
     @operation
-    def latest(self, type: str, *, tenant: str | None = None, key: str | None = None) -> Steps[Shape]:
-        """Return the newest job of a kind, such as the latest report of a tenant."""
-        return _get("/api/jobs/latest", {"type": type, "tenant": tenant, "key": key}, missing=JobNotFound)
+    def latest(
+        self, type: str, *, tenant: str | None = None, key: str | None = None, status: str | None = None
+    ) -> Steps[Shape]:
+        """Return the newest job of a kind, such as the latest report of a tenant, or the latest COMPLETED one."""
+        query = {"type": type, "tenant": tenant, "key": key, "status": status}
+        return _get("/api/jobs/latest", query, missing=JobNotFound)
 
     @operation
     def cancel(self, job_id: str, *, reason: str = "") -> Steps[Shape]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from headway import deeds
-from headway.errors import DefinitionError, DuplicateKey, InvalidTask, JobNotFound, StoreUnavailable, TaskNotFound
+from headway.errors import DefinitionError, DuplicateKey, InvalidTask, JobNotFound, TaskNotFound
 from headway.instants import DAY, parse_start, to_datetime
 from headway.lifecycle import Status
 from headway.model import KEY_LENGTH_MAX, EnqueuedRow, Job, NewJob, check_name, encode_args
@@ -30,7 +30,6 @@ from headway.status.web import (
 )
 from headway.store.selection import JobFilter
 from headway.task import Options
-from headway.urls import check_url
 from headway.why import read_json
 
 JOBS_MAX: Final = 10_000
@@ -195,8 +194,6 @@ async def enqueue_many(call: Call) -> Answer:
 
 async def _hand_in(call: Call, jobs: list[NewJob]) -> list[EnqueuedRow]:
     await call.services.quotas.jobs(call.principal, len(jobs))
-    for tenant in sorted({job.tenant for job in jobs if job.callback is not None}):
-        await call.store.webhooks.ensure_callbacks(tenant)
     try:
         return await call.store.queue.enqueue(jobs)
     except DuplicateKey as error:
@@ -224,46 +221,21 @@ async def _new_job(call: Call, body: JobBody, key: str | None) -> NewJob:
             "timeout": body.timeout,
             "expires": body.expires,
             "metadata": body.metadata,
+            "callback_url": body.callback_url,
         }
     )
-    callback = None if body.callback_url is None else check_url(body.callback_url, "callback_url")
-    return options.new_job(call.clock.new_id("job"), body.type, args, callback=callback)
+    return options.new_job(call.clock.new_id("job"), body.type, args)
 
 
 async def _earlier(call: Call, rows: Sequence[EnqueuedRow]) -> dict[str, Job]:
-    """Read the jobs that were there before: what they are like by now, not what was handed in this time."""
-    ids = {row.id for row in rows if not row.is_new}
-    if not ids:
-        return {}
-    found = {job.id: job for job in await call.services.reader.overlaid(await call.store.feed.jobs(ids))}
-    if len(found) < len(ids):
-        raise StoreUnavailable("a job with one of the keys was pruned at this moment; try again")
-    return found
+    """Return the jobs that were there before: what they are like by now, not what was handed in this time."""
+    found = {row.earlier.id: row.earlier for row in rows if row.earlier is not None}
+    return {job.id: job for job in await call.services.reader.overlaid([*found.values()])} if found else {}
 
 
 def _enqueued(job: NewJob, row: EnqueuedRow) -> dict[str, Any]:
     """Write a new job as the store has it, without reading it again."""
-    status = Status(row.status)
-    stored = Job(
-        id=row.id,
-        task=job.task,
-        status=status,
-        tenant=job.tenant,
-        queue=job.queue,
-        priority=job.priority,
-        args=job.args,
-        created_at=row.created_at,
-        run_at=row.run_at,
-        ready_at=row.created_at if status is Status.PENDING else None,
-        updated_at=row.created_at,
-        max_attempts=job.max_attempts,
-        key=job.key,
-        tags=job.tags,
-        timeout=job.timeout,
-        metadata=job.metadata,
-        expires_at=None if job.expires is None else row.run_at + job.expires,
-    )
-    return job_shape(stored, row.created_at)
+    return job_shape(row.job_of(job), row.created_at)
 
 
 # --- look at
@@ -328,11 +300,12 @@ async def get_job(call: Call) -> Answer | Stream:
 async def latest_job(call: Call) -> Answer:
     """Read the newest job of a kind."""
     query = call.query
+    status = query.get("status")
     found = await call.store.queue.latest(
-        query["type"], tenant=_tenant(call, query.get("tenant")), key=query.get("key")
+        query["type"], tenant=_tenant(call, query.get("tenant")), key=query.get("key"), status=status
     )
     if found is None:
-        raise JobNotFound(f"there is no job of type {query['type']!r} yet")
+        raise JobNotFound(f"there is no {f'{status} ' if status else ''}job of type {query['type']!r} yet")
     [found] = await call.services.reader.overlaid([found])
     answer = await job_answer(call, found)
     return msgspec.structs.replace(answer, etag=etag_of([found.id, answer.etag]))  # Of another job it may be the same.
@@ -498,9 +471,13 @@ ROUTES: Final = (
         handler=latest_job,
         role="viewer",
         summary="The newest job of a kind",
-        what="For example the latest report of a tenant, with its `result.download_url`.",
+        what=(
+            "For example the latest report of a tenant. With `status=COMPLETED` the latest that is ready, with its"
+            " `result.download_url`, also while a newer one runs."
+        ),
         query=(
             Param("type", "the task", is_required=True, example="report"),
+            Param("status", "the newest in this state", choices=tuple(Status)),
             Param("tenant", "of this tenant", example="42"),
             Param("key", "with this key"),
         ),

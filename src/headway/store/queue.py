@@ -26,10 +26,22 @@ from headway.errors import (
 )
 from headway.instants import DAY, DURATION_MAX, HOUR, Duration, Instant
 from headway.lifecycle import FINAL, Attempt, Backoff, LeaseExpired, Settlement, Status, settle
-from headway.model import ARGS_BYTES_MAX, LOG_LINE_OVERHEAD, Claimed, EnqueuedRow, Job, NewJob, Report, ScheduleSpec
+from headway.model import (
+    ARGS_BYTES_MAX,
+    LOG_LINE_OVERHEAD,
+    REASON_LENGTH_MAX,
+    Claimed,
+    EnqueuedRow,
+    Job,
+    NewJob,
+    Report,
+    ScheduleSpec,
+    storable,
+)
 from headway.store.coordination import keep_tallies
 from headway.store.selection import JobFilter, has_index
 from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Transaction, as_json, call
+from headway.store.webhooks import ensure_callbacks
 
 ENQUEUE_MAX: Final = 10_000
 ENQUEUE_STEP: Final = 1_000  # Rows in one statement; a larger one does not fit into the memory that databases give it.
@@ -246,7 +258,10 @@ def read_claimed(row: Row) -> Claimed:
 def enqueue(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
     """Insert jobs, all or none. A key that exists with the same task and arguments gives the job that has it."""
     if len(jobs) > ENQUEUE_MAX:
-        raise InvalidTask(f"at most {ENQUEUE_MAX} jobs can be enqueued at once, not {len(jobs)}")
+        raise InvalidTask(
+            f"at most {ENQUEUE_MAX:,} jobs can be enqueued at once, not {len(jobs):,}; enqueue them in parts"
+        )
+    yield from ensure_callbacks({job.tenant for job in jobs if job.callback is not None})
     found: dict[str, EnqueuedRow] = {}
     for start in range(0, len(jobs), ENQUEUE_STEP):
         rows = yield call("enqueue", jobs=as_json([job_row(job) for job in jobs[start : start + ENQUEUE_STEP]]))
@@ -258,18 +273,20 @@ def enqueue(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
 
 
 def _with_earlier(jobs: Sequence[NewJob], found: dict[str, EnqueuedRow]) -> Transaction[list[EnqueuedRow]]:
-    absent = [job for job in jobs if job.id not in found]
-    rows = yield call("jobs_by_key", keys=as_json([{"tenant": job.tenant, "key": job.key} for job in absent]))
-    earlier = {(row["tenant"], row["key"]): row for row in rows}
-    for job in absent:
+    absent = {number: job for number, job in enumerate(jobs) if job.id not in found}
+    keys = as_json([{"tenant": job.tenant, "key": job.key} for job in absent.values()])
+    earlier = {(row["tenant"], row["key"]): row for row in (yield call("jobs_by_key", keys=keys))}
+    for number, job in absent.items():
         row = earlier.get((job.tenant, job.key))
         if row is None:
             raise StoreUnavailable(f"the job with the key {job.key!r} was pruned at this moment; try again")
         if (row["task"], row["args"]) != (job.task, job.args):
+            which = f"jobs[{number}]: " if len(jobs) > 1 else ""
             raise DuplicateKey(
-                f"key {job.key!r} was used for {row['id']} with other arguments; use another key, or the same arguments"
+                f"{which}key {job.key!r} was used for {row['id']} with other arguments;"
+                " use another key, or the same arguments"
             )
-        found[job.id] = EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], False)
+        found[job.id] = EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], False, read_job(row))
     return [found[job.id] for job in jobs]
 
 
@@ -542,6 +559,13 @@ def _enqueue_from(job_id: str, attempt: int, jobs: Sequence[NewJob]) -> Transact
     return (yield from enqueue(jobs))
 
 
+def _enqueued_before(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
+    """Find the jobs that an earlier call has made of these."""
+    rows = yield call("jobs_by_id", ids=as_json([job.id for job in jobs]))
+    found = {row["id"]: EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows}
+    return (yield from _with_earlier(jobs, found))
+
+
 def _end_overdue(limit: int) -> Transaction[int]:
     ids = [row["id"] for row in (yield call("overdue", limit=limit))]
     if not ids:
@@ -637,7 +661,7 @@ def last_in_line(rows: Sequence[Row]) -> str | None:
 
 def cancel_words(author: str, reason: str) -> str:
     """Say why a job ends that somebody cancels."""
-    return f"cancelled by {author}" + (f": {reason}" if reason else "")
+    return storable(f"cancelled by {author}" + (f": {reason}" if reason else ""), REASON_LENGTH_MAX)
 
 
 class StoreQueue:
@@ -649,7 +673,8 @@ class StoreQueue:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueuedRow]:
         """Insert jobs, all or none; durable when it returns."""
-        if len(jobs) == 1 and jobs[0].key is None:  # Nothing to compare afterwards: one statement, one round trip.
+        # Nothing to compare afterwards and nobody to call back: one statement, one round trip.
+        if len(jobs) == 1 and jobs[0].key is None and jobs[0].callback is None:
             rows = await self._driver.fetch(call("enqueue", jobs=as_json([job_row(jobs[0])])))
             return [EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows]
         return await self._driver.run(lambda: enqueue(jobs)) if jobs else []
@@ -725,9 +750,8 @@ class StoreQueue:
         """Insert the jobs that a running attempt makes; raise `LeaseLost` when it is over. Repeating it is safe."""
         try:
             return await self._driver.run(lambda: _enqueue_from(job_id, attempt, jobs))
-        except ConstraintViolated:
-            found = [await self.get(job.id) for job in jobs]  # The answer to the first time was lost.
-            return [EnqueuedRow(job.id, str(job.status), job.created_at, job.run_at, True) for job in found]
+        except ConstraintViolated:  # The answer to the first time was lost.
+            return await self._driver.run(lambda: _enqueued_before(jobs))
 
     async def unpark(self, tasks: Iterable[str], cause: str = "") -> int:
         """Let parked jobs of these tasks be looked at again, all or those parked for one cause; return how many."""
@@ -790,7 +814,8 @@ class StoreQueue:
 
     async def pause(self, queue: str, *, author: str, reason: str = "") -> bool:
         """Take nothing more from a queue; False when it was paused already."""
-        return bool(await self._driver.fetch(call("pause_queue", name=queue, author=author, reason=reason)))
+        said = storable(reason, REASON_LENGTH_MAX)
+        return bool(await self._driver.fetch(call("pause_queue", name=queue, author=author, reason=said)))
 
     async def resume(self, queue: str) -> bool:
         """Take from a queue again; False when it was not paused."""
@@ -890,10 +915,12 @@ class StoreQueue:
         rows = await self._driver.fetch(call(statement, **chosen.parameters(), before=before or _LAST_ID, limit=most))
         return [read_job(row) for row in rows]
 
-    async def latest(self, task: str, *, tenant: str | None = None, key: str | None = None) -> Job | None:
-        """Read the newest job of a task."""
+    async def latest(
+        self, task: str, *, tenant: str | None = None, key: str | None = None, status: str | None = None
+    ) -> Job | None:
+        """Read the newest job of a task, or the newest that has this status."""
         statement = "latest_of_tenant" if has_index(tenant) else "latest"
-        rows = await self._driver.fetch(call(statement, task=task, tenant=tenant, key=key))
+        rows = await self._driver.fetch(call(statement, task=task, tenant=tenant, key=key, status=status))
         return read_job(rows[0]) if rows else None
 
     async def attempts(self, job_id: str) -> list[dict[str, Any]]:

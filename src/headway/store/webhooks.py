@@ -18,7 +18,7 @@ from headway.errors import Conflict, DefinitionError, NotFound
 from headway.instants import DAY, Duration, Instant
 from headway.lifecycle import FINAL
 from headway.model import check_name, storable
-from headway.store.transaction import Call, Driver, Row, T, Transaction, as_json, call
+from headway.store.transaction import Driver, Row, T, Transaction, as_json, call
 
 EVENTS: Final = tuple(sorted(f"job.{status.lower()}" for status in FINAL))
 ALL_EVENTS: Final = "*"
@@ -109,9 +109,15 @@ def tenant_of_callbacks(endpoint_id: str) -> str | None:
     return endpoint_id.removeprefix(_CALLBACKS) or None if endpoint_id.startswith(_CALLBACKS) else None
 
 
-def callbacks_endpoint(tenant: str) -> Call:
-    """Make sure that a tenant's jobs can have a callback_url, as a part of somebody's transaction."""
-    return call("ensure_callbacks", id=callbacks_id(tenant), tenant=tenant, secrets=as_json([Secret(new_secret())]))
+def ensure_callbacks(tenants: Iterable[str]) -> Transaction[None]:
+    """Make sure that jobs of these tenants can have a callback_url, as a part of somebody's transaction."""
+    wanted = {callbacks_id(tenant): tenant for tenant in tenants}
+    if not wanted:
+        return
+    found = {row["id"] for row in (yield call("endpoints_by_id", ids=as_json(sorted(wanted))))}
+    for endpoint_id in sorted(wanted.keys() - found):  # Nearly always there: then nothing is written.
+        secret = as_json([Secret(new_secret())])
+        yield call("ensure_callbacks", id=endpoint_id, tenant=wanted[endpoint_id], secrets=secret)
 
 
 def check_events(events: Sequence[str]) -> tuple[str, ...]:
@@ -217,12 +223,8 @@ class StoreWebhooks:
 
     async def ensure_callbacks(self, tenant: str) -> str:
         """Make sure that a tenant's jobs can have a callback_url; return the id that stands for all of them."""
-        endpoint_id = callbacks_id(tenant)
-        if not await self._driver.fetch(
-            call("endpoint", id=endpoint_id)
-        ):  # Nearly always there: then nothing is written.
-            await self._driver.fetch(callbacks_endpoint(tenant))
-        return endpoint_id
+        await self._driver.run(lambda: ensure_callbacks([tenant]))
+        return callbacks_id(tenant)
 
     async def get(self, endpoint_id: str) -> Endpoint:
         """Read one, or raise `NotFound`."""

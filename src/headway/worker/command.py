@@ -2,9 +2,10 @@
 
     command(["pg_dump", "--file", "/backups/{day}.sql"])
 
-A `{name}` is an argument of the job, `{occurrence}` the instant that a schedule made it for. It becomes a part of the one element that it stands in, whatever characters it
-has; a value that would turn an element into an option is refused. The program, its folder and its environment are the
-author's: of the worker's environment a command sees only what `INHERITED` names.
+A `{name}` is an argument of the job, `{occurrence}` the instant that a schedule made it for. It becomes a part of the
+one element that it stands in, whatever characters it has; a value that would turn an element into an option is refused.
+The program, its folder and its environment are the author's: of the worker's environment a command sees only what
+`INHERITED` names.
 
 The command is in a process group of its own, led by a guard: a small process that kills the group when this one is
 gone, however it went. A command that is to stop gets SIGTERM, then SIGKILL; what it leaves behind when it ends is
@@ -30,6 +31,7 @@ from headway.clock import monotonic_now
 from headway.errors import InvalidTask
 from headway.instants import from_datetime, isoformat, quote
 from headway.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
+from headway.templates import Template, argument_text
 from headway.worker.context import Context, TaskStopped
 from headway.worker.descendants import MARK
 
@@ -44,7 +46,6 @@ LINE_BYTES_MAX: Final = 4 * LOG_LINE_LENGTH_MAX
 TAIL_LINES: Final = 10
 TAIL_LINE_LENGTH_MAX: Final = 300
 
-_PLACE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}|[{}]")
 _PROGRESS: Final = re.compile(r"::progress\s+(\d{1,3}(?:\.\d+)?)%?(?:\s+(.*))?")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GUARD: Final = (
@@ -60,60 +61,36 @@ class CommandRefused(CommandFailed):
     """The arguments of the job cannot be given to the command; no retry would change that."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Element:
-    """One element of the argument vector: texts, and between them the names of arguments."""
+def _element(text: object) -> Template:
+    if not isinstance(text, str) or "\0" in text:
+        raise InvalidTask(f"every element of a command must be text, not {quote(text)}")
+    return Template.read(text)
 
-    texts: tuple[str, ...]
-    names: tuple[str, ...]
 
-    @classmethod
-    def read(cls, element: object) -> "_Element":
-        if not isinstance(element, str) or "\0" in element:
-            raise InvalidTask(f"every element of a command must be text, not {quote(element)}")
-        texts, names, end = [""], [], 0
-        for match in _PLACE.finditer(element):
-            texts[-1] += element[end : match.start()]
-            end = match.end()
-            if match[1]:
-                names.append(match[1])
-                texts.append("")
-            elif match[0] in ("{{", "}}"):
-                texts[-1] += match[0][0]
-            else:
-                raise InvalidTask(
-                    f"{quote(element)} has a brace that holds no name: write {{name}} for an argument of the job,"
-                    " {{ or }} for the brace itself"
-                )
-        texts[-1] += element[end:]
-        return cls(tuple(texts), tuple(names))
-
-    def fill(self, values: Mapping[str, str], *, may_begin_with_dash: bool) -> str:
-        filled = self.texts[0] + "".join(
-            values[name] + text for name, text in zip(self.names, self.texts[1:], strict=True)
+def _fill(element: Template, values: Mapping[str, str], *, may_begin_with_dash: bool) -> str:
+    filled = element.fill(values)
+    if filled.startswith("-") and not element.texts[0] and not may_begin_with_dash:
+        raise CommandRefused(
+            f'{element.names[0]} must not begin with "-": the command would take {quote(filled)} for an option.'
+            ' Put "--" before it in the command if it is none'
         )
-        if filled.startswith("-") and not self.texts[0] and not may_begin_with_dash:
-            raise CommandRefused(
-                f'{self.names[0]} must not begin with "-": the command would take {quote(filled)} for an option.'
-                ' Put "--" before it in the command if it is none'
-            )
-        return filled
+    return filled
 
 
 @dataclass(frozen=True, slots=True)
-class _Template:
+class _Vector:
     """An argument vector with places for the arguments of a job."""
 
-    elements: tuple[_Element, ...]
+    elements: tuple[Template, ...]
 
     @classmethod
-    def read(cls, argv: object) -> "_Template":
+    def read(cls, argv: object) -> "_Vector":
         if not isinstance(argv, list | tuple) or not 0 < len(argv) <= ELEMENTS_MAX:
             raise InvalidTask(
                 f'a command must be a list of a program and its arguments, such as ["ls", "-l"], not {quote(argv)};'
                 " no shell is involved"
             )
-        elements = tuple(map(_Element.read, argv))
+        elements = tuple(map(_element, argv))
         if elements[0].names or not elements[0].texts[0].strip():
             raise InvalidTask(f"the program of a command must be fixed, not {quote(argv[0])}")
         return cls(elements)
@@ -126,18 +103,17 @@ class _Template:
         values = {name: _text_of(name, args[name]) for name in self.names}
         filled: list[str] = []
         for element in self.elements:
-            filled.append(element.fill(values, may_begin_with_dash="--" in filled))
+            filled.append(_fill(element, values, may_begin_with_dash="--" in filled))
         return filled
 
 
 def _text_of(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return str(value)
-    if not isinstance(value, str) or "\0" in value:
-        raise CommandRefused(f"{name} must be text or a number to be an argument of a command, not {quote(value)}")
-    return value
+    try:
+        return argument_text(name, value)
+    except InvalidTask:
+        raise CommandRefused(
+            f"{name} must be text or a number to be an argument of a command, not {quote(value)}"
+        ) from None
 
 
 def command(
@@ -148,7 +124,7 @@ def command(
     memory: int | None = None,
 ) -> Callable[..., dict[str, Any]]:
     """Make the function of a task that runs a program; its arguments are the names in braces."""
-    template, added, folder = _Template.read(argv), _checked_env(env), None if cwd is None else str(cwd)
+    template, added, folder = _Vector.read(argv), _checked_env(env), None if cwd is None else str(cwd)
 
     def run(headway_context: Context, /, **args: Any) -> dict[str, Any]:
         filled = template.fill(_with_occurrence(args, template.names, headway_context))

@@ -41,6 +41,7 @@ from headway.model import (
 T = TypeVar("T")
 
 STEPS_MAX: Final = 200
+ENQUEUE_BYTES_MAX: Final = 16 << 20  # Of jobs that go to the supervisor in one message.
 LINES_WAITING_MAX: Final = 2_000  # Lines of one job that wait to be sent; the writer of more waits for the sender.
 
 
@@ -69,6 +70,10 @@ class Hand(Protocol):
 
     def jobs_of(self, task: Any, args: Mapping[str, Any], options: Mapping[str, Any]) -> list[Any]:
         """Make the jobs, checked, not handed in."""
+        ...
+
+    def jobs_of_rows(self, task: Any, rows: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> list[Any]:
+        """Make a job of each row of arguments, checked, not handed in."""
         ...
 
 
@@ -257,6 +262,21 @@ class Context:
         with self._hearing_the_end():
             return _ids(self._line.ask(self, "enqueue", jobs))[0]
 
+    async def enqueue_many(self, task: Any, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[str]:
+        """Enqueue a job per row of arguments, all or none, at most 10,000, and return their ids.
+
+        Options may be templates over the arguments of the row, or functions of them; see `Task.enqueue_many`.
+        """
+        jobs = self._jobs_of_rows(task, rows, options)
+        with self._hearing_the_end():
+            return _ids(await self._line.ask_async(self, "enqueue", jobs))
+
+    def enqueue_many_sync(self, task: Any, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[str]:
+        """Enqueue a job per row of arguments, all or none, at most 10,000, and return their ids."""
+        jobs = self._jobs_of_rows(task, rows, options)
+        with self._hearing_the_end():
+            return _ids(self._line.ask(self, "enqueue", jobs))
+
     @contextmanager
     def _hearing_the_end(self) -> Iterator[None]:
         """Remember that the attempt is over when an answer says so; other leases may be lost without that."""
@@ -267,10 +287,17 @@ class Context:
             raise
 
     def _jobs(self, task: Any, args: Mapping[str, Any] | None, options: Mapping[str, Any]) -> str:
+        return _jobs_text(self._own_hand.jobs_of(task, dict(args or {}), {"tenant": self.tenant, **options}))
+
+    def _jobs_of_rows(self, task: Any, rows: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        mine = self.tenant.replace("{", "{{").replace("}", "}}")  # It is no template.
+        return _jobs_text(self._own_hand.jobs_of_rows(task, rows, {"tenant": mine, **options}))
+
+    @property
+    def _own_hand(self) -> Hand:
         if self._hand is None:
             raise InvalidTask("this context belongs to no app and cannot enqueue")
-        made = self._hand.jobs_of(task, dict(args or {}), {"tenant": self.tenant, **options})
-        return msgspec.json.encode(made).decode()
+        return self._hand
 
     # --- for the process that runs the task
 
@@ -505,6 +532,15 @@ def encode_result(value: object, what: str = "the result") -> str:
 
 def _step_body(name: str, result: str) -> str:
     return msgspec.json.encode((name, result)).decode()
+
+
+def _jobs_text(jobs: Sequence[Any]) -> str:
+    text = msgspec.json.encode(jobs).decode()
+    if len(text) > ENQUEUE_BYTES_MAX:
+        raise InvalidTask(
+            f"jobs enqueued at once must have at most {ENQUEUE_BYTES_MAX >> 20} MiB; enqueue them in parts"
+        )
+    return text
 
 
 def _ids(answer: str) -> list[str]:

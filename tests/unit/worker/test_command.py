@@ -160,7 +160,8 @@ def test_what_the_author_says_is_what_the_command_is_told() -> None:
 
 def test_a_scheduled_command_is_told_its_schedule_and_its_instant() -> None:
     names = ("JOB_ID", "ATTEMPT", "TENANT", "SCHEDULE", "OCCURRENCE_AT")
-    script = shell(" ".join(["echo", *(f'"$HEADWAY_{name}"' for name in names), '"$1"'])) + ["sh", "at={occurrence}"]
+    told = " ".join(["echo", *(f'"$HEADWAY_{name}"' for name in names), '"$1"'])
+    script = [*shell(told), "sh", "at={occurrence}"]
     instant = parse_instant("2027-01-31T06:00:00Z")
     context, listener = new_context(tenant="acme", schedule="nightly", occurrence_at=instant)
     command(script)(context)

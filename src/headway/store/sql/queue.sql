@@ -426,12 +426,14 @@ select id, status, cancel_requested_at from headway_jobs where id in {list ids};
 -- Read the newest job of a kind.
 select * from headway_jobs
 where task = :task and (cast(:tenant as text) is null or tenant = :tenant) and (cast(:key as text) is null or key = :key)
+  and (cast(:status as text) is null or status = :status)
 order by id desc limit 1;
 
 -- name: latest_of_tenant
 -- The same for one tenant, by an index that those without tenants do not pay for.
 select * from headway_jobs
 where tenant = :tenant and tenant <> 'default' and task = :task and (cast(:key as text) is null or key = :key)
+  and (cast(:status as text) is null or status = :status)
 order by id desc limit 1;
 
 -- name: attempts

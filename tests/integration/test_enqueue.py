@@ -1,0 +1,244 @@
+"""Jobs as a program enqueues them: one and many, with keys, callbacks and options per row, on both databases."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from headway import Context, DuplicateKey, Headway, InvalidTask, Status
+from headway.errors import DefinitionError
+from headway.lifecycle import Raised, Succeeded
+from headway.rows import ROWS_MAX
+from headway.task import JobHandle
+from headway.testing import virtual
+from tests.conformance.arrange import claim_one, run_one
+from tests.support.command_line import Cli
+
+HOOK = "https://example.org/done"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Headway]:
+    is_sqlite = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path}/headway.db" if is_sqlite else request.getfixturevalue("migrated_url")
+    app = Headway(url, name="billing")
+
+    @app.task
+    def report(tenant_id: int, level: int = 0) -> None: ...
+
+    yield app
+    if not is_sqlite:
+        app.blocking(app.close())
+
+
+async def stored(app: Headway, handle: JobHandle) -> Any:
+    return await (await app.store()).queue.get(handle.id)
+
+
+async def deliveries(app: Headway) -> list[str]:
+    """Return the addresses to which ends of jobs are told."""
+    return sorted(one.url for one in await (await app.store()).webhooks.deliveries(limit=200))
+
+
+# --- the same key again
+
+
+async def test_a_repeated_key_gives_the_job_as_it_is_by_now(app: Headway) -> None:
+    options: dict[str, Any] = {"key": "r-1", "metadata": {"of": "ada"}, "timeout": "5m", "expires": "1h"}
+    first = await app.enqueue("report", {"tenant_id": 1}, **options, tags=["a"], callback_url=HOOK)
+    assert first.job == await stored(app, first)  # A new job's handle says what the store has.
+    other = {"key": "r-1", "metadata": {"of": "bob"}, "timeout": "1m", "priority": 9}
+    again = await app.enqueue("report", {"tenant_id": 1}, **other)
+    assert again.job == first.job
+    await run_one(await app.store(), Succeeded('{"n": 1}'))
+    ended = await app.enqueue("report", {"tenant_id": 1}, key="r-1")
+    assert (ended.id, ended.status, ended.result) == (first.id, Status.COMPLETED, {"n": 1})
+    assert ended.metadata == {"of": "ada"}
+    assert (ended.job.timeout, ended.job.expires_at) == (first.job.timeout, first.job.expires_at)
+    assert await ended.wait() == {"n": 1}
+    new, old = await app.tasks["report"].enqueue_many([{"tenant_id": 2}, {"tenant_id": 1}], key="r-{tenant_id}")
+    assert (new.status, old.status, old.result) == (Status.PENDING, Status.COMPLETED, {"n": 1})
+    await app.close()
+
+
+def test_a_repeated_key_inside_the_callers_transaction(app: Headway) -> None:
+    app.job_sync(app.enqueue_sync("report", {"tenant_id": 0}).id)
+    path = app.settings.store
+    connection: Any = (
+        sqlite3.connect(path.removeprefix("sqlite:///")) if path.startswith("sqlite") else psycopg.connect(path)
+    )
+    try:
+        options: dict[str, Any] = {"key": "tx", "metadata": {"of": "ada"}, "callback_url": HOOK, "tx": connection}
+        first = app.enqueue_sync("report", {"tenant_id": 1}, **options)
+        again = app.enqueue_sync("report", {"tenant_id": 1}, **{**options, "metadata": {"of": "bob"}})
+        assert (again.id, again.metadata, again.job.callback) == (first.id, {"of": "ada"}, HOOK)
+        connection.commit()
+    finally:
+        connection.close()
+    assert app.job_sync(first.id).job == first.job
+
+
+# --- what a handle tells
+
+
+async def test_a_handle_tells_when_and_why(app: Headway) -> None:
+    store = await app.store()
+    job = await app.enqueue("report", {"tenant_id": 1}, max_attempts=2)
+    assert (job.started_at, job.finished_at, job.attempts, job.updated_at) == (None, None, 0, job.created_at)
+    assert job.why
+    await store.queue.pause("default", author="ada", reason="the disk is full")
+    assert "the disk is full" in (await job.refresh()).why  # As the API says it, after a look around.
+    assert "the disk is full" in (await app.job(job.id)).why
+    await store.queue.resume("default")
+    await claim_one(store)
+    await job.refresh()
+    assert (job.attempts, job.failures, job.max_attempts) == (1, 0, 2)
+    assert job.started_at is not None
+    assert job.created_at <= job.started_at <= job.updated_at
+    await job.cancel("no more")
+    assert job.why
+    failed = await app.enqueue("report", {"tenant_id": 2}, queue="other")
+    await run_one(store, Raised('{"type": "IOError", "message": "full"}', retryable=False), "other")
+    [listed] = await app.jobs(queue="other")
+    for handle in (await failed.refresh(), listed):
+        assert handle.started_at is not None
+        assert handle.finished_at == handle.updated_at >= handle.started_at
+        assert "IOError" in handle.why
+    await app.close()
+
+
+# --- whom to call back
+
+
+async def finish(app: Headway, number: int) -> None:
+    for _ in range(number):
+        await run_one(await app.store())
+
+
+def test_callback_urls_are_told_of_every_way_to_enqueue(app: Headway, cli: Cli) -> None:
+    report = app.tasks["report"]
+    report.options(callback_url=f"{HOOK}?1").enqueue_sync(tenant_id=1)
+    app.enqueue_sync("report", {"tenant_id": 2}, callback_url=f"{HOOK}?2", tenant="acme")
+    report.enqueue_many_sync([{"tenant_id": 3}], callback_url=f"{HOOK}?{{tenant_id}}", tenant="tenant-{tenant_id}")
+    assert cli("enqueue", "report", "--callback-url", f"{HOOK}?4", "--store", app.settings.store).code == 0
+    assert app.blocking(deliveries(app)) == []
+    app.blocking(finish(app, 4))
+    assert app.blocking(deliveries(app)) == [f"{HOOK}?{number}" for number in (1, 2, 3, 4)]
+
+
+def test_callback_urls_are_checked_as_over_http(app: Headway, cli: Cli) -> None:
+    for wrong in ("file:///etc/passwd", "example.org", "https://ada:secret@example.org/", "", 7):
+        with pytest.raises(DefinitionError, match="callback_url"):
+            app.tasks["report"].options(callback_url=wrong)
+    with pytest.raises(InvalidTask, match=r"rows\[1\]: callback_url"):
+        app.enqueue_many_sync("other", [{"n": "a"}, {"n": " "}], callback_url="https://example.org/{n}")
+    assert app.jobs_sync() == []
+    refused = cli("enqueue", "report", "--callback-url", "gopher://x/", "--store", app.settings.store)
+    assert (refused.code, "callback_url" in refused.err) == (2, True)
+
+
+def test_a_running_task_enqueues_with_callbacks_and_in_bulk() -> None:
+    app = Headway("sqlite://", name="billing")
+    seen: list[Any] = []
+
+    @app.task
+    async def report(tenant_id: int, level: int = 0) -> None:
+        seen.append((tenant_id, level))
+
+    @app.task
+    async def fan_out(ctx: Context, n: int) -> None:
+        await ctx.enqueue(report, {"tenant_id": -1}, callback_url=HOOK)
+        rows = [{"tenant_id": number, "level": number % 3} for number in range(n)]
+        options: dict[str, Any] = {
+            "key": "r:{tenant_id}",
+            "tenant": "t{tenant_id}",
+            "priority": lambda row: row["level"],
+        }
+        ids = await ctx.enqueue_many(report, rows, **options)
+        assert await ctx.enqueue_many("report", rows, **options) == ids
+        mine = await ctx.enqueue_many(report, [{"tenant_id": 99}])
+        seen.append((len(set(ids)), len(mine)))
+        with pytest.raises(InvalidTask, match=r"rows\[1\]: .*tenant_id"):
+            await ctx.enqueue_many(report, [{"tenant_id": 1}, {"level": 1}])
+        with pytest.raises(InvalidTask, match="tx"):
+            await ctx.enqueue_many(report, rows, tx=object())
+
+    with virtual(app) as world:
+        app.tasks["fan_out"].options(tenant="a{b}").enqueue_sync(n=5)
+        world.drain()
+        jobs = {job.args["tenant_id"]: job.job for job in app.jobs_sync(task="report", limit=200)}
+        told = app.blocking(deliveries(app))
+    assert seen[0] == (5, 1)
+    assert sorted(seen[1:]) == [(-1, 0), (0, 0), (1, 1), (2, 2), (3, 0), (4, 1), (99, 0)]
+    assert {number: (job.tenant, job.key, job.priority) for number, job in jobs.items() if 0 <= number < 5} == {
+        number: (f"t{number}", f"r:{number}", number % 3) for number in range(5)
+    }
+    assert jobs[99].tenant == "a{b}"  # That of the job which runs, whatever characters it has.
+    assert len({job.parent for job in jobs.values()}) == 1
+    assert told == [HOOK]
+
+
+# --- many at once
+
+
+async def test_each_row_has_its_own_options(app: Headway) -> None:
+    report = app.tasks["report"]
+    rows = [{"tenant_id": number, "level": number} for number in range(3)]
+    options: dict[str, Any] = {
+        "key": "r:{tenant_id}",
+        "tenant": "{tenant_id}",
+        "priority": "{level}",
+        "delay": lambda row: f"{row['level']}m",
+        "tags": ["nightly"],
+        "queue": "q{{1}}",
+    }
+    first = await report.enqueue_many(iter(rows), **options)
+    assert [job.job for job in first] == [await stored(app, job) for job in first]
+    found = [(job.job.key, job.job.tenant, job.job.priority, job.job.tags, job.job.queue) for job in first]
+    assert found == [(f"r:{number}", str(number), number, ("nightly",), "q{1}") for number in range(3)]
+    assert [(job.run_at - job.created_at).total_seconds() for job in first] == [0, 60, 120]
+    again = report.enqueue_many_sync(rows, **options)
+    assert [job.id for job in again] == [job.id for job in first]
+    by_name = await app.enqueue_many("unknown-here", [{"n": 1}, {"n": 2}], key="u:{n}")
+    assert [job.args for job in by_name] == [{"n": 1}, {"n": 2}]
+    assert await report.enqueue_many([]) == []
+    await app.close()
+
+
+async def test_a_wrong_row_is_named_and_nothing_is_enqueued(app: Headway) -> None:
+    report = app.tasks["report"]
+    good = {"tenant_id": 1, "level": 1}
+    wrong: list[tuple[list[Any], dict[str, Any], str]] = [
+        ([good, {"tenant_id": None}], {"key": "r:{tenant_id}"}, r"rows\[1\]: tenant_id must be text or a number"),
+        ([good, {"tenant_id": 2}], {"key": "r:{level}"}, r"rows\[1\]: key needs the argument 'level'"),
+        ([good, {"who": 2}], {}, r"rows\[1\]: task 'report'"),
+        ([good, 7], {}, r"rows\[1\]: must be an object"),
+        ([good, {**good, "level": 5_000}], {"priority": "{level}"}, r"rows\[1\]: priority"),
+        ([good, {**good, "level": -1}], {"delay": "{level}"}, r"rows\[1\]: delay"),
+        ([good], {"delay": lambda row: row["soon"]}, r"rows\[0\]: delay cannot be computed: KeyError"),
+        ([good], {"key": "r:{tenant_id"}, "brace"),
+        ([good], {"colour": "red"}, "unknown option 'colour'"),
+        ([good], {"delay": "1s", "at": "2027-01-01T00:00Z"}, "exclude each other"),
+        ([good, {"tenant_id": 2}], {"key": "same"}, "key is the same for all rows"),
+        ([good] * (ROWS_MAX + 1), {}, "at most 10,000 jobs"),
+    ]
+    for rows, options, words in wrong:
+        with pytest.raises(InvalidTask, match=words):
+            await report.enqueue_many(rows, **options)
+    with pytest.raises(DuplicateKey, match=r"jobs\[1\]: key 'k:1' was used for job_"):
+        await report.enqueue_many([good, {**good, "level": 2}], key="k:{tenant_id}")
+    assert await app.jobs() == []
+    await app.close()
+
+
+async def test_ten_thousand_at_once(app: Headway) -> None:
+    rows = [{"tenant_id": number, "level": number % 7} for number in range(ROWS_MAX)]
+    options: dict[str, Any] = {"key": "r:{tenant_id}", "tenant": "t{tenant_id}", "priority": "{level}"}
+    first = await app.tasks["report"].enqueue_many(rows, **options)
+    again = await app.tasks["report"].enqueue_many(rows, **options)
+    assert len({job.id for job in first}) == ROWS_MAX
+    assert [job.id for job in again] == [job.id for job in first]
+    await app.close()
