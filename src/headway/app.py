@@ -57,6 +57,7 @@ from headway.why import glance
 from headway.worker.command import CommandRefused, command
 from headway.worker.context import Context
 from headway.worker.crew import CrewPlan
+from headway.worker.environment import ALLOWED
 from headway.worker.frames import Hello, TaskInfo
 from headway.worker.http import HttpRefused, http_request
 from headway.worker.process import child_command
@@ -884,6 +885,7 @@ def crew_plan(settings: Settings, store: str | None = None) -> CrewPlan:
         environ={  # Not in the command, which everybody can read.
             **({} if store is None else {CHILD_STORE: store}),
             **({} if settings.redis is None else {CHILD_REPORT_S: str(LIVE_REPORT_EVERY_S)}),
+            **({ALLOWED: ",".join(settings.task_env)} if settings.task_env else {}),
         },
         processes=settings.processes or _cores(),
         concurrency=settings.concurrency,

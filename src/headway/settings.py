@@ -60,6 +60,7 @@ class Settings:
     queues: tuple[str, ...] = ()
     child_max_jobs: int = 0
     child_max_memory: int = 0
+    task_env: tuple[str, ...] = ()
     retention: Duration = 30 * DAY
     sqlite_synchronous: str = "full"
     host: str = HOST_DEFAULT
@@ -81,7 +82,7 @@ class Settings:
         file: Path | None = None,
     ) -> "Settings":
         """Read every source in its order; flags that are None do not count."""
-        environ = os.environ if environ is None else environ
+        environ = {**_also, **os.environ} if environ is None else environ
         values: dict[str, object] = {}
         sources: dict[str, str] = {}
         for source, given in (
@@ -96,6 +97,14 @@ class Settings:
         if not read.get("node"):
             read["node"] = f"{socket.gethostname()}-{os.getpid()}"
         return cls(**read)
+
+
+_also: dict[str, str] = {}
+
+
+def read_also(variables: Mapping[str, str]) -> None:
+    """Read settings of this process also from variables that are not in its environment any more."""
+    _also.update(variables)
 
 
 def mask_url(url: str) -> str:
@@ -252,6 +261,18 @@ def _is_guessable(text: str) -> bool:
     return len(rest.replace(" ", "")) < _SECRET_REST_MIN
 
 
+def _variables(label: str, value: object) -> tuple[str, ...]:
+    """Read names of variables of Headway's own; those of others are not withheld from anybody."""
+    names = _names(label, value)
+    for name in names:
+        if not re.fullmatch("HEADWAY_[A-Z_]{1,60}", name):
+            raise InvalidConfig(
+                f"{label} must be names such as HEADWAY_STORE, with commas between them, not {name[:60]!r}; tasks see"
+                " other variables anyway"
+            )
+    return names
+
+
 def _allowed(label: str, value: object) -> tuple[str, ...]:
     """Read networks, such as 10.0.0.0/8, and names of hosts."""
     names = _names(label, value)
@@ -316,6 +337,7 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "queues": _names,
     "child_max_jobs": _whole(0, 1_000_000_000),
     "child_max_memory": _memory,
+    "task_env": _variables,
     "retention": _duration(60 * SECOND, 3650 * DAY),
     "sqlite_synchronous": _choice("full", "normal"),
     "host": _host,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from headway.app import CHILD_REPORT_S, CHILD_STORE, file_app, hello_of
 from headway.cli.app_path import load_app
 from headway.errors import InvalidConfig
+from headway.worker import environment
 from headway.worker.attempt import Registry
 from headway.worker.child import REPORT_EVERY_S, serve
 from headway.worker.context import Hand
@@ -19,11 +20,13 @@ from headway.worker.frames import Hello, Place
 
 def main(app_path: str, socket_number: str, place_number: str, kind: str, width: str) -> None:
     """Be a child until the supervisor has no more use for it."""
-    store = os.environ.pop(CHILD_STORE, None)
-    report_every_s = float(os.environ.pop(CHILD_REPORT_S, REPORT_EVERY_S))
+    withheld = environment.receive()
+    store = withheld.pop(CHILD_STORE, None)
+    report_every_s = float(withheld.pop(CHILD_REPORT_S, REPORT_EVERY_S))
 
     def load() -> tuple[Registry, Hand, Hello]:
-        app = load_app(app_path) if app_path else file_app()
+        with environment.shown(withheld):
+            app = load_app(app_path) if app_path else file_app()
         if app is None:
             raise InvalidConfig("headway.toml defines no tasks any more")
         if store is not None:

@@ -362,9 +362,12 @@ def no_store(url: str) -> "StoreUnavailable":
     """Say that there is nothing to look into, and what to do."""
     from headway.errors import StoreUnavailable
     from headway.store.sqlite import path_of
+    from headway.worker.descendants import MARK
 
+    hint = "; tasks do not inherit HEADWAY_STORE unless HEADWAY_TASK_ENV names it" if MARK in os.environ else ""
     return StoreUnavailable(
         f"there is no store at {path_of(url)} yet; `headway migrate` makes one, --store or HEADWAY_STORE names another"
+        + hint
     )
 
 

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from headway.worker.descendants import MARK, descendants_of, kill_group
+from headway.worker.environment import divided
 from headway.worker.frames import Place, Reader, ToChild, ToSupervisor, frame, pair
 
 READ_BYTES: Final = 1 << 20
@@ -28,13 +29,14 @@ class ChildProcess:
         ours, theirs = pair()
         self.place = Place()
         self._mark = f"{MARK}={mark}"
-        self._process = subprocess.Popen(
-            [*command, str(theirs.fileno()), str(self.place.file), kind, str(width)],
-            pass_fds=(theirs.fileno(), self.place.file),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, **environ, MARK: mark},
-        )
+        with divided({**os.environ, **environ}) as (shown, withheld):
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(self.place.file), kind, str(width)],
+                pass_fds=(theirs.fileno(), self.place.file),
+                stdin=withheld,
+                start_new_session=True,
+                env={**shown, MARK: mark},
+            )
         theirs.close()
         ours.setblocking(False)
         self._line = ours

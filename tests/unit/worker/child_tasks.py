@@ -29,6 +29,24 @@ async def hold(ctx: Context) -> str:
     return "asked" if ctx.cancelled else "never asked"
 
 
+WHEN_IMPORTED = {name: value for name, value in os.environ.items() if name in ("HEADWAY_STORE", "HEADWAY_QUEUES")}
+
+
+@app.task
+def environment() -> dict[str, Any]:
+    """Say which variables the task, its process and a program that it starts have."""
+    settings = Headway().settings
+    own = Path("/proc/self/environ")  # As it was when the process began, where the system tells.
+    began_with = own.read_text().split("\0") if own.exists() else os.environ
+    return {
+        "when imported": WHEN_IMPORTED,
+        "settings": [settings.store, settings.queues, settings.token],
+        "task": sorted(os.environ),
+        "process": sorted(line.partition("=")[0] for line in began_with),
+        "program": sorted(line.partition("=")[0] for line in subprocess.check_output(["env"], text=True).splitlines()),
+    }
+
+
 @app.task
 async def short() -> str:
     """Do nothing."""

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from headway.app import crew_plan
 from headway.model import Claimed
+from headway.settings import Settings
 from headway.worker.child import KINDS, Child, LoopChild, ProcessChild
 from headway.worker.descendants import began_at
 from headway.worker.frames import (
@@ -86,6 +88,30 @@ async def line(kind: str) -> AsyncIterator[Line]:
     """A child that runs one job at a time."""
     async with started(1, kind) as line:
         yield line
+
+
+async def test_tasks_and_what_they_start_do_not_see_the_variables_of_headway() -> None:
+    """The app does, while it is imported; also a `Headway()` that a task makes is that of the same store."""
+    own = {"HEADWAY_STORE": "sqlite:///own.db", "HEADWAY_TOKEN": "t" * 40, "HEADWAY_QUEUES": "a,b", "OTHER": "1"}
+    async with started(1, "process", **own) as line:
+        line.process.send(Run(1, [claimed(task="environment")]))
+        ended = await line.hear(lambda message: isinstance(message, Done | Failed))
+    assert isinstance(ended, Done)
+    seen = json.loads(ended.result or "")
+    assert seen["when imported"] == {"HEADWAY_STORE": "sqlite:///own.db", "HEADWAY_QUEUES": "a,b"}
+    assert seen["settings"] == ["sqlite:///own.db", ["a", "b"], None]
+    for where in ("task", "process", "program"):
+        assert [name for name in seen[where] if name.startswith(("HEADWAY_", "OTHER"))] == ["HEADWAY_CHILD", "OTHER"]
+
+
+async def test_variables_that_are_allowed_by_name_are_seen() -> None:
+    plan = crew_plan(Settings(task_env=("HEADWAY_STORE",)))
+    async with started(1, "process", HEADWAY_STORE="sqlite:///own.db", HEADWAY_QUEUES="a", **plan.environ) as line:
+        line.process.send(Run(1, [claimed(task="environment")]))
+        ended = await line.hear(lambda message: isinstance(message, Done | Failed))
+    assert isinstance(ended, Done)
+    names = [name for name in json.loads(ended.result or "")["program"] if name.startswith("HEADWAY_")]
+    assert names == ["HEADWAY_CHILD", "HEADWAY_STORE"]
 
 
 async def test_a_task_that_keeps_the_loop_busy_can_be_stopped(line: Line) -> None:
