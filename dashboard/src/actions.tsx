@@ -4,12 +4,12 @@ import { command } from "./cli.ts";
 import { confirm, type Answers } from "./dialog.tsx";
 import type { Json } from "./exact.ts";
 import { flagsOf } from "./filters.ts";
-import { clip, count, counted, shortId } from "./format.ts";
+import { clip, count, counted, shortId, visible } from "./format.ts";
 import { go, href } from "./router.ts";
 import { readStats } from "./state.ts";
 import { isFinal } from "./statuses.ts";
 import { say, type Toast } from "./toasts.tsx";
-import type { Bulk, Delivery, Job, JobNews, Queue, Schedule, Token, Webhook, Worker } from "./types.ts";
+import type { Bulk, Delivery, FailureGroup, Job, JobNews, Letters, Queue, Schedule, Token, Webhook, Worker } from "./types.ts";
 import { Badge } from "./ui.tsx";
 
 /** Do something, and say what came of it. */
@@ -59,7 +59,7 @@ export function cancelJob(job: JobNews, after: () => void): void {
 }
 
 /** Run a job once more, as a new one. */
-export async function retryJob(job: JobNews, opensIt: boolean): Promise<void> {
+export async function retryJob(job: { id: string }, opensIt: boolean): Promise<void> {
   const line = command(["jobs", "retry", job.id]);
   await perform(async () => {
     const again = await post<Job>(["jobs", job.id, "retry"]);
@@ -84,7 +84,7 @@ export async function bulk(verb: "retry" | "cancel", chosen: Chosen, after: () =
   const picked = "jobs" in chosen ? chosen.jobs : [];
   const ids = picked.filter((job) => fits(verb, job)).map((job) => job.id);
   const body: Body = "filter" in chosen ? { filter: chosen.filter } : { ids };
-  const line = ({ reason }: { reason: string }): string => command(["jobs", verb, ...ids], { ...("filter" in chosen ? { ...flagsOf(chosen.filter), yes: "yes" } : {}), reason });
+  const line = ({ reason }: { reason: string }): string => command(["jobs", verb, ...ids], { ...("filter" in chosen ? { ...flagsOf(chosen.filter), yes: true as const } : {}), reason });
   let found: Bulk | null = null;
   try {
     if (ids.length || "filter" in chosen) found = await post<Bulk>(["jobs", verb], { ...body, dry_run: true });
@@ -160,7 +160,7 @@ async function settle(verb: "retry" | "cancel", body: Body, of: string, line: st
 export async function runNow(schedule: Schedule): Promise<void> {
   await perform(async () => {
     const job = await post<Job>(["schedules", schedule.name, "trigger"], {});
-    return { words: `${schedule.name} runs now as ${shortId(job.id)}.`, link: { href: href(["jobs", job.id]), words: "Look at it" } };
+    return { words: `${schedule.name} runs now as ${shortId(job.id)}.`, link: { href: href(["jobs", job.id]), words: "Open it" } };
   }, command(["schedules", "trigger", schedule.name]));
 }
 
@@ -261,27 +261,49 @@ export function drainWorker(worker: Worker, after: () => void): void {
 
 // --- dead letters
 
-/** Run a group of dead letters again, or take them off the list. */
-export function settleLetters(verb: "retry" | "drop", letters: readonly Job[], kind: string, after: () => void): void {
-  const ids = letters.map((job) => job.id).slice(0, 1000);
-  const line = command(["dead", verb, ...(ids.length <= 20 ? ids : [])], ids.length <= 20 ? {} : { task: letters[0]?.type, all: "yes" });
+const LETTERS_AT_ONCE = 1_000;
+
+/** Run a group of dead letters again, or take them off the list: exactly those that the server counts now. */
+export async function settleLetters(verb: "retry" | "drop", group: FailureGroup, after: () => void): Promise<void> {
+  const which = { type: group.type, error: group.error, limit: LETTERS_AT_ONCE };
+  const line = command(["dead", verb], { task: group.type, error: group.error });
+  let found: Letters;
+  try {
+    found = await post<Letters>(["dead", verb], { ...which, dry_run: true });
+  } catch (error) {
+    return void say({ words: wordsOf(error), tone: "bad", stays: true });
+  }
+  if (!found.count) {
+    say({ words: "Somebody has dealt with them already.", tone: "warn" });
+    return after();
+  }
+  const number = found.more ? Math.max(group.count, found.count) : found.count;
   confirm({
-    title: verb === "retry" ? `Run ${counted(ids.length, "dead letter")} again?` : `Drop ${counted(ids.length, "dead letter")}?`,
+    title: verb === "retry" ? `Run ${counted(number, "dead letter")} again?` : `Drop ${counted(number, "dead letter")}?`,
     words: (
       <>
-        <p class="mono">{clip(kind, 200)}</p>
+        <p>
+          <strong>{visible(clip(group.type, 60))}</strong> <span class="mono">{visible(clip(group.error, 320))}</span>
+        </p>
         <p>{verb === "retry" ? "Each runs as a new job that is linked to the old one." : "They leave this list. The jobs stay in the history, and nothing runs again."}</p>
       </>
     ),
     verb: verb === "retry" ? "Run again" : "Drop",
     isGrave: verb === "drop",
     command: () => line,
-    number: ids.length,
+    number,
     act: async () => {
-      const answer = await post<{ count: number; refused?: unknown[] }>(["dead", verb], { ids });
-      const refused = answer.refused?.length ?? 0;
-      const done = verb === "retry" ? `${counted(answer.count, "job")} will run again.` : `${counted(answer.count, "dead letter")} dropped.`;
-      say({ words: done + (refused ? ` ${refused} had changed meanwhile.` : ""), command: line });
+      let { count: done, refused } = await post<Letters>(["dead", verb], { ids: found.ids });
+      let more = found.more;
+      for (let call = 1; more && call < CALLS_MAX; call++) {
+        const next = await post<Letters>(["dead", verb], which);
+        done += next.count;
+        refused = [...refused, ...next.refused];
+        more = next.more && next.count > 0;
+      }
+      const words = verb === "retry" ? `${counted(done, "job")} will run again.` : `${counted(done, "dead letter")} dropped.`;
+      const others = refused.length ? ` Somebody else was faster with ${count(refused.length)}.` : "";
+      say({ words: words + others, command: line, ...(others ? { tone: "warn" as const } : {}) });
       after();
       void readStats();
     },

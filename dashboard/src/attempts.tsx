@@ -1,4 +1,4 @@
-/** The attempts of a job on one line of time: how long it waited, ran, and was held back before the next one. */
+/** The attempts of a job on one line of time: how long it waited, ran, and backed off before the next one. */
 import { duration, instant, shortId } from "./format.ts";
 import { now, stats } from "./state.ts";
 import { isFinal } from "./statuses.ts";
@@ -62,8 +62,8 @@ export function Attempts({ job, attempts }: { job: Job; attempts: readonly Attem
     <Collection
       id="attempts"
       title="Attempts"
-      aside={<Legend keys={[["waiting", "waiting"], ["running", "running"], ["held", "held back"]]} />}
-      columns={[["Attempt", "figure"], ["How it ended"], ["Waited", "figure"], ["Ran", "figure"], ["Held back", "figure"], ["Over time", "cell-spans"]]}
+      aside={<Legend keys={[["waiting", "waiting"], ["running", "running"], ["held", "back-off"]]} />}
+      columns={[["Attempt", "figure"], ["How it ended"], ["Waited", "figure"], ["Ran", "figure"], ["Back-off", "figure"], ["Over time", "cell-spans"]]}
       items={rows}
       empty={null}
       row={(row) => ({

@@ -24,7 +24,7 @@ export function Backfill({ schedule, onClose, onDone }: { schedule: Schedule; on
   const [to, setTo] = useState(() => local(serverNow()));
   const [again, setAgain] = useState(false);
   const [found, setFound] = useState<Filled | null>(null);
-  const line = command(["schedules", "backfill", schedule.name], { from, to, again: again ? "yes" : undefined });
+  const line = command(["schedules", "backfill", schedule.name], { from, to, again: again || undefined });
   const isDry = found === null;
   const run = async (): Promise<void> => {
     const answer = await ask<Filled>(apiUrl(["schedules", schedule.name, "backfill"]), { method: "POST", body: { from, to, again, dry_run: isDry } });

@@ -2,17 +2,23 @@
 import { serverUrl } from "./api.ts";
 import { shellWord } from "./format.ts";
 
-/** Write a command of this server. Options that are undefined are left out. */
-export function command(words: readonly string[], options: Readonly<Record<string, string | undefined>> = {}): string {
+/** Options by name: true is a flag, a list is given several times, and what is undefined or empty is left out. */
+export type Options = Readonly<Record<string, string | true | readonly string[] | undefined>>;
+
+/** Write a command of this server. */
+export function command(words: readonly string[], options: Options = {}): string {
   return commandAt(serverUrl(), words, options);
 }
 
-/** Write a command of a server. */
-export function commandAt(server: string, words: readonly string[], options: Readonly<Record<string, string | undefined>> = {}): string {
-  const parts = ["headway", ...words.map(shellWord)];
+/** Write a command of a server. A name that looks like an option comes last, where none is expected any more. */
+export function commandAt(server: string, words: readonly string[], options: Options = {}): string {
+  const dash = words.findIndex((word) => word.startsWith("-"));
+  const plain = dash < 0 ? words : words.slice(0, dash);
+  const parts = ["headway", ...plain.map(shellWord)];
   for (const [name, value] of Object.entries(options)) {
-    if (value === undefined || value === "") continue;
-    parts.push(`--${name}`, ...(value === "yes" ? [] : [shellWord(value)]));
+    if (value === true) parts.push(`--${name}`);
+    else for (const one of typeof value === "string" ? [value] : (value ?? [])) if (one !== "") parts.push(`--${name}`, shellWord(one));
   }
-  return [...parts, "--server", shellWord(server)].join(" ");
+  parts.push("--server", shellWord(server));
+  return [...parts, ...(dash < 0 ? [] : ["--", ...words.slice(dash).map(shellWord)])].join(" ");
 }

@@ -1,4 +1,5 @@
 /** Definitions of schedules between what the API shows, what a form holds and what the API takes. */
+import type { Options } from "./cli.ts";
 import { parseExact, writeExact, type Json } from "./exact.ts";
 import type { Schedule, Trigger } from "./types.ts";
 
@@ -85,10 +86,14 @@ export function bodyOf(draft: Draft, before: Schedule | null): string {
     if (value) body[name] = value;
   }
   for (const name of ["max_attempts", "priority"] as const) if (draft[name].trim()) body[name] = Number(draft[name]);
-  const tags = draft.tags.split(",").map((tag) => tag.trim()).filter(Boolean);
+  const tags = tagsOf(draft);
   if (tags.length) body["tags"] = tags;
   if (before !== null) for (const name of KEPT) if (before[name] !== null) body[name] = before[name];
   return `${writeExact(body).slice(0, -1)},"args":${draft.args.trim() || "{}"}}`;
+}
+
+function tagsOf(draft: Draft): string[] {
+  return draft.tags.split(",").map((tag) => tag.trim()).filter(Boolean);
 }
 
 function triggerOf(draft: Draft, before: Schedule | null): Trigger {
@@ -107,24 +112,24 @@ export function changesOf(draft: Draft, before: Schedule): [string, string, stri
   return (Object.keys(EMPTY) as (keyof Draft)[]).filter((name) => old[name].trim() !== draft[name].trim()).map((name) => [name, old[name], draft[name]]);
 }
 
-/** Write the command that puts a draft. */
-export function putWords(draft: Draft, owner = ""): [string[], Record<string, string | undefined>] {
+/** Write the command that puts a draft: it says all that the body of the request says. */
+export function putWords(draft: Draft, before: Schedule | null): [string[], Options] {
   const isCron = draft.kind === "cron";
-  return [
-    ["schedules", "put", draft.name || "NAME"],
-    {
-      task: draft.task || "TASK",
-      [draft.kind]: draft.rule,
-      tz: isCron && draft.tz !== "UTC" ? draft.tz : undefined,
-      dst: isCron && draft.dst !== "shift" ? draft.dst : undefined,
-      args: draft.args.trim() && draft.args.trim() !== "{}" ? draft.args.replace(/\s*\n\s*/g, " ") : undefined,
-      overlap: draft.overlap === "skip" ? undefined : draft.overlap,
-      missed: draft.missed === "latest" ? undefined : draft.missed,
-      queue: draft.queue === "default" ? undefined : draft.queue,
-      deadline: draft.deadline,
-      expect: draft.expect,
-      jitter: draft.jitter === "0s" ? undefined : draft.jitter,
-      force: owner ? "yes" : undefined,
-    },
-  ];
+  const seconds = isCron && before?.trigger.kind === "cron" ? before.trigger["seconds"] : undefined;
+  const options: Record<string, string | true | readonly string[] | undefined> = {
+    task: draft.task.trim() || "TASK",
+    [draft.kind]: draft.rule.trim(),
+    tz: (isCron && draft.tz.trim() !== "UTC") || draft.kind === "at" ? draft.tz.trim() : undefined,
+    dst: isCron && draft.dst !== "shift" ? draft.dst : undefined,
+    seconds: seconds === undefined || seconds === null ? undefined : String(seconds),
+    args: draft.args.trim() && draft.args.trim() !== "{}" ? draft.args.replace(/\s*\n\s*/g, " ").trim() : undefined,
+    overlap: draft.overlap === "skip" ? undefined : draft.overlap,
+    missed: draft.missed === "latest" ? undefined : draft.missed,
+    jitter: draft.jitter === "0s" ? undefined : draft.jitter.trim(),
+    tag: tagsOf(draft),
+  };
+  for (const name of ["deadline", "expect", "queue", "priority", "max_attempts", "backoff", "tenant"] as const) options[name.replace("_", "-")] = draft[name].trim();
+  if (before !== null) for (const name of KEPT) if (before[name] !== null) options[name.replaceAll("_", "-")] = String(before[name]);
+  if (before?.owner) options["force"] = true;
+  return [["schedules", "put", draft.name.trim() || "NAME"], options];
 }

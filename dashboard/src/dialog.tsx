@@ -13,6 +13,8 @@ export function Dialog({ title, onClose, children, isWide = false }: { title: st
     const dialog = element.current;
     const before = document.activeElement;
     dialog?.showModal();
+    // The browser would give the focus to the closing cross. What is to be filled in comes first, then the button.
+    (dialog?.querySelector<HTMLElement>("[autofocus], form :is(input, textarea, select):not(:disabled)") ?? dialog?.querySelector<HTMLElement>("[data-first]") ?? dialog?.querySelector("h2"))?.focus();
     return () => {
       dialog?.close();
       if (before instanceof HTMLElement) before.focus();
@@ -33,7 +35,7 @@ export function Dialog({ title, onClose, children, isWide = false }: { title: st
     >
       <div class="dialog-body">
         <header>
-          <h2 id="dialog-title">{visible(title)}</h2>
+          <h2 id="dialog-title" tabIndex={-1}>{visible(title)}</h2>
           <button type="button" class="ghost" aria-label="Close" onClick={onClose}>
             ×
           </button>
@@ -87,10 +89,10 @@ export function FormDialog({ title, onClose, act, verb, isGrave = false, isReady
         {command && <Command line={command} label="The same in a terminal" />}
         <Problem words={refusal ?? problem} />
         <footer>
-          <button type="button" onClick={onClose}>
-            Leave it
+          <button type="button" data-first={isGrave ? "" : undefined} onClick={onClose}>
+            {isGrave ? "Keep" : "Cancel"}
           </button>
-          <button type="submit" class={isGrave ? "grave" : "main"} disabled={isBusy || !isReady}>
+          <button type="submit" data-first={isGrave ? undefined : ""} class={isGrave ? "grave" : "main"} disabled={isBusy || !isReady}>
             {verb}
           </button>
         </footer>
@@ -169,7 +171,7 @@ function Asking({ asked }: { asked: Question }) {
     >
       <div class="words">{asked.words}</div>
       {asked.asksUntil && <Field label="For how long, or until when; empty until it is resumed" placeholder="2h, or 2027-01-31T06:00" maxLength={40} value={until} onValue={setUntil} />}
-      {asked.asksReason && <Field label="Why, for those who will ask" maxLength={300} value={reason} onValue={setReason} />}
+      {asked.asksReason && <Field label="Reason (recorded in the audit log)" maxLength={300} value={reason} onValue={setReason} />}
       {mustType && <Field label={`Type ${asked.number} to go on`} inputMode="numeric" value={typed} onValue={setTyped} />}
     </FormDialog>
   );

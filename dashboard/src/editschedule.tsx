@@ -59,7 +59,7 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
   const kind = KINDS.find(([value]) => value === draft.kind);
   const words = draft.kind === "cron" ? inWords({ kind: "cron", expr: draft.rule }) : null;
   const tasks = [...new Set((stats.value?.workers ?? []).flatMap((worker) => worker.tasks))].sort();
-  const line = command(...putWords(draft, schedule?.owner));
+  const line = command(...putWords(draft, schedule));
   const changes = schedule === null ? [] : changesOf(draft, schedule);
   return (
     <FormDialog

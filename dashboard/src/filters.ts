@@ -68,7 +68,7 @@ export function queryOf({ since, until, ended, ...rest }: Filters, now: number):
 
 const FLAGS: Readonly<Record<string, string>> = { type: "task", q: "text" };
 
-/** Write such a query as options of the command line. */
+/** Write such a query as options of the command line, by the names that it has there. */
 export function flagsOf(query: Readonly<Record<string, string | undefined>>): Record<string, string | undefined> {
   return Object.fromEntries(Object.entries(query).map(([name, value]) => [FLAGS[name] ?? name.replaceAll("_", "-"), value]));
 }

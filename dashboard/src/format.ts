@@ -177,14 +177,3 @@ export function safeUrl(text: string): string | null {
     return null;
   }
 }
-
-/** Say what an error of a job is about, without what differs from one to the next: numbers, ids, quoted values. */
-export function errorKind(type: string, message: string): string {
-  const kind = message
-    .split("\n", 1)[0]!
-    .replace(/\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b/gi, "…")
-    .replace(/\b[a-z]{2,5}_[0-9a-z]{20,}\b/g, "…")
-    .replace(/\b0x[0-9a-f]+\b/gi, "…")
-    .replace(/[0-9]+(?:\.[0-9]+)*/g, "…");
-  return kind ? `${type}: ${clip(kind, 200)}` : type;
-}

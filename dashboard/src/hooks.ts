@@ -12,8 +12,8 @@ export interface Read<Shape> {
   set: (data: Shape) => void;
 }
 
-/** Read an address, and again when it changes or everything is read again; null reads nothing. */
-export function useRead<Shape>(address: string | null, options: { every?: number } = {}): Read<Shape> {
+/** Read an address, and again when it changes or everything is read again; null reads nothing. With `keeps`, what was read at the address before stays until the new answer is there. */
+export function useRead<Shape>(address: string | null, options: { every?: number; keeps?: boolean } = {}): Read<Shape> {
   const [state, setState] = useState<{ address: string | null; data: Shape | null; problem: string | null; status: number; isReading: boolean }>({
     address,
     data: null,
@@ -28,7 +28,7 @@ export function useRead<Shape>(address: string | null, options: { every?: number
     if (address === null) return;
     const mine = new AbortController();
     current.current = mine;
-    setState((before) => ({ ...before, ...(before.address === address ? {} : { data: null, problem: null }), address, isReading: true }));
+    setState((before) => ({ ...before, ...(before.address === address || options.keeps ? {} : { data: null, problem: null }), address, isReading: true }));
     ask<Shape>(address, { signal: mine.signal }).then(
       (data) => mine.signal.aborted || setState({ address, data, problem: null, status: 200, isReading: false }),
       (error: unknown) => {
@@ -51,7 +51,7 @@ export function useRead<Shape>(address: string | null, options: { every?: number
   useEvery(options.every, again);
 
   const set = useCallback((data: Shape) => setState((before) => ({ ...before, data })), []);
-  const isMine = state.address === address;
+  const isMine = state.address === address || options.keeps === true;
   return { data: isMine ? state.data : null, problem: isMine ? state.problem : null, status: state.status, isReading: state.isReading || !isMine, again, set };
 }
 

@@ -1,6 +1,6 @@
 /** What is told about jobs, put together with what is known: never backwards, never jumping. */
 import type { Filters } from "./filters.ts";
-import type { Job, JobNews } from "./types.ts";
+import type { JobNews } from "./types.ts";
 
 /** Say whether news are newer than what is known; a running job tells several times of one version. */
 export function isNewer(news: { version: number; live?: number }, known: { version: number; live?: number }): boolean {
@@ -51,23 +51,4 @@ export function matches(job: JobNews, wanted: Filters): boolean {
     (!wanted.tag || job.tags.includes(wanted.tag)) &&
     (!wanted.key || job.key === wanted.key)
   );
-}
-
-export interface Group {
-  kind: string;
-  jobs: Job[];
-  tasks: string[];
-}
-
-/** Group failed jobs by what went wrong, the largest group first. */
-export function groupedByError(jobs: readonly Job[], kindOf: (type: string, message: string) => string): Group[] {
-  const groups = new Map<string, Group>();
-  for (const job of jobs) {
-    const kind = job.error ? kindOf(job.error.type, job.error.message) : job.reason || "no error was recorded";
-    const name = `${job.type}\u0000${kind}`;
-    const group = groups.get(name) ?? { kind, jobs: [], tasks: [job.type] };
-    group.jobs.push(job);
-    groups.set(name, group);
-  }
-  return [...groups.values()].sort((one, other) => other.jobs.length - one.jobs.length);
 }

@@ -37,11 +37,19 @@ export const route = signal<Route>({ path: [], query: {} });
 /** Go somewhere; `replace` leaves no step in the history, for what changes with every key. */
 export function go(address: string, replace = false): void {
   if (replace) {
-    history.replaceState(null, "", address);
+    history.replaceState(history.state, "", address);
     route.value = readHash(address);
   } else {
     location.hash = address;
   }
+}
+
+let seen = 0;
+
+/** Go back to the page before; where there is none of ours, to the one above, so that nobody leaves by accident. */
+export function goBack(above: string): void {
+  if (seen > 0) history.back();
+  else go(above);
 }
 
 /** Follow the address from now on. */
@@ -49,6 +57,17 @@ export function startRouter(): void {
   const read = (): void => {
     route.value = readHash(location.hash);
   };
-  addEventListener("hashchange", read);
+  // Each page of ours knows how many of ours are before it, also after a reload and after going back.
+  const count = (): void => {
+    const known: unknown = (history.state as { seen?: unknown } | null)?.seen;
+    if (typeof known === "number") seen = known;
+    else history.replaceState({ seen: ++seen }, "");
+  };
+  if (typeof (history.state as { seen?: unknown } | null)?.seen !== "number") history.replaceState({ seen: 0 }, "");
+  count();
+  addEventListener("hashchange", () => {
+    count();
+    read();
+  });
   read();
 }

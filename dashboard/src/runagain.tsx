@@ -1,7 +1,7 @@
 /** A new job like an old one, with other arguments. */
 import { useState } from "preact/hooks";
 import { apiUrl, ask } from "./api.ts";
-import { command } from "./cli.ts";
+import { command, type Options } from "./cli.ts";
 import { FormDialog } from "./dialog.tsx";
 import { parseExact, writeExact, type Json } from "./exact.ts";
 import { shortId } from "./format.ts";
@@ -35,7 +35,7 @@ export function RunAgain({ job, onClose }: { job: Job; onClose: () => void }) {
   const wrong = checkArgs(text, isOver);
   const line = isOver
     ? command(["jobs", "retry", job.id], { args: compact(text) })
-    : command(["enqueue", job.type], { args: compact(text), queue: job.queue === "default" ? undefined : job.queue, tenant: seesAll.value && job.tenant !== "default" ? job.tenant : undefined });
+    : command(["enqueue", job.type], { args: compact(text), ...flagsLike(job) });
   const run = async (): Promise<void> => {
     // The arguments go as they were typed, so that every digit arrives. What has ended is retried, and linked to the new
     // job; beside one that has not, another one is enqueued.
@@ -51,7 +51,7 @@ export function RunAgain({ job, onClose }: { job: Job; onClose: () => void }) {
         <textarea class="mono" rows={10} value={text} spellcheck={false} aria-invalid={wrong !== null} onInput={(event) => setText(event.currentTarget.value)} />
       </label>
       {wrong && <p class="hint tone-bad">{wrong}</p>}
-      <p class="faint">Queue, priority, attempts and tags stay as they were. It is a new job; the old one is not changed.{isOver && " What is masked (***) keeps its value."}</p>
+      <p class="faint">Queue, priority, attempts, time limit and tags stay as they were. It is a new job; the old one is not changed.{isOver && " What is masked (***) keeps its value."}</p>
     </FormDialog>
   );
 }
@@ -62,6 +62,18 @@ function sameAs(job: Job): { [name: string]: Json } {
   if (seesAll.value) rest["tenant"] = job.tenant;
   if (job.timeout) rest["timeout"] = job.timeout;
   return rest;
+}
+
+/** The same as options of the command line. */
+function flagsLike(job: Job): Options {
+  return {
+    queue: job.queue,
+    priority: String(job.priority),
+    "max-attempts": String(job.max_attempts),
+    tag: job.tags,
+    tenant: seesAll.value ? job.tenant : undefined,
+    "job-timeout": job.timeout ?? undefined,
+  };
 }
 
 function compact(text: string): string {

@@ -324,6 +324,32 @@ export interface Bulk {
   more: boolean;
 }
 
+/** Jobs of one task that failed alike; numbers and ids in their errors may differ. */
+export interface FailureGroup {
+  type: string;
+  error: string;
+  count: number;
+  newest: string;
+  example: string;
+  newest_at: string;
+  oldest_at: string;
+}
+
+export interface Failures {
+  items: FailureGroup[];
+  groups: number;
+  total: number;
+  is_exact: boolean;
+}
+
+/** What was done to dead letters, or would be. */
+export interface Letters {
+  count: number;
+  ids: string[];
+  refused: { id: string; error: string }[];
+  more: boolean;
+}
+
 export interface Alert {
   code: string;
   target: string | null;

@@ -6,7 +6,7 @@ import { copyText } from "./copy.ts";
 import { clip, countdown, count, duration, inZone, instant, relative, SECOND, shortId, visible } from "./format.ts";
 import { lookOf, type Shape } from "./statuses.ts";
 import { now } from "./state.ts";
-import { href } from "./router.ts";
+import { go, goBack, href } from "./router.ts";
 import type { JobNews } from "./types.ts";
 
 // --- states: shape, word and colour
@@ -392,14 +392,14 @@ export function Fold({ title, children, isOpen = false }: { title: ComponentChil
   );
 }
 
-export function Pager({ isFirst, next, onFirst, onNext }: { isFirst: boolean; next: string | null; onFirst: () => void; onNext: (cursor: string) => void }) {
+export function Pager({ isFirst, next, above, onNext }: { isFirst: boolean; next: string | null; above: string; onNext: (cursor: string) => void }) {
   if (isFirst && next === null) return null;
   return (
     <nav class="pager" aria-label="Older and newer">
-      <button type="button" disabled={isFirst} onClick={onFirst}>
+      <button type="button" disabled={isFirst} onClick={() => go(above)}>
         Newest
       </button>
-      <button type="button" disabled={isFirst} onClick={() => history.back()}>
+      <button type="button" disabled={isFirst} onClick={() => goBack(above)}>
         Back
       </button>
       <button type="button" disabled={next === null} onClick={() => next !== null && onNext(next)}>

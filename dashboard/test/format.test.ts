@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { clip, count, counted, countdown, dateIn, duration, errorKind, inZone, percent, rate, relative, safeUrl, shellWord, shortId, visible } from "../src/format.ts";
+import { clip, count, counted, countdown, dateIn, duration, inZone, percent, rate, relative, safeUrl, shellWord, shortId, visible } from "../src/format.ts";
 import { commandAt } from "../src/cli.ts";
 
 const AT = Date.parse("2027-03-28T01:00:00Z");
@@ -77,14 +77,9 @@ test("words for the shell cannot break out", () => {
   assert.equal(shellWord("a b; rm -rf $HOME"), "'a b; rm -rf $HOME'");
   assert.equal(shellWord("it's"), "'it'\\''s'");
   assert.equal(shellWord(""), "''");
-  assert.equal(commandAt("http://h:1", ["jobs", "cancel", "job_1"], { reason: "why not", all: "yes", none: undefined }), "headway jobs cancel job_1 --reason 'why not' --all --server http://h:1");
-});
-
-test("errors of one kind are one group", () => {
-  assert.equal(errorKind("ValueError", "customer 42 has no address"), errorKind("ValueError", "customer 7 has no address"));
-  assert.equal(errorKind("E", "job_01m7hmbee30g0g2met06cy943s is gone at 0xdeadbeef"), "E: … is gone at …");
-  assert.notEqual(errorKind("ValueError", "a"), errorKind("TypeError", "a"));
-  assert.equal(errorKind("KeyError", ""), "KeyError");
+  assert.equal(commandAt("http://h:1", ["jobs", "cancel", "job_1"], { reason: "why not", all: true, none: undefined }), "headway jobs cancel job_1 --reason 'why not' --all --server http://h:1");
+  assert.equal(commandAt("http://h:1", ["jobs", "cancel", "job_1"], { reason: "yes", tag: ["a", "b c"], empty: "" }), "headway jobs cancel job_1 --reason yes --tag a --tag 'b c' --server http://h:1");
+  assert.equal(commandAt("http://h:1", ["queues", "pause", "-q"], { reason: "x" }), "headway queues pause --reason x --server http://h:1 -- -q");
 });
 
 test("short forms", () => {

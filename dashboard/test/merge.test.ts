@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { errorKind } from "../src/format.ts";
-import { groupedByError, isNewer, matches, merged, mergedList } from "../src/merge.ts";
+import { isNewer, matches, merged, mergedList } from "../src/merge.ts";
 import { stateAfter, waitBefore } from "../src/live.ts";
 import type { Job, JobNews } from "../src/types.ts";
 import { job } from "./samples.ts";
@@ -45,13 +44,6 @@ test("filters are checked against news", () => {
   assert.ok(!matches(one, { q: "weekly" }));
   assert.ok(!matches(one, { ended: "1h" }));
   assert.ok(!matches(one, { rerun_of: "b" }));
-});
-
-test("failures are grouped by task and kind of error, the largest group first", () => {
-  const failed = (id: string, type: string, message: string): Job => job(id, { type, status: "FAILED", error: { type: "ValueError", message } });
-  const groups = groupedByError([failed("1", "a", "no 1"), failed("2", "b", "no 1"), failed("3", "b", "no 2"), job("4", { reason: "gone" })], errorKind);
-  assert.deepEqual(groups.map((group) => [group.tasks[0], group.jobs.length]), [["b", 2], ["a", 1], ["report", 1]]);
-  assert.equal(groups[2]?.kind, "gone");
 });
 
 test("a broken connection is tried again ever more seldom, and then polled beside", () => {

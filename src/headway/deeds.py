@@ -15,6 +15,7 @@ from headway.settings import mask_url
 from headway.shapes import masked, stamp
 from headway.store.access import Deed
 from headway.store.bulk import Done
+from headway.store.failures import Letter
 from headway.store.webhooks import Delivery, Endpoint
 
 _SAID_MAX: Final = 200  # Of a filter; a line of the trail has its bounds, and has to name the jobs too.
@@ -55,12 +56,12 @@ def _jobs(result: Done) -> Mapping[str, Any] | None:
     return {"jobs": list(result.done)} if result.done else None
 
 
-def retry_dead(letter: Job) -> Deed:
+def retry_dead(letter: Job | Letter) -> Deed:
     """Run a dead letter once more."""
     return Deed("dead.retry", letter.id, letter.tenant, {"before": str(letter.status)}, lambda new: {"new": new})
 
 
-def drop_dead(letter: Job) -> Deed:
+def drop_dead(letter: Job | Letter) -> Deed:
     """Take a dead letter off the list."""
     return Deed("dead.drop", letter.id, letter.tenant, {"before": str(letter.status)})
 

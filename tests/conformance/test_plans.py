@@ -40,6 +40,8 @@ ANY: dict[str, Any] = {
     "rerun_of": None,
 }
 
+WHICH: dict[str, Any] = {"task": None, "queue": None, "tenant": None, "schedule": None}
+
 # One set of parameters for every statement that runs in a loop or for every job or schedule.
 HOT: dict[str, dict[str, Any]] = {
     "due": {"shards": 4, "shard_ids": '["0", "2"]', "limit": 1_000},
@@ -144,6 +146,11 @@ HOT: dict[str, dict[str, Any]] = {
     "running": {"limit": 200},
     "running_counts": {},
     "dead_counts": {"limit": 10_000, "tenant": None},
+    "dead_letters_page": {**WHICH, "before": "~", "head": 640, "limit": 1_000},
+    "dead_letters_among": {"ids": IDS, "head": 640},
+    "dead_errors": {**WHICH, "head": 640, "limit": 10_000},
+    "failed_errors": {**WHICH, "since": 2**50, "head": 640, "limit": 10_000},
+    "failed_jobs": {"ids": IDS},
     "any_expired": {},
     "expired": {"limit": 500},
     "cancel": {"ids": IDS, "reason": "r"},
@@ -201,7 +208,18 @@ HOT: dict[str, dict[str, Any]] = {
     "fence": {"names": '["scheduler/0"]', "holder": "n"},
 }
 # The index has the order that they ask for.
-ORDERED = {"claim", "claim (skipping)", "due", "promote", "expired", "overdue", "dead", "log", "log_newest"}
+ORDERED = {
+    "claim",
+    "claim (skipping)",
+    "due",
+    "promote",
+    "expired",
+    "overdue",
+    "dead",
+    "log",
+    "log_newest",
+    "dead_letters_page",
+}
 KEY = "headway_jobs_pkey|sqlite_autoindex_headway_jobs_1"
 # Each of these has an index that is made for it, and reads the big table in no other way.
 BY: dict[str, str] = {
@@ -211,7 +229,8 @@ BY: dict[str, str] = {
     "overdue": "headway_jobs_expiring",
     "asked_to_stop": "headway_jobs_asked",
     "dead": "headway_jobs_dead",
-    "dead_counts": "headway_jobs_dead",
+    **dict.fromkeys(("dead_counts", "dead_letters_page", "dead_errors"), "headway_jobs_dead"),
+    "failed_errors": "headway_jobs_finished",
     "unpark": "headway_jobs_parked",
     "reruns": "headway_jobs_reruns",
     "jobs_rerunning": "headway_jobs_reruns",
@@ -307,8 +326,8 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
     )
     if name == "next_due":  # Walks along the index until the first schedule of its shards.
         allowed = re.compile("SCAN headway_schedules USING INDEX headway_schedules_due")
-    if name == "dead_counts":  # Walks along the index until its limit.
-        allowed = re.compile("SCAN headway_jobs USING INDEX headway_jobs_dead|SCAN letters")
+    if name in ("dead_counts", "dead_errors", "failed_errors"):  # Walks along the index until its limit.
+        allowed = re.compile("SCAN headway_jobs USING INDEX headway_jobs_dead|SCAN (?:letters|failed)")
     if name in ("backlog", "dead_letters", "deliveries_waiting"):  # The same.
         allowed = re.compile(
             r"SCAN headway_jobs USING (?:COVERING )?INDEX headway_jobs_(?:ready|dead)\b"

@@ -47,12 +47,12 @@ def enqueue(home: House, number: int = 1, **options: Any) -> list[str]:
     return [job.id for job in jobs]
 
 
-def fail(home: House, number: int = 1, *, queue: str, **options: Any) -> list[str]:
+def fail(home: House, number: int = 1, *, queue: str, error: str = "the disk is full", **options: Any) -> list[str]:
     """Make dead letters."""
-    ids = []
+    ids, told = [], ERROR.replace("the disk is full", error)
     for _ in range(number):
         [job_id] = enqueue(home, queue=queue, **options)
-        home.on_store(lambda store: run_one(store, Raised(ERROR, retryable=False), queue))
+        home.on_store(lambda store: run_one(store, Raised(told, retryable=False), queue))
         ids.append(job_id)
     return ids
 
@@ -320,7 +320,7 @@ def test_many_letters_are_chosen_on_purpose(home: House) -> None:
     assert "tenant" in error_of(home.acme.post("/api/dead/retry", json={"tenant": "globex"}), 403)
     assert error_of(home.acme.post("/api/dead/retry", json={"ids": [ids[0], foreign]}), 404)
     dry = home.acme.post("/api/dead/retry", json={"queue": "group", "dry_run": True}).json()
-    assert dry == {"count": 3, "retried": [], "refused": [], "more": False, "dry_run": True}
+    assert dry == {"count": 3, "ids": ids, "retried": [], "refused": [], "more": False, "dry_run": True}
     done = home.acme.post("/api/dead/retry", json={"queue": "group", "limit": 2}).json()
     assert [pair["id"] for pair in done["retried"]] == ids[1:]  # Oldest first, of the newest.
     assert (done["count"], done["more"], done["refused"]) == (2, True, [])
@@ -334,6 +334,41 @@ def test_many_letters_are_chosen_on_purpose(home: House) -> None:
     trails = home.root.get("/api/trail", params={"action": "dead.drop", "limit": "2"}).json()["items"]
     assert {item["tenant"] for item in trails} == {"acme", "globex"}  # Each tenant finds its own.
     assert home.viewer.post("/api/dead/drop", json={"all": True}).status_code == 403
+
+
+def test_letters_are_counted_listed_and_dealt_with_by_their_error(home: House) -> None:
+    """The group that a page shows, what a dry run names and what is touched are the same jobs."""
+    full = [fail(home, 1, queue="kinds", tenant="acme", error=f"disk {number} is full")[0] for number in range(3)]
+    late = fail(home, 2, queue="kinds", tenant="acme", error="the printer is late")
+    [foreign] = fail(home, 1, queue="kinds", tenant="globex", error="disk 9 is full")
+    found = home.acme.get("/api/failures", params={"queue": "kinds"}).json()
+    assert [(item["type"], item["error"], item["count"], item["newest"]) for item in found["items"]] == [
+        ("report", "IOError: disk … is full", 3, full[-1]),
+        ("report", "IOError: the printer is late", 2, late[-1]),
+    ]
+    assert (found["total"], found["groups"], found["is_exact"]) == (5, 2, True)
+    assert found["items"][0]["example"] == "IOError: disk 2 is full"
+    alert = next(item for item in home.acme.get("/api/alerts").json()["items"] if item["code"] == "dead_letters")
+    assert "disk … is full (3" in alert["message"]  # Both errors are named, each with its number.
+    assert "the printer is late (2" in alert["message"]
+    which = {"type": "report", "queue": "kinds", "error": found["items"][0]["error"]}
+    listed = home.acme.get("/api/dead", params={**which, "limit": 2}).json()
+    rest = home.acme.get("/api/dead", params={**which, "cursor": listed["next_cursor"]}).json()
+    assert [job["id"] for job in listed["items"] + rest["items"]] == full[::-1]
+    dry = home.acme.post("/api/dead/drop", json={**which, "dry_run": True}).json()
+    assert (dry["ids"], dry["dropped"], dry["more"]) == (full, [], False)
+    assert home.acme.post("/api/dead/drop", json={**which, "limit": 2, "dry_run": True}).json()["more"]
+    assert home.acme.post(f"/api/dead/{full[0]}/drop").status_code == 200  # Somebody else was faster with one of them:
+    raced = home.acme.post("/api/dead/drop", json={"ids": full}).json()
+    assert (raced["ids"], [one["id"] for one in raced["refused"]]) == (full[1:], full[:1])  # that keeps nothing back.
+    assert home.acme.post("/api/dead/retry", json={"error": "IOErr", "dry_run": True}).json()["ids"] == []
+    everything = home.acme.post("/api/dead/retry", json={"queue": "kinds", "error": "IOError"}).json()
+    assert everything["ids"] == late
+    assert home.acme.get("/api/failures", params={"queue": "kinds"}).json()["items"] == []
+    hour = home.acme.get("/api/failures", params={"queue": "kinds", "finished_after": "2020-01-01T00:00:00Z"}).json()
+    assert [item["count"] for item in hour["items"]] == [3, 2]  # Dealt with, and failed all the same.
+    assert "error" in error_of(home.acme.post("/api/dead/drop", json={"error": "x" * 2_000}), 422)
+    assert [job["id"] for job in items_of(home.globex, "/api/dead", queue="kinds")] == [foreign]
 
 
 # --- the audit

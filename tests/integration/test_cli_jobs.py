@@ -64,10 +64,11 @@ class Hand:
         """Settle it."""
         self.do(lambda store: store.queue.settle([settle(claimed, outcome, 0.5)]))
 
-    def fail(self, cli: Cli, task: str = "report", *options: str) -> str:
+    def fail(self, cli: Cli, task: str = "report", *options: str, error: str = "ConnectionError: refused") -> str:
         """Make a dead letter."""
         job_id = new(cli, task, *options)
-        self.end(self.claim(), Raised(REFUSED))
+        kind, _, message = error.partition(": ")
+        self.end(self.claim(), Raised(REFUSED.replace("ConnectionError", kind).replace("refused", message)))
         return job_id
 
     @contextmanager
@@ -408,6 +409,38 @@ def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, hand: Hand) -> No
     assert cli("dead", "list", "--json").json == []
     assert cli("dead", "drop", "--all", "--yes").out == "no dead letter matches\n"
     assert cli("jobs", "show", second, "--json").json["status"] == "FAILED"
+
+
+def test_dead_letters_are_chosen_by_their_error(cli: Cli, hand: Hand) -> None:
+    full = [hand.fail(cli, error=f"OSError: disk {number} is full") for number in range(3)]
+    other = hand.fail(cli)
+    assert [job["id"] for job in cli("dead", "list", "--error", "OSError", "--json").json] == full[::-1]
+    groups = cli("dead", "list", "--by-error", "--json").json
+    assert [(group["error"], group["count"]) for group in groups] == [
+        ("OSError: disk … is full", 3),
+        ("ConnectionError: refused", 1),
+    ]
+    told = [line.split() for line in cli("dead", "list", "--by-error").out.splitlines()]
+    assert (told[1][:2], " ".join(told[1]).endswith("OSError: disk … is full")) == (["3", "report"], True)
+    assert cli("dead", "list", "--by-error", "--error", "OSError").code == 2
+    same = ("--task", "report", "--error", groups[0]["error"])
+    for verb, words in (("drop", "be dropped"), ("retry", "run again")):
+        assert cli("dead", verb, *same, "--dry-run", "--json").json == {
+            "count": 3,
+            "ids": full,
+            "more": False,
+            "dry_run": True,
+        }
+        plan = cli("dead", verb, "--all", "--dry-run").out.splitlines()  # Nobody is asked: nothing happens.
+        assert plan[0] == f"4 dead letters would {words}"
+        assert [line.split() for line in plan[1:]] == [
+            "3 report OSError: disk … is full".split(),
+            "1 report ConnectionError: refused".split(),
+        ]
+    assert cli("dead", "drop", *same, "--yes", "--json").json["ids"] == full
+    assert [job["id"] for job in cli("dead", "list", "--json").json] == [other]
+    assert cli("dead", "drop", "--error", "OSError", "--yes").out == "no dead letter matches\n"
+    assert cli("dead", "drop", "--error", "", "--yes").code == 2
 
 
 def test_dead_letters_must_be_named(cli: Cli, hand: Hand) -> None:

@@ -150,6 +150,9 @@ LOOKS = [
     "jobs watch {dead}",
     "dead list",
     "dead list --task nobody",
+    "dead list --by-error",
+    "dead list --error ConnectionError",
+    "dead drop --all --dry-run",
     "queues list",
     "workers list",
     "schedules list",
@@ -345,8 +348,12 @@ def test_dead_letters_are_steered_the_same(both: Both, place: Place) -> None:
             run("dead", "retry", ids[0], "--json"),
             run("dead", "retry", ids[0], "--json"),
             run("dead", "drop", ids[1][4:], "--yes", "--json"),
+            run("dead", "list", "--queue", "dying", "--error", "OSError", "--json"),
+            run("dead", "drop", "--queue", "dying", "--error", "ConnectionError: refused", "--dry-run", "--json"),
+            run("dead", "drop", "--queue", "dying", "--error", "OSError", "--dry-run"),
             run("dead", "retry", "--queue", "dying", "--yes", "--json"),
             run("dead", "list", "--queue", "dying", "--json"),
+            run("dead", "list", "--queue", "dying", "--by-error", "--json"),
         ]
         results.append([JOB_ID.sub("job", f"{step.code} {step.out} {step.err}") for step in steps])
         both.on_store("queues", "pause", "dying")

@@ -12,7 +12,7 @@ import { bindKeys } from "../keys.ts";
 import { Log } from "../log.tsx";
 import { merged } from "../merge.ts";
 import { RunAgain } from "../runagain.tsx";
-import { href } from "../router.ts";
+import { goBack, href } from "../router.ts";
 import { announces, may, stats } from "../state.ts";
 import { isFinal } from "../statuses.ts";
 import { framesOf } from "../trace.ts";
@@ -46,7 +46,7 @@ export function JobPage({ id }: { id: string }) {
       R: () => job && may("operator") && isFinal(job.status) && void retryJob(job, true),
       C: () => job && may("operator") && !isFinal(job.status) && cancelJob(job, again),
       w: () => setAsksWhy(true),
-      Escape: () => history.back(),
+      Escape: () => (asksWhy ? setAsksWhy(false) : goBack("#/jobs")),
     }),
   );
 
@@ -275,7 +275,7 @@ function About({ job }: { job: Job }) {
     <Card id="about" title="About">
       <Facts
         rows={[
-          ["Handed in", <Time at={job.created_at} />],
+          ["Enqueued", <Time at={job.created_at} />],
           Math.abs(instant(job.run_at) - instant(job.created_at)) > SECOND ? ["Due", <Time at={job.run_at} />] : null,
           job.started_at ? ["Started", <Time at={job.started_at} />] : null,
           job.finished_at ? ["Ended", <Time at={job.finished_at} />] : null,

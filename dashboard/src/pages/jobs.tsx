@@ -99,14 +99,14 @@ function FilterBar({ filters }: { filters: Filters }) {
       </label>
       {field("Task", "type", "known-tasks")}
       {field("Schedule", "schedule")}
-      {times("Handed in", "since")}
+      {times("Enqueued", "since")}
       {showsMore && (
         <>
           {field("Queue", "queue")}
           {field("Tag", "tag")}
           {field("Key", "key")}
           {seesAll.value && field("Tenant", "tenant")}
-          {field("Handed in before", "until")}
+          {field("Enqueued before", "until")}
           {times("Ended", "ended")}
           {filters.batch && field("Batch", "batch")}
           {filters.rerun_of && field("Rerun of", "rerun_of")}
@@ -293,7 +293,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
           ["Queue"],
           showsTenant && ["Tenant"],
           ["Attempt", "figure"],
-          ["Handed in", "figure"],
+          ["Enqueued", "figure"],
           ["Took", "figure"],
         ]}
         lines={jobs.map((job, place) => ({
@@ -322,7 +322,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
           ],
         }))}
       />
-      <Pager isFirst={cursor === undefined} next={next} onFirst={() => go(href(["jobs"], filters))} onNext={(place) => go(href(["jobs"], { ...filters, cursor: place }))} />
+      <Pager isFirst={cursor === undefined} next={next} above={href(["jobs"], filters)} onNext={(place) => go(href(["jobs"], { ...filters, cursor: place }))} />
     </div>
   );
 }
@@ -340,7 +340,7 @@ function NoJobs({ filters }: { filters: Filters }) {
   return (
     <Empty title="No jobs yet">
       <p>Enqueue one from a terminal, or over HTTP:</p>
-      <Command line={command(["enqueue", "hello", "--watch"])} />
+      <Command line={command(["enqueue", "hello"], { watch: true })} />
       <Command line={`curl -X POST ${new URL("api/jobs", document.baseURI).href} -H 'Content-Type: application/json' -d '{"type": "hello"}'`} />
     </Empty>
   );

@@ -1,21 +1,17 @@
 /** Problems: what failed for good, by error; what takes too long; what is flagged; what could not be told. */
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { cancelJob, replayDelivery, settleLetters } from "../actions.tsx";
-import { apiUrl, ask, wordsOf } from "../api.ts";
+import { apiUrl, ask } from "../api.ts";
 import { command } from "../cli.ts";
 import { readDuration } from "../cron.ts";
-import { clip, count, counted, duration, errorKind, instant, SECOND, visible } from "../format.ts";
+import { clip, count, counted, duration, instant, SECOND, visible } from "../format.ts";
 import { useCalm, useNews, useRead, useTitle } from "../hooks.ts";
-import { onReadAgain } from "../live.ts";
-import { groupedByError, type Group } from "../merge.ts";
 import { href } from "../router.ts";
-import { may, now, stats } from "../state.ts";
+import { may, now } from "../state.ts";
 import { boundFor, overdue, quantile } from "../summary.ts";
-import type { Alert, Delivery, Job, Page, Schedule } from "../types.ts";
+import type { Alert, Delivery, FailureGroup, Failures, Job, Page, Schedule } from "../types.ts";
 import { Badge, Card, Collection, Command, DO, Fold, Icon, JobLink, Problem, ScheduleLink, Text, Time } from "../ui.tsx";
 import { whereTo } from "./now.tsx";
-
-const LETTER_PAGES = 5;
 
 export function ProblemsPage() {
   useTitle("Problems");
@@ -42,7 +38,7 @@ export function ProblemsPage() {
                   <Command line={alert.cure} label="What helps" />
                 </div>
                 <a class="button small" href={whereTo(alert)}>
-                  Look
+                  Review
                 </a>
               </li>
             ))}
@@ -63,95 +59,85 @@ export function ProblemsPage() {
 // --- dead letters
 
 function Letters() {
-  const [letters, setLetters] = useState<readonly Job[] | null>(null);
-  const [isCut, setCut] = useState(false);
-  const [problem, setProblem] = useState<string | null>(null);
-  const read = async (): Promise<void> => {
-    try {
-      const found: Job[] = [];
-      let cursor: string | undefined;
-      for (let page = 0; page < LETTER_PAGES; page++) {
-        const answer: Page<Job> = await ask<Page<Job>>(apiUrl(["dead"], { limit: 200, cursor }));
-        found.push(...answer.items);
-        cursor = answer.next_cursor ?? undefined;
-        if (cursor === undefined) break;
-      }
-      setLetters(found);
-      setCut(cursor !== undefined);
-      setProblem(null);
-    } catch (error) {
-      setProblem(wordsOf(error));
-    }
-  };
-  useEffect(() => {
-    void read();
-    return onReadAgain(() => void read());
-  }, []);
-  const again = useCalm(() => void read(), 2 * SECOND);
+  const read = useRead<Failures>(apiUrl(["failures"]), { every: 30 * SECOND });
+  const again = useCalm(read.again, 2 * SECOND);
   useNews((news) => {
     if (news.some((one) => one.job.status === "FAILED" || one.job.status === "TIMED_OUT")) again();
   });
-  const groups = useMemo(() => groupedByError(letters ?? [], errorKind), [letters]);
-  const total = stats.value?.dead.total ?? letters?.length ?? 0;
+  const found = read.data;
+  const rest = found ? found.groups - found.items.length : 0;
   return (
-    <Card id="letters" title="Dead letters" aside={<span class="faint">{letters ? counted(Math.max(total, letters.length), "job") : ""}</span>}>
-      <Problem words={problem} again={() => void read()} />
-      {letters?.length === 0 && <p class="quiet">No job has failed for good, or each was looked at.</p>}
-      {isCut && <p class="faint">The newest {count(letters?.length ?? 0)} are shown.</p>}
+    <Card id="letters" title="Dead letters" aside={<span class="faint">{found ? `${found.is_exact ? "" : "at least "}${counted(found.total, "job")}` : ""}</span>}>
+      <Problem words={read.problem} again={read.again} />
+      {found?.total === 0 && <p class="quiet">No job has failed for good, or each was reviewed.</p>}
+      {found && !found.is_exact && <p class="faint">The newest {count(found.total)} are counted here.</p>}
       <ul class="groups">
-        {groups.map((group) => (
-          <LetterGroup key={group.tasks[0] + group.kind} group={group} after={() => void read()} />
+        {found?.items.map((group) => (
+          <LetterGroup key={`${group.type}\u0000${group.error}`} group={group} after={read.again} />
         ))}
       </ul>
+      {rest > 0 && <p class="faint">{counted(rest, "more kind of error", "more kinds of errors")}, each less frequent.</p>}
+      {(found?.total ?? 0) > 0 && <Command line={command(["dead", "list"], { "by-error": true })} />}
     </Card>
   );
 }
 
-function LetterGroup({ group, after }: { group: Group; after: () => void }) {
-  const newest = group.jobs[0]!;
-  const oldest = group.jobs.at(-1)!;
+function LetterGroup({ group, after }: { group: FailureGroup; after: () => void }) {
   return (
     <li>
-      <span class="times">{count(group.jobs.length)}×</span>
+      <span class="times">{count(group.count)}×</span>
       <div>
-        <a href={href(["jobs"], { type: newest.type, status: newest.status })}>
+        <a href={href(["jobs"], { type: group.type, status: "FAILED" })}>
           <strong>
-            <Text of={newest.type} most={60} />
+            <Text of={group.type} most={60} />
           </strong>
         </a>{" "}
         <span class="faint">
-          newest <Time at={newest.finished_at} />
-          {group.jobs.length > 1 && <>, oldest <Time at={oldest.finished_at} /></>}
+          newest <Time at={group.newest_at} />
+          {group.count > 1 && <>, oldest <Time at={group.oldest_at} /></>}
         </span>
         <div class="mono small-text">
-          <Text of={newest.error ? `${newest.error.type}: ${newest.error.message}` : newest.reason} most={300} />
+          <Text of={group.count > 1 ? group.error : group.example} most={320} />
         </div>
-        <Fold title={counted(group.jobs.length, "job")}>
-          {() => (
-            <ul class="lines">
-              {group.jobs.slice(0, 100).map((job) => (
-                <li key={job.id}>
-                  <JobLink id={job.id} />
-                  <span>
-                    {job.schedule && <ScheduleLink name={job.schedule} />} <Time at={job.finished_at} />
-                  </span>
-                </li>
-              ))}
-            </ul>
-          )}
-        </Fold>
+        <Fold title={counted(group.count, "job")}>{() => <LettersOf group={group} />}</Fold>
       </div>
       {may("operator") && (
         <span class="group-do">
-          <button type="button" class="small" onClick={() => settleLetters("retry", group.jobs, group.kind, after)} aria-label={`Retry ${group.jobs.length > 1 ? "all " : ""}${counted(group.jobs.length, "job")} of ${clip(newest.type, 40)}`}>
-            Retry {group.jobs.length > 1 ? "all" : ""}
+          <button type="button" class="small" onClick={() => void settleLetters("retry", group, after)} aria-label={`Retry ${group.count > 1 ? "all " : ""}${counted(group.count, "job")} of ${clip(group.type, 40)}`}>
+            Retry {group.count > 1 ? "all" : ""}
           </button>
-          <button type="button" class="small ghost" onClick={() => settleLetters("drop", group.jobs, group.kind, after)} aria-label={`Drop ${counted(group.jobs.length, "job")} of ${clip(newest.type, 40)}`}>
+          <button type="button" class="small ghost" onClick={() => void settleLetters("drop", group, after)} aria-label={`Drop ${counted(group.count, "job")} of ${clip(group.type, 40)}`}>
             Drop
           </button>
         </span>
       )}
     </li>
+  );
+}
+
+const LETTERS_SHOWN = 100;
+
+function LettersOf({ group }: { group: FailureGroup }) {
+  const read = useRead<Page<Job>>(apiUrl(["dead"], { type: group.type, error: group.error, limit: LETTERS_SHOWN }));
+  useEffect(() => read.again(), [group.count, group.newest]);
+  return (
+    <>
+      <Problem words={read.problem} again={read.again} />
+      <ul class="lines">
+        {read.data?.items.map((job) => (
+          <li key={job.id}>
+            <span>
+              <JobLink id={job.id} /> <span class="small-text faint"><Text of={job.error?.message ?? job.reason} most={120} /></span>
+            </span>
+            <span>
+              {job.schedule && <ScheduleLink name={job.schedule} />} <Time at={job.finished_at} />
+            </span>
+          </li>
+        ))}
+      </ul>
+      {read.data?.next_cursor && <p class="faint">The newest {LETTERS_SHOWN} are shown.</p>}
+      <Command line={command(["dead", "list"], { task: group.type, error: group.error })} />
+    </>
   );
 }
 

@@ -13,7 +13,7 @@ import { useCalm, useEvery, useNews, useRead, useTitle } from "../hooks.ts";
 import { JsonView } from "../jsonview.tsx";
 import { bindKeys } from "../keys.ts";
 import { joined, stateOfRecent } from "../recent.tsx";
-import { go, href, route } from "../router.ts";
+import { go, goBack, href, route } from "../router.ts";
 import { may, now, serverNow } from "../state.ts";
 import { perDay, quantile } from "../summary.ts";
 import { isFinal } from "../statuses.ts";
@@ -38,7 +38,7 @@ export function SchedulePage({ name }: { name: string }) {
   useNews((news) => {
     if (news.some((one) => one.job.schedule === name && one.kind !== "progress")) again();
   });
-  useLayoutEffect(() => bindKeys({ Escape: () => history.back() }), []);
+  useLayoutEffect(() => bindKeys({ Escape: () => goBack("#/schedules") }), []);
   const schedule = read.data;
   if (schedule === null) {
     if (read.status === 404) {
@@ -305,7 +305,7 @@ function AuditResult({ name, turn }: { name: string; turn: number }) {
       <Problem words={audit.problem} again={audit.again} />
       {found && (
         <p class={found.ok ? "verdict tone-good" : "verdict tone-bad"}>
-          <Badge state={found.ok ? "on" : "held"} word={found.ok ? "Whole" : "Not whole"} /> {counted(found.expected, "instant")} expected, {count(found.recorded)} recorded
+          <Badge state={found.ok ? "on" : "held"} word={found.ok ? "Complete" : "Incomplete"} /> {counted(found.expected, "instant")} expected, {count(found.recorded)} recorded
           {found.ok ? ". Nothing is missing, nothing is there twice." : "."}
         </p>
       )}

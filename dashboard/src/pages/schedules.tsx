@@ -263,7 +263,7 @@ def report():
 
 app.schedule("daily-report", report, Cron("0 6 * * *", tz="Europe/Berlin"))`}</pre>
       <p>Or make one now, here with “New schedule” or in a terminal:</p>
-      <Command line={command(["schedules", "put", "daily-report", "--task", "report", "--cron", "0 6 * * *", "--tz", "Europe/Berlin"])} />
+      <Command line={command(["schedules", "put", "daily-report"], { task: "report", cron: "0 6 * * *", tz: "Europe/Berlin" })} />
     </Empty>
   );
 }

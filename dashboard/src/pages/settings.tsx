@@ -146,8 +146,8 @@ function Tokens() {
       columns={[["Name", "cell-main"], ["State"], ["Role"], ["Tenant"], ["Made"], ["Expires"]]}
       empty={
         <div class="quiet">
-          <p>There are none: whoever reaches this address may do everything. The first token ends that; make it one of an admin for all tenants, and sign in with it.</p>
-          <Command line={command(["tokens", "create", "me", "--role", "admin"])} />
+          <p>No tokens yet: anyone who can reach this address has full access. Creating one turns on sign-in; make it an admin token for all tenants.</p>
+          <Command line={command(["tokens", "create", "me"], { role: "admin" })} />
         </div>
       }
       row={(token, again) => ({
@@ -190,7 +190,7 @@ function NewToken({ onClose }: { onClose: () => void }) {
       title="New token"
       what="The token"
       words="This is the token. It is shown this once; only a hash of it is kept."
-      command={command(["tokens", "create", name || "NAME"], { role, tenant: tenant === "*" ? undefined : tenant, expires })}
+      command={command(["tokens", "create", name || "NAME"], { role, tenant, expires: expires.trim() })}
       make={make}
       onClose={onClose}
     >
@@ -256,13 +256,17 @@ function Webhooks() {
   );
 }
 
+function eventsOf(text: string): string[] {
+  return text.split(/[\s,]+/).filter(Boolean);
+}
+
 function NewWebhook({ onClose }: { onClose: () => void }) {
   const [url, setUrl] = useState("");
   const [events, setEvents] = useState("*");
   const [note, setNote] = useState("");
-  const make = async (): Promise<string> => (await ask<{ secret: string }>(apiUrl(["webhooks"]), { method: "POST", body: { url, events: events.split(/[\s,]+/).filter(Boolean), note } })).secret;
+  const make = async (): Promise<string> => (await ask<{ secret: string }>(apiUrl(["webhooks"]), { method: "POST", body: { url, events: eventsOf(events), note } })).secret;
   return (
-    <SecretForm title="New webhook" what="The secret" words="This secret signs the messages. It is shown this once." command={command(["webhooks", "add", url || "URL"], { note })} make={make} onClose={onClose}>
+    <SecretForm title="New webhook" what="The secret" words="This secret signs the messages. It is shown this once." command={command(["webhooks", "add", url || "URL"], { event: eventsOf(events), note })} make={make} onClose={onClose}>
       <Field label="URL" type="url" required placeholder="https://example.org/hook" value={url} onValue={setUrl} />
       <Field label="Events, * for all" required list="webhook-events" value={events} onValue={setEvents} />
       <datalist id="webhook-events">
@@ -279,7 +283,7 @@ function NewSecret({ hook, onClose }: { hook: Webhook; onClose: () => void }) {
   const [keep, setKeep] = useState("24h");
   const make = async (): Promise<string> => (await ask<{ secret: string }>(apiUrl(["webhooks", hook.id, "rotate"]), { method: "POST", body: { keep: keep.trim() } })).secret;
   return (
-    <SecretForm title="New secret" what="The secret" words="This secret signs from now on. It is shown this once." command={command(["webhooks", "rotate", hook.id], { keep })} make={make} onClose={onClose}>
+    <SecretForm title="New secret" what="The secret" words="This secret signs from now on. It is shown this once." command={command(["webhooks", "rotate", hook.id], { keep: keep.trim() })} make={make} onClose={onClose}>
       <p class="mono">
         <Text of={hook.url ?? "the callback_url of jobs"} most={120} />
       </p>
@@ -302,7 +306,7 @@ function Trail() {
   return (
     <Collection
       id="trail"
-      title="What people did"
+      title="Audit log"
       before={
         <>
           <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
@@ -346,7 +350,7 @@ function Trail() {
           </a>
         )}
       </nav>
-      <Command line={command(["trail"])} />
+      <Command line={command(["trail"], { actor: query["actor"], action: query["action"], target: query["target"] })} />
     </Collection>
   );
 }

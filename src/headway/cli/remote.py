@@ -37,6 +37,7 @@ from headway.store import Store
 from headway.store.access import ALL_TENANTS, Deed
 from headway.store.bulk import Verb
 from headway.store.facts import Facts
+from headway.store.failures import ErrorGroup, Letter, letter_of
 from headway.store.measures import Missed
 from headway.store.schedules import BACKFILL_MAX
 from headway.store.webhooks import Delivery, Endpoint, Outcome, Secret
@@ -129,7 +130,7 @@ class RemoteDesk(Desk):
         """Have the server run a job once more."""
         return self._remote.job(await self._remote.client.retry(job.id, args=args))
 
-    async def retry_dead(self, letter: Job) -> Job:
+    async def retry_dead(self, letter: Letter) -> Job:
         """Have the server run a dead letter once more, unless somebody has dealt with it meanwhile."""
         return self._remote.job(await self._remote.client.dead.retry(letter.id))
 
@@ -203,6 +204,7 @@ class RemoteStore:
         self.told_schedules: dict[str, Shape] = {}
         self.stats: Shape = {}
         self.queue = _Queue(self)
+        self.failures = _Failures(self)
         self.schedules = _Schedules(self)
         self.ledger = _Ledger(self)
         self.access = _Access(self)
@@ -226,6 +228,34 @@ class RemoteStore:
         for pause in schedule.pauses:
             self.heard = max(self.heard, pause.since)
         return schedule
+
+
+class _Failures:
+    """Failed jobs by error."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._store = store
+        self._client = store.client
+        self._found: dict[str, Job] = {}
+
+    async def groups(
+        self, *, task: str | None, queue: str | None, tenant: str | None, schedule: str | None
+    ) -> list[ErrorGroup]:
+        found = await self._client.failures(type=task, queue=queue, tenant=tenant, schedule=schedule)
+        return [_understood(error_group_of, shape) for shape in found]
+
+    async def letters(
+        self, *, task: str | None = None, before: str | None = None, limit: int, **filters: str | None
+    ) -> tuple[list[Letter], str | None]:
+        shapes = self._client.dead.list(type=task, before=before, limit=limit + 1, **filters)
+        jobs = [self._store.job(shape) async for shape in shapes]
+        self._found = {job.id: job for job in jobs[:limit]}
+        following = jobs[limit - 1].id if len(jobs) > limit else None
+        return [letter_of(job) for job in jobs[:limit]], following
+
+    async def jobs(self, job_ids: Sequence[str]) -> list[Job]:
+        """Return jobs that were among the letters read last."""
+        return [self._found[job_id] for job_id in job_ids]
 
 
 class _Queue:
@@ -483,6 +513,19 @@ def _json(value: Any) -> str:
 
 def _maybe_json(value: Any) -> str | None:
     return None if value is None else _json(value)
+
+
+def error_group_of(shape: Shape) -> ErrorGroup:
+    """Read jobs that failed alike."""
+    return ErrorGroup(
+        task=shape["type"],
+        error=shape["error"],
+        jobs=shape["count"],
+        newest=shape["newest"],
+        example=shape["example"],
+        newest_at=_instant(shape["newest_at"]),
+        oldest_at=_instant(shape["oldest_at"]),
+    )
 
 
 def job_of(shape: Shape, now: Instant) -> Job:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headway.store import Store
     from headway.store.access import Deed
     from headway.store.bulk import Verb
+    from headway.store.failures import Letter
     from headway.why import Why
 
 PAGE: Final = 200
@@ -152,7 +153,7 @@ class Desk:
         text = None if args is None else encode_args(unmasked(dict(args), read_json(job.args)))
         return await acting.queue.retry(job.id, author=AUTHOR, args=text)
 
-    async def retry_dead(self, letter: "Job") -> "Job":
+    async def retry_dead(self, letter: "Letter") -> "Job":
         """Run a dead letter once more, unless somebody has dealt with it meanwhile; return the new job."""
         from headway import deeds
 

@@ -386,11 +386,12 @@ class Dead(Group[W_co]):
         queue: str | None = None,
         tenant: str | None = None,
         schedule: str | None = None,
+        error: str | None = None,
         before: str | None = None,
         limit: int | None = None,
     ) -> Flow[Shape]:
-        """Iterate over dead letters, newest first."""
-        query = {"type": type, "queue": queue, "tenant": tenant, "schedule": schedule, "cursor": before}
+        """Iterate over dead letters, newest first; `error` is a type, or an error whose numbers and ids may differ."""
+        query = {"type": type, "queue": queue, "tenant": tenant, "schedule": schedule, "error": error, "cursor": before}
         return _pages("/api/dead", query, limit)
 
     @operation
@@ -412,12 +413,13 @@ class Dead(Group[W_co]):
         queue: str | None = None,
         tenant: str | None = None,
         schedule: str | None = None,
+        error: str | None = None,
         everything: bool = False,
         dry_run: bool = False,
         limit: int | None = None,
     ) -> Steps[Shape]:
         """Run dead letters once more, oldest first: those with these ids, those that match, or everything."""
-        filters = {"type": type, "queue": queue, "tenant": tenant, "schedule": schedule}
+        filters = {"type": type, "queue": queue, "tenant": tenant, "schedule": schedule, "error": error}
         return _letters("retry", ids, filters, everything, dry_run, limit)
 
     @operation
@@ -429,12 +431,13 @@ class Dead(Group[W_co]):
         queue: str | None = None,
         tenant: str | None = None,
         schedule: str | None = None,
+        error: str | None = None,
         everything: bool = False,
         dry_run: bool = False,
         limit: int | None = None,
     ) -> Steps[Shape]:
         """Take dead letters off the list: those with these ids, those that match, or everything."""
-        filters = {"type": type, "queue": queue, "tenant": tenant, "schedule": schedule}
+        filters = {"type": type, "queue": queue, "tenant": tenant, "schedule": schedule, "error": error}
         return _letters("drop", ids, filters, everything, dry_run, limit)
 
 
@@ -792,6 +795,23 @@ class Calls(Group[W_co]):
     def series(self, window: str = "1h", *, task: str | None = None, queue: str | None = None) -> Steps[Shape]:
         """Return how jobs ended over the last `1h`, `6h` or `24h`, as points for a chart."""
         return _get("/api/stats/series", {"window": window, "task": task, "queue": queue})
+
+    @operation
+    def failures(
+        self,
+        *,
+        type: str | None = None,
+        queue: str | None = None,
+        tenant: str | None = None,
+        schedule: str | None = None,
+        finished_after: InstantLike | None = None,
+        limit: int | None = None,
+    ) -> Steps[Shapes]:
+        """Return dead letters counted by task and error, most first; with `finished_after` all that failed since."""
+        query = {"type": type, "queue": queue, "tenant": tenant, "schedule": schedule, "limit": limit}
+        return _items(
+            _get("/api/failures", {**query, "finished_after": instant_text(finished_after, "finished_after")})
+        )
 
     @operation
     def alerts(self) -> Steps[Shapes]:

@@ -5,24 +5,23 @@ moves the jobs of everybody (pausing a queue, draining a worker) needs a token f
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from headway import deeds
-from headway.errors import HeadwayError, JobNotFound, NotFinal, NotFound, ScheduleNotFound, StoreError
+from headway.errors import NotFound, ScheduleNotFound
 from headway.instants import DAY, HOUR, INSTANT_MIN, SECOND, Instant
 from headway.lifecycle import FINAL, Status
-from headway.model import Job, check_name
+from headway.model import check_name
 from headway.scheduling import audit as auditing
 from headway.shapes import Shape, stamp
 from headway.status.around import alive, known
 from headway.status.attention import alerts
 from headway.status.figures import situation_shape
-from headway.status.follow import job_answer, visible_job
-from headway.status.jobs import JOB_ID, ReasonBody, page_of_jobs
+from headway.status.jobs import ReasonBody
 from headway.status.situation import (
     Situation,
     find_worker,
@@ -43,7 +42,6 @@ from headway.status.web import (
     Refused,
     Route,
     etag_of,
-    require_printable,
 )
 from headway.store.facts import Facts, facts
 from headway.store.transaction import Driver
@@ -175,149 +173,6 @@ async def _situation(call: Call) -> Situation:
     )
 
 
-# Dead letters -----------------------------------------------------------------------------------------------
-
-
-class LettersBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which dead letters: some by their ids, those that match filters, or all."""
-
-    ids: Annotated[list[_Id], msgspec.Meta(min_length=1, max_length=GROUP_MAX)] | None = None
-    type: _Name | None = None
-    queue: _Name | None = None
-    tenant: _Name | None = None
-    schedule: _Name | None = None
-    all: bool = False
-    dry_run: bool = False
-    limit: Annotated[int, msgspec.Meta(ge=1, le=GROUP_MAX)] = GROUP_DEFAULT
-
-    def __post_init__(self) -> None:
-        for name in ("type", "queue", "tenant", "schedule"):
-            require_printable(getattr(self, name) or "", name)
-
-
-def _tenant(call: Call, asked: str | None) -> str | None:
-    if call.tenant is not None and asked not in (None, call.tenant):
-        raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
-    return call.tenant or asked
-
-
-async def list_dead(call: Call) -> Answer:
-    """List jobs that failed for good and await a look, newest first."""
-    limit, before = call.page(JOB_ID)
-    query = call.query
-    found = await call.store.queue.dead(
-        task=query.get("type"),
-        queue=query.get("queue"),
-        tenant=_tenant(call, query.get("tenant")),
-        schedule=query.get("schedule"),
-        before=before,
-        limit=limit,
-    )
-    return await page_of_jobs(call, found, limit)
-
-
-async def retry_dead(call: Call) -> Answer:
-    """Run a dead letter once more, as a new job linked to it."""
-    letter = await _letter(call, call.path("id"))
-    await call.services.quotas.jobs(call.principal, 1)
-    again = await _retried(call, letter)
-    answer = await job_answer(call, again)
-    return Answer(answer.body, 201, {"Location": f"/api/jobs/{again.id}"})
-
-
-async def drop_dead(call: Call) -> Answer:
-    """Take a dead letter off the list; the job stays in the history, nothing runs again."""
-    letter = await _letter(call, call.path("id"))
-    acting = call.acting(deeds.drop_dead(letter))
-    if not await acting.queue.drop_dead([letter.id], author=call.principal.name):
-        raise _no_letter(letter)
-    return Answer({"id": letter.id, "dropped": True})
-
-
-async def retry_dead_group(call: Call) -> Answer:
-    """Run the dead letters that match once more, oldest first."""
-    body = await call.body(LettersBody)
-    letters, more = await _chosen(call, body)
-    if letters and not body.dry_run:
-        await call.services.quotas.jobs(call.principal, len(letters))
-    done: list[dict[str, str]] = []
-    refused: list[dict[str, str]] = []
-    for letter in () if body.dry_run else letters:
-        try:
-            again = await _retried(call, letter)
-            done.append({"id": letter.id, "rerun": again.id})
-        except StoreError:
-            raise
-        except HeadwayError as error:  # Gone or retried by somebody else meanwhile; the others are still to do.
-            refused.append({"id": letter.id, "error": str(error)})
-    count = len(letters) if body.dry_run else len(done)
-    return Answer({"count": count, "retried": done, "refused": refused, "more": more, "dry_run": body.dry_run})
-
-
-async def drop_dead_group(call: Call) -> Answer:
-    """Take the dead letters that match off the list."""
-    body = await call.body(LettersBody)
-    letters, more = await _chosen(call, body)
-    dropped: list[str] = []
-    for tenant, theirs in _by_tenant(() if body.dry_run else letters).items():
-        for start in range(0, len(theirs), PAGE_MAX):
-            acting = call.acting(deeds.drop_dead_group(tenant, _filters(body)))
-            ids = theirs[start : start + PAGE_MAX]
-            dropped += await acting.queue.drop_dead(ids, author=call.principal.name)
-    count = len(letters) if body.dry_run else len(dropped)
-    return Answer({"count": count, "dropped": dropped, "more": more, "dry_run": body.dry_run})
-
-
-async def _retried(call: Call, letter: Job) -> Job:
-    queue = call.acting(deeds.retry_dead(letter)).queue
-    return await queue.retry(letter.id, author=call.principal.name, only_dead=True)
-
-
-def _by_tenant(letters: Iterable[Job]) -> dict[str, list[str]]:
-    """Sort letters by whom they belong to: everybody finds in the own trail what was done with the own ones."""
-    found: dict[str, list[str]] = {}
-    for letter in letters:
-        found.setdefault(letter.tenant, []).append(letter.id)
-    return found
-
-
-def _filters(body: LettersBody) -> dict[str, str]:
-    return {name: value for name in ("type", "queue", "schedule") if (value := getattr(body, name)) is not None}
-
-
-async def _chosen(call: Call, body: LettersBody) -> tuple[list[Job], bool]:
-    """Return the dead letters that are meant, oldest first, and whether there are more than may be taken at once."""
-    filters: Mapping[str, str | None] = {"task": body.type, "queue": body.queue, "schedule": body.schedule}
-    is_filtered = body.tenant is not None or any(value is not None for value in filters.values())
-    if (body.ids is not None) + is_filtered + body.all != 1:
-        raise Refused(422, "invalid", "say which in one way: ids, filters (type, queue, schedule, tenant), or all")
-    tenant = _tenant(call, body.tenant)
-    if body.ids is not None:
-        return [await _letter(call, job_id) for job_id in sorted(set(body.ids))], False
-    found: list[Job] = []
-    before: str | None = None
-    while len(found) <= body.limit:
-        page = await call.store.queue.dead(**filters, tenant=tenant, before=before, limit=PAGE_MAX)
-        found += page
-        if len(page) < PAGE_MAX:
-            break
-        before = page[-1].id
-    return found[: body.limit][::-1], len(found) > body.limit
-
-
-async def _letter(call: Call, job_id: str) -> Job:
-    job = await visible_job(call, job_id)
-    if not job.status.is_final:
-        raise NotFinal(f"{job.id} is {job.status}; it is no dead letter")
-    if job.status not in (Status.FAILED, Status.TIMED_OUT) or job.reviewed_at is not None:
-        raise _no_letter(job)
-    return job
-
-
-def _no_letter(job: Job) -> NotFound:
-    return JobNotFound(f"{job.id} is no dead letter: {job.status}" + (", reviewed" if job.reviewed_at else ""))
-
-
 # The audit --------------------------------------------------------------------------------------------------
 
 
@@ -446,7 +301,18 @@ _STATS: Final[dict[str, Any]] = {
         "last_day": {"fired": 960, "skipped": 2},
     },
     "oldest_undecided_seconds": 0.0,
-    "dead": {"total": 1, "tasks": [{"task": "report", "letters": 1, "newest": "job_01m7…", "error": "IOError: full"}]},
+    "dead": {
+        "total": 1,
+        "tasks": [
+            {
+                "task": "report",
+                "letters": 1,
+                "newest": "job_01m7…",
+                "error": "IOError: disk 7 is full",
+                "errors": [{"error": "IOError: disk … is full", "count": 1}],
+            }
+        ],
+    },
     "failing": [{"schedule": "daily-report", "failed_in_a_row": 3}],
     "missed": [{"schedule": "daily-report", "instants": 2, "latest": "2027-01-31T06:00:00Z"}],
     "degraded": ["queue media is paused, and 12 jobs wait in it"],
@@ -591,59 +457,6 @@ ROUTES: Final = (
         tag="operations",
         query=(LIMIT,),
         answers={200: {"items": [_ALERT], "total": 1, "next_cursor": None}},
-    ),
-    Route(
-        method="GET",
-        path="/api/dead",
-        handler=list_dead,
-        role="viewer",
-        summary="List jobs that failed for good and await a look, newest first",
-        tag="operations",
-        query=(*_LETTER_FILTERS, LIMIT, CURSOR),
-        answers={200: {"items": [_JOB], "next_cursor": None}},
-    ),
-    Route(
-        method="POST",
-        path="/api/dead/retry",
-        handler=retry_dead_group,
-        role="operator",
-        summary="Run many dead letters once more, oldest first",
-        what="Say which: `ids`, filters, or `all`. With `dry_run` only counts. `more` says that `limit` was reached.",
-        tag="operations",
-        body=LettersBody,
-        body_example={"type": "report", "limit": 100},
-        answers={200: {"count": 1, "retried": [_RERUN], "refused": [], "more": False, "dry_run": False}},
-    ),
-    Route(
-        method="POST",
-        path="/api/dead/drop",
-        handler=drop_dead_group,
-        role="operator",
-        summary="Take many dead letters off the list",
-        what="The jobs stay in the history; nothing runs again. Say which: `ids`, filters, or `all`.",
-        tag="operations",
-        body=LettersBody,
-        body_example={"type": "report", "limit": 100},
-        answers={200: {"count": 1, "dropped": [_JOB["id"]], "more": False, "dry_run": False}},
-    ),
-    Route(
-        method="POST",
-        path="/api/dead/{id}/retry",
-        handler=retry_dead,
-        role="operator",
-        summary="Run a dead letter once more, as a new job",
-        tag="operations",
-        answers={201: _JOB},
-    ),
-    Route(
-        method="POST",
-        path="/api/dead/{id}/drop",
-        handler=drop_dead,
-        role="operator",
-        summary="Take a dead letter off the list",
-        what="The job stays in the history; nothing runs again.",
-        tag="operations",
-        answers={200: {"id": _JOB["id"], "dropped": True}},
     ),
     Route(
         method="GET",

@@ -3,7 +3,7 @@
 Read at one time, for one tenant or for all of them, and shown by `headway status`, `/api/stats` and `/api/alerts`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,8 +14,8 @@ from headway.shapes import Shape, stamp
 from headway.status.around import alive, pauses
 from headway.store import Store
 from headway.store.facts import Facts
+from headway.store.failures import ErrorGroup
 from headway.store.measures import Missed, OpenTransaction
-from headway.why import error_line
 from headway.workers import WORKER, Worker, workers_of
 
 LATE: Final = 10 * SECOND  # The budget of promise L1.
@@ -23,6 +23,7 @@ LOST_WITHIN: Final = HOUR  # So long a node that ended without a word is told of
 SCHEDULER: Final = "scheduler"
 SHARD_PREFIX: Final = "scheduler/"
 DEAD_COUNTED_MAX: Final = 10_000
+DEAD_READ_MAX: Final = 1_000  # Letters whose errors are named: the newest.
 DEAD_SHOWN: Final = 3
 NAMES_SHOWN: Final = 5
 RUNNING: Final = "RUNNING"
@@ -130,12 +131,26 @@ def _succeeds(node: Node, gone: Node) -> bool:
 
 
 async def _dead(store: Store, tenant: str | None) -> list[dict[str, Any]]:
-    """Count dead letters by task; the first few tasks with what went wrong last."""
+    """Count dead letters by task, each with the errors that they ended with."""
     rows = await store.queue.dead_counts(DEAD_COUNTED_MAX, tenant=tenant)
-    for row in rows[:DEAD_SHOWN]:
-        found = await store.queue.dead(task=row["task"], tenant=tenant, limit=1)
-        row["error"] = (error_line(found[0].error) or found[0].reason) if found else ""
+    groups = await store.failures.groups(tenant=tenant, limit=DEAD_READ_MAX) if rows else []
+    for row in rows:
+        found = [group for group in groups if group.task == row["task"]]
+        row["errors"] = [{"error": group.error, "count": group.jobs} for group in found[:DEAD_SHOWN]]
+        row["error"] = _error_words(found, row["letters"])
     return rows
+
+
+def _error_words(groups: Sequence[ErrorGroup], letters: int) -> str:
+    """Name the errors of a task's dead letters, the most frequent first; numbers only where all letters were read."""
+    if len(groups) < 2:
+        return groups[0].example if groups else ""
+    is_all = sum(group.jobs for group in groups) == letters
+    named = [f"{group.error} ({group.jobs:,})" if is_all else group.error for group in groups[:DEAD_SHOWN]]
+    if len(groups) > DEAD_SHOWN:
+        others = len(groups) - DEAD_SHOWN
+        named.append(f"{others:,} other {'error' if others == 1 else 'errors'}")
+    return f"{', '.join(named[:-1])} and {named[-1]}"
 
 
 # Queues -----------------------------------------------------------------------------------------------------

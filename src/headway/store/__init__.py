@@ -3,7 +3,7 @@
 store = await Store.open("postgresql://…", clock)
 store.ledger · store.schedules · store.queue · store.leases · store.nodes      what the ports of the engine promise
 store.feed · store.access · store.webhooks · store.measures · store.erasure     what the status API shows and keeps
-store.bulk                                                                      what is done with many jobs at once
+store.bulk · store.failures                                                     many jobs at once; failed jobs by error
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from headway.store.announcing import Announce, AnnouncingDriver
 from headway.store.bulk import StoreBulk
 from headway.store.coordination import StoreLeases, StoreNodes
 from headway.store.erasure import StoreErasure
+from headway.store.failures import StoreFailures
 from headway.store.feed import StoreFeed
 from headway.store.ledger import StoreLedger
 from headway.store.measures import StoreMeasures
@@ -46,6 +47,7 @@ class Store:
     measures: StoreMeasures
     erasure: StoreErasure
     bulk: StoreBulk
+    failures: StoreFailures
 
     @classmethod
     def on(cls, driver: Driver, clock: Clock) -> "Store":
@@ -63,6 +65,7 @@ class Store:
             StoreMeasures(driver),
             StoreErasure(driver),
             StoreBulk(driver, clock),
+            StoreFailures(driver),
         )
 
     @classmethod

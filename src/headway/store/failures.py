@@ -1,0 +1,236 @@
+"""Failed jobs and what they have in common: dead letters by error, and which of them an error means.
+
+Errors that differ only in numbers and ids are one error: `row 17 is bad` and `row 18 is bad` are both `row … is bad`.
+The command line, the API and the dashboard group and filter with `error_kind`, so that each means the same jobs.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from headway.instants import Instant
+from headway.lifecycle import Status
+from headway.model import Job
+from headway.store.queue import read_job
+from headway.store.transaction import Driver, Row, as_json, call
+
+COUNTED_MAX: Final = 10_000
+PAGE: Final = 1_000
+SCANNED_MAX: Final = 100_000  # Letters that are looked at for those with one error.
+HEAD: Final = 640  # Characters of a stored error: its type and its message come first.
+TYPE_LENGTH_MAX: Final = 100
+MESSAGE_LENGTH_MAX: Final = 200
+ERROR_TEXT_MAX: Final = 1_000  # Of an error that is asked for.
+
+_NO_MESSAGE: Final = "(no message)"
+_LAST_ID: Final = "~"  # Sorts after every id.
+# A stored error that was cut: what is read of the message may end in the middle of an escape.
+_CUT: Final = re.compile(r'\{"type": ?"((?:[^"\\]|\\.)*)", ?"message": ?"((?:[^"\\]|\\.)*)', re.DOTALL)
+_HALF_ESCAPE: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u[0-9a-fA-F]{0,3}$")
+_WITHOUT: Final = r"\1"
+_SAME: Final = (
+    re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE),
+    re.compile(r"\b[a-z]{2,5}_[0-9a-z]{20,}\b"),
+    re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE),
+    re.compile(r"[0-9]+(?:\.[0-9]+)*"),
+)
+
+
+def error_text(error: str | None, *, status: str, reason: str | None) -> str:
+    """Say in one line what went wrong, of a stored error or its beginning: `OSError: row 17 is bad`."""
+    if error is None:
+        return _one_line(f"{status}: {reason or 'no error was recorded'}")
+    kind, message = _read(error)
+    return _one_line(f"{kind}: {message.strip().splitlines()[0] if message.strip() else _NO_MESSAGE}")
+
+
+def error_kind(text: str) -> str:
+    """Return what an error has in common with others like it: `OSError: row … is bad`. The kind of a kind is itself."""
+    kind, _, message = _one_line(text).partition(": ")
+    while (simpler := _simplified(message)) != message:
+        message = simpler
+    return f"{_clipped(kind, TYPE_LENGTH_MAX)}: {message or _NO_MESSAGE}"
+
+
+def is_meant(kind: str, wanted: str) -> bool:
+    """Say whether a kind of error is the one asked for: the same, or of the type that was named alone."""
+    if ": " in wanted:
+        return kind == error_kind(wanted)
+    return kind.startswith(f"{_clipped(_one_line(wanted), TYPE_LENGTH_MAX)}: ")
+
+
+def _read(error: str) -> tuple[str, str]:
+    """Read type and message of a stored error; what is no such thing is all message."""
+    try:
+        found = msgspec.json.decode(error)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        cut = _CUT.match(error)
+        if cut is None:
+            return "Error", error
+        return _unescaped(cut[1]), _unescaped(cut[2])
+    if not isinstance(found, dict):
+        return "Error", str(found)
+    return str(found.get("type") or "Error"), str(found.get("message") or "")
+
+
+def _unescaped(text: str) -> str:
+    """Read the inside of a JSON text; half an escape at its end is left out."""
+    try:
+        return msgspec.json.decode(f'"{_HALF_ESCAPE.sub(_WITHOUT, text)}"', type=str)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return text
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def _simplified(message: str) -> str:
+    for pattern in _SAME:
+        message = pattern.sub("…", message)
+    return _clipped(message, MESSAGE_LENGTH_MAX)
+
+
+def _clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter, or a job that was one: what is needed to say which it is and to deal with it."""
+
+    id: str
+    tenant: str
+    task: str
+    status: Status
+    finished_at: Instant | None
+    error: str
+    is_dead: bool = True
+
+    @property
+    def kind(self) -> str:
+        """What its error has in common with others."""
+        return error_kind(self.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorGroup:
+    """Jobs of one task that failed alike; `example` is the error of the newest, as it was told."""
+
+    task: str
+    error: str
+    jobs: int
+    newest: str
+    example: str
+    newest_at: Instant
+    oldest_at: Instant
+
+
+def _letter(row: Row) -> Letter:
+    status = Status(row["status"])
+    return Letter(
+        id=row["id"],
+        tenant=row["tenant"],
+        task=row["task"],
+        status=status,
+        finished_at=row["finished_at"],
+        error=error_text(row["error"], status=status, reason=row["reason"]),
+        is_dead=status in (Status.FAILED, Status.TIMED_OUT) and row["reviewed_at"] is None,
+    )
+
+
+def letter_of(job: Job) -> Letter:
+    """Return of a job what is needed to deal with it as a dead letter."""
+    error = error_text(job.error and job.error[:HEAD], status=job.status, reason=job.reason)
+    is_dead = job.status in (Status.FAILED, Status.TIMED_OUT) and job.reviewed_at is None
+    return Letter(
+        id=job.id,
+        tenant=job.tenant,
+        task=job.task,
+        status=job.status,
+        finished_at=job.finished_at,
+        error=error,
+        is_dead=is_dead,
+    )
+
+
+def grouped(rows: Iterable[Row]) -> list[ErrorGroup]:
+    """Put together what failed alike, most first."""
+    found: dict[tuple[str, str], ErrorGroup] = {}
+    for row in rows:
+        text = error_text(row["error"], status=row["status"], reason=row["reason"])
+        kind = error_kind(text)
+        known = found.get((row["task"], kind))
+        is_newest = known is None or row["newest"] > known.newest
+        found[row["task"], kind] = ErrorGroup(
+            task=row["task"],
+            error=kind,
+            jobs=row["jobs"] + (known.jobs if known else 0),
+            newest=row["newest"] if known is None else max(row["newest"], known.newest),
+            example=text if known is None or is_newest else known.example,
+            newest_at=max(row["newest_at"] or 0, known.newest_at if known else 0),
+            oldest_at=min(row["oldest_at"] or 0, known.oldest_at) if known else row["oldest_at"] or 0,
+        )
+    return sorted(found.values(), key=lambda group: (-group.jobs, group.task, group.error))
+
+
+class StoreFailures:
+    """Reads what failed, by error."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def groups(
+        self,
+        *,
+        since: Instant | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        tenant: str | None = None,
+        schedule: str | None = None,
+        limit: int = COUNTED_MAX,
+    ) -> list[ErrorGroup]:
+        """Count dead letters by task and error; with `since`, all that failed since then. The newest up to a limit."""
+        filters: dict[str, Any] = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
+        filters |= {"limit": max(1, min(limit, COUNTED_MAX)), "head": HEAD}
+        if since is None:
+            return grouped(await self._driver.fetch(call("dead_errors", **filters)))
+        return grouped(await self._driver.fetch(call("failed_errors", **filters, since=since)))
+
+    async def letters(
+        self,
+        *,
+        error: str | None = None,
+        before: str | None = None,
+        limit: int = PAGE,
+        **filters: str | None,
+    ) -> tuple[list[Letter], str | None]:
+        """Find dead letters, newest first, and where to go on (`before`) when there are more, or not all were read."""
+        found: list[Letter] = []
+        wanted = {name: filters.get(name) for name in ("task", "queue", "tenant", "schedule")}
+        for _ in range(SCANNED_MAX // PAGE):
+            rows = await self._driver.fetch(
+                call("dead_letters_page", **wanted, before=before or _LAST_ID, limit=PAGE, head=HEAD)
+            )
+            for letter in map(_letter, rows):
+                if error is None or is_meant(letter.kind, error):
+                    if len(found) == limit:
+                        return found, found[-1].id
+                    found.append(letter)
+            if len(rows) < PAGE:
+                return found, None
+            before = rows[-1]["id"]
+        return found, before
+
+    async def among(self, job_ids: Sequence[str]) -> dict[str, Letter]:
+        """Read these jobs by their ids; those that do not exist are left out."""
+        rows = await self._driver.fetch(call("dead_letters_among", ids=as_json(sorted(set(job_ids))), head=HEAD))
+        return {row["id"]: _letter(row) for row in rows}
+
+    async def jobs(self, job_ids: Sequence[str]) -> list[Job]:
+        """Read these jobs whole, newest first."""
+        rows = await self._driver.fetch(call("failed_jobs", ids=as_json(sorted(set(job_ids)))))
+        return [read_job(row) for row in rows]
