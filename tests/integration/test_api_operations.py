@@ -434,8 +434,3 @@ def test_the_audit_is_bounded(home: House) -> None:
     ):
         assert field in error_of(home.acme.get("/api/audit", params=params), 422)
     assert home.acme.get("/api/audit", params={"until": "0001-01-01T00:00:00Z"}).status_code == 200
-
-
-def test_what_is_not_there_yet_is_not_found(home: House) -> None:
-    for path in ("/api/batches/batch_1", "/api/flows/flow_1"):
-        assert error_of(home.acme.get(path), 404)

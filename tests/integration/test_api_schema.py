@@ -195,7 +195,7 @@ def test_nobody_gets_anything(server: Server, method: str, path: str) -> None:
     assert answer.status_code in (*FOR_NOBODY[path in FREE], *((415,) if path == WAY_IN else ())), answer.text
 
 
-NOT_THERE = ("/api/batches/{id}", "/api/flows/{id}", "/api/workers/{id}/drain")
+NOT_THERE = ("/api/workers/{id}/drain",)
 AT_LAST = ("/api/dead/retry", "/api/dead/drop")  # They leave no dead letter to the others.
 
 

@@ -159,8 +159,6 @@ HIDDEN = [
     Probe("GET", DELIVERY, "/api/deliveries/<delivery>"),
     Probe("POST", f"{DELIVERY}/replay", "/api/deliveries/<delivery>/replay"),
     Probe("DELETE", "/api/tokens/{id}", "/api/tokens/<token>"),
-    Probe("GET", "/api/batches/{id}", "/api/batches/<job>"),
-    Probe("GET", "/api/flows/{id}", "/api/flows/<job>"),
 ]
 
 # A list has one's own only, whatever it is asked for.

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -94,6 +95,11 @@ SQL = re.compile(
     re.DOTALL,
 )
 LATER = re.compile(r"\b(FIXM[E]|TOD[O]|XX[X])\b")
+
+# Methods that a library calls: typer, uvicorn, asyncio.
+CALLED_BY_LIBRARIES = {
+    *("format_commands", "capture_signals", "send_400_response", "_process_events", "_write_to_self"),
+}
 
 MODULES = {
     ".".join(("headway", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
@@ -184,6 +190,28 @@ def every_statement_is_used() -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}: nothing in store/ calls `{name}`: remove it"
 
 
+def nothing_is_unused() -> Iterator[str]:
+    folders = [ROOT / folder for folder in ("src", "tests", "bench", "examples", "docs")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".md"}]
+    mentioned = Counter(word for path in files for word in re.findall(r"\w+", path.read_text()))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined = [(module, node) for module, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+    times = Counter(node.name for _, node in defined)
+    for module, node in defined:
+        is_called_by_others = bool(node.decorator_list) or node.name in CALLED_BY_LIBRARIES or node.name[:2] == "__"
+        if mentioned[node.name] <= times[node.name] and not is_called_by_others:
+            yield f"{where(module, node.lineno)}: nothing mentions `{node.name}`: remove it"
+
+
+def exceptions_are_not_taken_for_their_words() -> Iterator[str]:
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and isinstance(node.values[0], ast.Name):
+                name = node.values[0].id
+                if any(ast.unparse(other) == f"type({name}).__name__" for other in node.values[1:]):
+                    yield f"{where(module, node.lineno)}: an exception is never false: write `str({name}) or …`"
+
+
 def every_module_says_what_it_is_for() -> Iterator[str]:
     for module, tree in TREES.items():
         if not ast.get_docstring(tree):
@@ -223,6 +251,8 @@ RULES = [
     only_the_clock_reads_time,
     sql_lives_in_sql_files,
     every_statement_is_used,
+    nothing_is_unused,
+    exceptions_are_not_taken_for_their_words,
     every_module_says_what_it_is_for,
     public_names_exist_and_are_documented,
     nothing_is_left_for_later,

@@ -100,8 +100,6 @@ _PATH_EXAMPLES: Final = {
     "tokens": "tok_01m7h07rq30wjd03gjnmt8r3pz",
     "webhooks": "wh_01m7h07rq30wjd03gjnmt8r3pz",
     "deliveries": "msg_01m7h07rq30wjd03gjnmt8r3pz",
-    "batches": "batch_01m7h07rq30wjd03gjnmt8r3pz",
-    "flows": "flow_01m7h07rq30wjd03gjnmt8r3pz",
 }
 
 

@@ -223,19 +223,6 @@ async def _audit_one(call: Call, name: str, since: Instant, until: Instant) -> a
         raise Refused(422, "too_much", f"since: schedule {name!r} has too many instants in this time") from None
 
 
-# Not yet ----------------------------------------------------------------------------------------------------
-
-
-async def get_batch(call: Call) -> Answer:
-    """There are no batches yet."""
-    raise NotFound(f"no batch has the id {call.path('id')!r}")
-
-
-async def get_flow(call: Call) -> Answer:
-    """There are no flows yet."""
-    raise NotFound(f"no flow has the id {call.path('id')!r}")
-
-
 # The table --------------------------------------------------------------------------------------------------
 
 _QUEUE: Final = {
@@ -477,23 +464,5 @@ ROUTES: Final = (
             CURSOR,
         ),
         answers={200: _AUDIT, 404: None},
-    ),
-    Route(
-        method="GET",
-        path="/api/batches/{id}",
-        handler=get_batch,
-        role="viewer",
-        summary="One batch (there are none yet)",
-        tag="operations",
-        answers={404: None},
-    ),
-    Route(
-        method="GET",
-        path="/api/flows/{id}",
-        handler=get_flow,
-        role="viewer",
-        summary="One flow (there are none yet)",
-        tag="operations",
-        answers={404: None},
     ),
 )

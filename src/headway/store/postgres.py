@@ -57,7 +57,7 @@ def translate(error: BaseException) -> StoreError | None:
     if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
         return StoreError(f"PostgreSQL: {error}")  # An argument that cannot be sent; it will not get better.
     if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
-        return StoreUnavailable(f"PostgreSQL: {error or type(error).__name__}")
+        return StoreUnavailable(f"PostgreSQL: {str(error) or type(error).__name__}")
     return None
 
 

@@ -29,11 +29,6 @@ class JobFilter:
     rerun_of: str | None = None
 
     @property
-    def is_empty(self) -> bool:
-        """Say whether it chooses all jobs."""
-        return self == JobFilter()
-
-    @property
     def has_index(self) -> bool:
         """Say whether the jobs of its tenant have an index: those of the usual one are too many to need one."""
         return has_index(self.tenant)
