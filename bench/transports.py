@@ -221,6 +221,10 @@ class _Instant:
         """Tell how many it takes."""
         return WIDTH
 
+    def busy(self, kind: str | None = None) -> int:
+        """Tell how many it has."""
+        return self._running
+
     def count(self) -> int:
         """Have no children."""
         return 0

@@ -56,11 +56,11 @@ from headway.task import Conduct, JobHandle, Options, Retry, Task, check_functio
 from headway.why import glance
 from headway.worker.command import CommandRefused, command
 from headway.worker.context import Context
-from headway.worker.crew import CrewPlan
 from headway.worker.environment import ALLOWED
 from headway.worker.frames import Hello, TaskInfo
 from headway.worker.http import HttpRefused, http_request
 from headway.worker.process import child_command
+from headway.worker.staff import CrewPlan
 from headway.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:

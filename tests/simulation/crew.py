@@ -92,6 +92,10 @@ class SimulatedCrew:
         """How many jobs can run at the same time."""
         return sum(SLOTS[each] for each in self.kinds if kind in (None, each))
 
+    def busy(self, kind: str | None = None) -> int:
+        """How many jobs have begun and not ended."""
+        return sum(kind in (None, run.kind) for run in self._running.values())
+
     def count(self) -> int:
         """There are no processes."""
         return 0

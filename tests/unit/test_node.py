@@ -329,6 +329,9 @@ class Crew:
     def slots(self, kind: str | None = None) -> int:
         return self._places
 
+    def busy(self, kind: str | None = None) -> int:
+        return len(self.running)
+
     def count(self) -> int:
         return 1
 

@@ -1,4 +1,4 @@
-"""The entry of a child process of a worker: `python -m headway.cli.child APP SOCKET PLACE KIND WIDTH`.
+"""The entry of a child process of a worker: `python -m headway.cli.child APP SOCKET PAGE KIND WIDTH`.
 
 Not a command for people. It imports the app, tells the supervisor what is in it, and runs what comes.
 """
@@ -13,12 +13,13 @@ from headway.cli.app_path import load_app
 from headway.errors import InvalidConfig
 from headway.worker import environment
 from headway.worker.attempt import Registry
-from headway.worker.child import REPORT_EVERY_S, serve
+from headway.worker.child import serve
+from headway.worker.child_line import REPORT_EVERY_S
 from headway.worker.context import Hand
-from headway.worker.frames import Hello, Place
+from headway.worker.frames import Hello, Page
 
 
-def main(app_path: str, socket_number: str, place_number: str, kind: str, width: str) -> None:
+def main(app_path: str, socket_number: str, page_number: str, kind: str, width: str) -> None:
     """Be a child until the supervisor has no more use for it."""
     withheld = environment.receive()
     store = withheld.pop(CHILD_STORE, None)
@@ -34,10 +35,10 @@ def main(app_path: str, socket_number: str, place_number: str, kind: str, width:
         return app.tasks, app, hello_of(app)
 
     line = socket.socket(fileno=int(socket_number))
-    place = Place(int(place_number))
-    for number in (line.fileno(), place.file):
+    page = Page(int(page_number))
+    for number in (line.fileno(), page.file):
         os.set_inheritable(number, False)
-    serve(line, place, kind, int(width), load, report_every_s)
+    serve(line, page, kind, int(width), load, report_every_s)
 
 
 if __name__ == "__main__":

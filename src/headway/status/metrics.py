@@ -185,7 +185,7 @@ def _of_living(alive: Collection[NodeSeen]) -> Iterator[Metric]:
         family.add_metric([role], number)
     yield family
     yield _gauge("headway_worker_slots", "Jobs that all workers can run at the same time", slots)
-    yield _gauge("headway_worker_slots_used", "Jobs that workers hold", running)
+    yield _gauge("headway_worker_slots_used", "Jobs that have begun in workers and not ended", running)
     yield _gauge("headway_workers_draining", "Workers that take no more jobs", draining)
     yield from _of_engines(alive)
 

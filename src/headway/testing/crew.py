@@ -22,8 +22,9 @@ from headway.model import Claimed
 from headway.task import Task
 from headway.worker.attempt import Ended, Registry, resolve, run_async, run_sync
 from headway.worker.context import Context, Hand
-from headway.worker.crew import HARD_S, SOFT_S, Foreman, failure_of
+from headway.worker.crew import HARD_S, SOFT_S, Foreman
 from headway.worker.frames import Ask, Cancelled, Done, Failed, Stopped, TaskInfo, Unfit
+from headway.worker.outcomes import failure_of
 
 R = TypeVar("R")
 
@@ -140,6 +141,10 @@ class InlineCrew:
     def slots(self, kind: str | None = None) -> int:
         """How many jobs can run at the same time."""
         return self.width
+
+    def busy(self, kind: str | None = None) -> int:
+        """How many jobs have begun and not ended."""
+        return len(self._running)
 
     def count(self) -> int:
         """Everything runs in one place."""

@@ -29,6 +29,10 @@ class CrewPort(Protocol):
         """How many jobs can run at the same time; of one kind, or in all."""
         ...
 
+    def busy(self, kind: str | None = None) -> int:
+        """How many jobs have begun and not ended; of one kind, or in all."""
+        ...
+
     def count(self) -> int:
         """How many children there are."""
         ...

@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "HEADWAY_CHILD"  # What all that a child starts has in its environment.
@@ -23,23 +24,44 @@ _ROUNDS_MAX = 100
 _ROUND_S = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class Census:
+    """All processes of this host at one moment: whose child each is, and what is in its environment."""
+
+    parents: dict[int, int]
+    marks: dict[int, bytes]
+    dead: frozenset[int]
+
+    @classmethod
+    def take(cls, variable: str = MARK) -> "Census":
+        """Look through all processes, for this variable in their environments."""
+        needle = f"{variable}=".encode()
+        parents: dict[int, int] = {}
+        marks: dict[int, bytes] = {}
+        dead = set()
+        for entry in _PROC.glob("[0-9]*"):
+            number = int(entry.name)
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+                parents[number] = int(parent)
+                if state in b"ZX":  # Dead already; somebody has yet to take note of it.
+                    dead.add(number)
+                for item in (entry / "environ").read_bytes().split(b"\0"):
+                    if item.startswith(needle):
+                        marks[number] = item
+        return cls(parents, marks, frozenset(dead))
+
+    def descendants_of(self, pid: int, mark: str) -> list[int]:
+        """Return the processes that descend from this one, or carry its mark in their environment."""
+        needle = mark.encode()
+        found = {number for number in self.parents if _descends(number, pid, self.parents)}
+        found |= {number for number, item in self.marks.items() if item == needle}
+        return sorted(found - self.dead - {pid, os.getpid()})
+
+
 def descendants_of(pid: int, mark: str) -> list[int]:
     """Return the processes that descend from this one, or carry its mark in their environment."""
-    parents: dict[int, int] = {}
-    marked: set[int] = set()
-    dead: set[int] = set()
-    needle = mark.encode()
-    for entry in _PROC.glob("[0-9]*"):
-        number = int(entry.name)
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-            parents[number] = int(parent)
-            if state in b"ZX":  # Dead already; somebody has yet to take note of it.
-                dead.add(number)
-            if needle in (entry / "environ").read_bytes().split(b"\0"):
-                marked.add(number)
-    found = {number for number in parents if _descends(number, pid, parents)} | marked
-    return sorted(found - dead - {pid, os.getpid()})
+    return Census.take(mark.partition("=")[0]).descendants_of(pid, mark)
 
 
 def _descends(number: int, ancestor: int, parents: dict[int, int]) -> bool:
@@ -74,11 +96,15 @@ def families_of(heads: dict[int, int]) -> dict[int, int]:
     return {pid: began for pid in found if (began := began_at(pid)) is not None}
 
 
-def kill_group(leader: int, others: list[int]) -> None:
-    """Kill a process group and some more processes."""
+def kill_group(leader: int) -> None:
+    """Kill a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    for number in others:
+
+
+def kill_each(numbers: list[int]) -> None:
+    """Kill some processes."""
+    for number in numbers:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(number, signal.SIGKILL)
 

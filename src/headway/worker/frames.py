@@ -1,12 +1,11 @@
-"""What supervisor and child say to each other: lists of messages as JSON, with their length in front. Never pickle.
+"""IPC between supervisor and child: lists of messages as JSON, each list with its length in front. Never pickle.
 
-    supervisor → child   Run · Stop · Revoke · Answer · Flush · Finish
-    child → supervisor   Hello · Done · Failed · Cancelled · Stopped · Unfit · Reports · Revoked · Voided · Ask · Spent
+    supervisor → child   Run · Stop · Answer · Flush · Finish
+    child → supervisor   Hello · Done · Failed · Cancelled · Stopped · Unfit · Disturbed · LeftOut · Reports · Ask ·
+                         Spent
 
-A message with jobs holds many of them, and while more of them wait a child sends the outcomes of short ones in one
-frame: both sides do few calls when there is much to do, and wait for nothing when there is little. So that nobody is
-blamed for another's crash meanwhile, a child notes the number of the job it is at in a page of memory that both can
-read.
+One `Run` carries many jobs, and a child sends the outcomes of short jobs together: few system calls under load, no
+delay without it. Which jobs have begun is in a page of shared memory (`Page`), which `handover.py` explains.
 """
 
 import mmap
@@ -14,11 +13,13 @@ import os
 import socket
 import struct
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from headway.errors import HeadwayError
 from headway.instants import Duration
 from headway.model import Claimed, Report
 
@@ -57,12 +58,6 @@ class Stop(_Message, tag=True, frozen=True):
 
     job_id: str
     attempt: int
-
-
-class Revoke(_Message, tag=True, frozen=True):
-    """Give back jobs that have not begun."""
-
-    job_ids: list[str]
 
 
 class Answer(_Message, tag=True, frozen=True):
@@ -141,18 +136,20 @@ class Reports(_Message, tag=True, frozen=True):
     reports: list[Report]
 
 
-class Revoked(_Message, tag=True, frozen=True):
-    """These jobs have not begun, and will not. The others that were asked for had begun."""
+class LeftOut(_Message, tag=True, frozen=True):
+    """The jobs with these numbers were withdrawn before they began; the child has skipped them."""
 
-    job_ids: list[str]
-    begun: list[str] = []
+    first: int
+    last: int
 
 
-class Voided(_Message, tag=True, frozen=True):
-    """The child came to a job that was taken back meanwhile (see `Place`), and left it out."""
+class Disturbed(_Message, tag=True, frozen=True):
+    """The attempt failed in a process that another of its jobs may have damaged: `company` jobs are suspects."""
 
     job_id: str
     attempt: int
+    company: int
+    reason: str
 
 
 class Ask(_Message, tag=True, frozen=True):
@@ -166,68 +163,98 @@ class Ask(_Message, tag=True, frozen=True):
 
 
 class Spent(_Message, tag=True, frozen=True):
-    """The child wants to be replaced, and why."""
+    """The child wants to be replaced, and why; harmful is what jobs that run in it now may suffer from."""
 
     reason: str
+    is_harmful: bool = False
 
 
-ToChild: TypeAlias = Run | Stop | Revoke | Answer | Flush | Finish
-ToSupervisor: TypeAlias = Hello | Done | Failed | Cancelled | Stopped | Unfit | Reports | Revoked | Voided | Ask | Spent
+ToChild: TypeAlias = Run | Stop | Answer | Flush | Finish
+ToSupervisor: TypeAlias = (
+    Hello | Done | Failed | Cancelled | Stopped | Unfit | LeftOut | Disturbed | Reports | Ask | Spent
+)
 
 _encoder: Final = msgspec.json.Encoder()
 
 
 def frame(messages: Sequence[ToChild | ToSupervisor]) -> bytearray:
-    """Write messages as a frame, at most `MESSAGES_MAX` of them."""
+    """Encode messages as one frame; `FrameTooLarge` when the other side would refuse it."""
     buffer = bytearray(_HEAD)
     _encoder.encode_into(messages, buffer, _HEAD)
-    buffer[:_HEAD] = (len(buffer) - _HEAD).to_bytes(_HEAD, "big")
+    size = len(buffer) - _HEAD
+    if size > FRAME_BYTES_MAX:
+        raise FrameTooLarge(f"{size:,} bytes do not fit into one frame, which has {FRAME_BYTES_MAX:,} at most")
+    buffer[:_HEAD] = size.to_bytes(_HEAD, "big")
     return buffer
 
 
-class Place:
-    """Two numbers in a page of memory that child and supervisor share: where the child is, and what it shall leave out.
+class FrameTooLarge(HeadwayError):
+    """What is to be sent between supervisor and child exceeds the size of a frame."""
 
-    A child may be deaf, because a task holds the interpreter. Jobs that wait in it can be taken back all the same: the
-    supervisor says up to which number they are void, and looks where the child is; the child says where it is, and
-    looks what is void.
+
+class Page:
+    """Three numbers in memory that child and supervisor share. Each number has one writer.
+
+    The child writes `begun` (the job that it began last) and `ended` (the one that ended last, where it runs one job at
+    a time); the supervisor writes `withdrawn` (jobs up to this number must not begin any more).
     """
 
-    def __init__(self, number: int | None = None) -> None:
-        self.file = number if number is not None else _memory_file()
+    def __init__(self, file: int | None = None) -> None:
+        self.file = file if file is not None else _memory_file()
         self._page = mmap.mmap(self.file, mmap.PAGESIZE)
+        self._lock = threading.Lock()
 
-    def set(self, number: int) -> None:
-        """Say which job begins now."""
-        _NUMBER.pack_into(self._page, 0, number)
+    @property
+    def begun(self) -> int:
+        """The number of the job that began last."""
+        return int(_NUMBER.unpack_from(self._page, _BEGUN)[0])
 
-    def get(self) -> int:
-        """Return the number of the job that began last."""
-        (number,) = _NUMBER.unpack_from(self._page, 0)
-        return int(number)
+    @begun.setter
+    def begun(self, number: int) -> None:
+        _NUMBER.pack_into(self._page, _BEGUN, number)
 
-    def void(self, number: int) -> None:
-        """Say that the jobs up to this one, as far as they have not begun, shall not begin."""
-        _NUMBER.pack_into(self._page, _NUMBER.size, number)
+    @property
+    def ended(self) -> int:
+        """The number of the job that ended last, in a child that runs one job at a time."""
+        return int(_NUMBER.unpack_from(self._page, _ENDED)[0])
 
-    def is_void(self, number: int) -> bool:
-        """Say whether a job shall not begin; asked after `set`."""
-        (void,) = _NUMBER.unpack_from(self._page, _NUMBER.size)
-        return number <= int(void)
+    @ended.setter
+    def ended(self, number: int) -> None:
+        _NUMBER.pack_into(self._page, _ENDED, number)
+
+    @property
+    def withdrawn(self) -> int:
+        """Jobs up to this number that have not begun must not begin."""
+        return int(_NUMBER.unpack_from(self._page, _WITHDRAWN)[0])
+
+    @withdrawn.setter
+    def withdrawn(self, number: int) -> None:
+        _NUMBER.pack_into(self._page, _WITHDRAWN, number)
+
+    def fence(self) -> None:
+        """Order a write before a read of the other side's number: taking a lock is a full memory barrier."""
+        with self._lock:
+            pass
 
     def close(self) -> None:
-        """Let go of the page."""
+        """Release the memory."""
         self._page.close()
         os.close(self.file)
 
 
 _NUMBER: Final = struct.Struct("<Q")
+_BEGUN, _ENDED, _WITHDRAWN = (slot * 64 for slot in range(3))  # A cache line each.
 
 
 def _memory_file() -> int:
-    with tempfile.TemporaryFile() as file:  # It has no name, so nothing is left behind.
-        file.truncate(mmap.PAGESIZE)
-        return os.dup(file.fileno())
+    """Make an anonymous file in memory; it needs no writable folder where the kernel can do without."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("headway-page")
+        os.truncate(file, mmap.PAGESIZE)
+        return file
+    with tempfile.TemporaryFile() as unnamed:
+        unnamed.truncate(mmap.PAGESIZE)
+        return os.dup(unnamed.fileno())
 
 
 class Reader(Generic[M]):

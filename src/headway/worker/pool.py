@@ -1,76 +1,62 @@
-"""The books of a crew: which jobs are in which child, how many more it may have, and with whom a suspect may run.
+"""The books of a crew: the children of one kind, how many jobs each may have, and with whom a suspect may run.
 
 Nothing here talks to a process; `crew.py` does, and keeps these books.
 """
 
-import math
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from headway.lifecycle import Outcome
 from headway.model import Claimed
+from headway.worker.handover import Handover
+from headway.worker.pace import Pace
 from headway.worker.process import ChildProcess
 
-PREFETCH_S: Final = 0.05
-PREFETCH_MAX: Final = 2_000
-SUSPECT: Final = re.compile("handed back: its process died while ([0-9]{1,6}) jobs ran in it")
+SUSPECT: Final = re.compile("handed back: its process (?:died|was damaged) while ([0-9]{1,6}) jobs ran in it")
 SUSPECT_GROUPS: Final = 4
-
-
-@dataclass(slots=True)
-class Running:
-    """A job that runs in a child, since when, and whether it is to stop."""
-
-    claimed: Claimed
-    number: int
-    since: float
-    timeout_s: float | None
-    retries_timeouts: bool
-    stop_as: Outcome | None = None
-    stop_since: float = 0.0
-    stage: int = 0
+LEAVING_MAX: Final = 4  # Children that only end what they have begun, beside those that take more.
 
 
 @dataclass(slots=True, eq=False)
 class Post:
-    """A child process at work: the jobs that run in it, and those that wait behind them."""
+    """A child process at work, and what was given to it."""
 
     kind: str
     width: int
     process: ChildProcess
+    handover: Handover
     born: float
     is_solo: bool = False
     is_ready: bool = False
     is_leaving: bool = False
     deaf_since: float | None = None
     killed_because: str | None = None
+    is_damaged: bool = False  # By one of its jobs; all of them are suspects.
     kill_sent: float = 0.0
-    running: dict[str, Running] = field(default_factory=dict)
-    waiting: deque[tuple[Claimed, int]] = field(default_factory=deque)
-    unheard: dict[str, Claimed] = field(default_factory=dict)  # Done, but their outcomes are still over there.
-    revoked: set[str] = field(default_factory=set)
-    jobs: int = 0
+    heard_at: float = 0.0  # When the last outcomes came.
+    stalled_since: float | None = None  # It left given jobs unbegun, and nothing was heard of it since.
     is_gone: bool = False
-    stalled_since: float | None = None  # It was given jobs and began none; nothing was heard of it since.
+    is_stopping: bool = False  # A job in it was asked to stop; nothing is to begin beside or after it.
+    unheard_since: float | None = None  # It has ended jobs and does not tell how.
 
     @property
     def load(self) -> int:
         """How many jobs are in it."""
-        return len(self.running) + len(self.waiting) + len(self.unheard)
+        return len(self.handover.jobs)
 
 
 class Pool:
     """The children of one kind."""
 
-    def __init__(self, kind: str, children_max: int, width: int) -> None:
+    def __init__(self, kind: str, children_max: int, width: int, max_jobs: int = 0) -> None:
         self.kind = kind
         self.children_max = children_max
         self.width = width
+        self.max_jobs = max_jobs
         self.children: list[Post] = []
-        self.job_s = math.inf  # How long its jobs take, lately; nothing is prefetched until that is known.
-        self.seen = 0
+        self.pace = Pace()
         self.suspects: deque[Claimed] = deque()
         self.kept: dict[str, dict[str, str]] = {}  # Finished steps of suspects, for when it is their turn.
         self.failures = 0
@@ -78,10 +64,16 @@ class Pool:
 
     def capacity_of(self, child: Post) -> int:
         """How many jobs a child may hold."""
-        if not child.is_ready or child.is_leaving or child.is_solo or child.stalled_since is not None:
+        if (
+            not child.is_ready
+            or child.is_leaving
+            or child.is_solo
+            or child.is_stopping
+            or child.stalled_since is not None
+        ):
             return 0
-        short = min(int(child.width * PREFETCH_S / self.job_s), PREFETCH_MAX)
-        return child.width + short
+        most = child.width + self.pace.ahead(child.width)
+        return min(most, child.load + self.max_jobs - child.handover.last) if self.max_jobs else most
 
     def capacity(self) -> int:
         """How many jobs the pool may hold."""
@@ -92,13 +84,34 @@ class Pool:
         free = sum(max(0, self.capacity_of(child) - child.load) for child in self.children)
         return max(0, free - len(self.suspects))
 
-    def learn(self, took_s: float, jobs: int) -> None:
-        """Take note of how long some jobs took, one by one."""
-        before = 2 * PREFETCH_S if math.isinf(self.job_s) else self.job_s
-        # The mean of all at first, so that short jobs are soon recognised; later the last few dozen count.
-        weight = min(0.8 ** min(jobs, 20), (self.seen + 1) / (self.seen + 1 + jobs))
-        self.seen += jobs
-        self.job_s = max(weight * before + (1 - weight) * took_s, 1e-5)
+    def busy(self) -> int:
+        """How many jobs have begun and not ended."""
+        return sum(len(child.handover.running()) for child in self.children)
+
+    def spread(self, jobs: Sequence[Claimed]) -> tuple[list[tuple[Post, list[Claimed]]], list[Claimed]]:
+        """Divide jobs over the children so that all have about the same to do, and none more than it ends soon.
+
+        Return the parts, and the jobs for which there is no place.
+        """
+        self.pace.mixed({claimed.task for claimed in jobs})
+        children = sorted((child for child in self.children if self.capacity_of(child)), key=lambda child: child.load)
+        total = sum(child.load for child in children) + len(jobs)
+        parts: list[tuple[Post, list[Claimed]]] = []
+        over: list[Claimed] = []
+        start = 0
+        for left, child in zip(range(len(children), 0, -1), children, strict=True):
+            load = child.load
+            share = max(0, -(-total // left) - load)
+            total -= load + share
+            part = jobs[start : start + share]
+            start += share
+            most = self.pace.fits((claimed.task for claimed in part), child.width, load)
+            if self.max_jobs:
+                most = min(most, self.max_jobs - child.handover.last)
+            if most > 0:
+                parts.append((child, list(part[:most])))
+            over += part[max(0, most) :]
+        return parts, [*over, *jobs[start:]]
 
 
 def company_of(claimed: Claimed) -> int:

@@ -1,6 +1,6 @@
 """One child process, seen from the supervisor: how it is started, spoken with, and ended with all that it has started.
 
-What runs in it is the business of `pool.py` and `crew.py`.
+What runs in it is decided by `crew.py`.
 """
 
 import asyncio
@@ -15,24 +15,24 @@ from typing import Final
 
 import msgspec
 
-from headway.worker.descendants import MARK, descendants_of, kill_group
+from headway.worker.descendants import MARK, kill_group
 from headway.worker.environment import divided
-from headway.worker.frames import Place, Reader, ToChild, ToSupervisor, frame, pair
+from headway.worker.frames import Page, Reader, ToChild, ToSupervisor, frame, pair
 
 READ_BYTES: Final = 1 << 20
 
 
 class ChildProcess:
-    """A process with a line to it and a page of memory that both can read."""
+    """A process with a socket to it and a page of memory that both can read."""
 
     def __init__(self, command: Sequence[str], kind: str, width: int, mark: str, environ: Mapping[str, str]) -> None:
         ours, theirs = pair()
-        self.place = Place()
-        self._mark = f"{MARK}={mark}"
+        self.page = Page()
+        self.mark = f"{MARK}={mark}"
         with divided({**os.environ, **environ}) as (shown, withheld):
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(self.place.file), kind, str(width)],
-                pass_fds=(theirs.fileno(), self.place.file),
+                [*command, str(theirs.fileno()), str(self.page.file), kind, str(width)],
+                pass_fds=(theirs.fileno(), self.page.file),
                 stdin=withheld,
                 start_new_session=True,
                 env={**shown, MARK: mark},
@@ -124,12 +124,8 @@ class ChildProcess:
             os.killpg(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it with all that it has started, also what has left its process group."""
-        kill_group(self.pid, descendants_of(self.pid, self._mark))
-
-    def has_company(self) -> bool:
-        """Say whether anything that it has started is alive."""
-        return bool(descendants_of(self.pid, self._mark))
+        """Kill it and its process group, at once. What has left the group is for the sweeper."""
+        kill_group(self.pid)
 
     def resident_bytes(self) -> int:
         """Return how much memory it has; 0 where nobody can tell."""
@@ -140,17 +136,16 @@ class ChildProcess:
             return 0
 
     def close(self) -> None:
-        """Let go of one that is dead; what it has started must not outlive it, however it died."""
+        """Release the files of one that is dead."""
         self._is_closed = True
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._line)
         loop.remove_writer(self._line)
         self._line.close()
-        self.place.close()
+        self.page.close()
         if self._pidfd is not None:
             loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
-        self.kill()
 
 
 def child_command(app_path: str | None) -> tuple[str, ...]:

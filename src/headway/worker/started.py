@@ -6,6 +6,7 @@ context. What is started without it (`os.fork`, `multiprocessing`), from a threa
 a process that is gone itself is not seen here, and ends with the child.
 """
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -49,10 +50,46 @@ class Started:
                 yield LOOK_EVERY_S
 
 
+class OwnedTask(asyncio.Task[Any]):
+    """A task of an event loop that several jobs share: code of one job cannot cancel the tasks of another.
+
+    The child itself, which belongs to no job, can.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._headway_owner = _current.get()
+
+    @classmethod
+    def make(cls, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "OwnedTask":
+        """Make a task; the task factory of a shared loop."""
+        return cls(coroutine, loop=loop, **options)
+
+    def own(self, started: Started) -> None:
+        """Say to which attempt this task belongs."""
+        self._headway_owner = started
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the task, unless another job asks for it."""
+        caller = _current.get()
+        if caller is not None and caller is not self._headway_owner:
+            return False
+        return super().cancel(msg)
+
+
 def noting() -> Started:
     """Note from now on what this context starts, and what its tasks and `asyncio.to_thread` start for it."""
     started = Started()
     _current.set(started)
+    return started
+
+
+def noting_task() -> Started:
+    """Do so for the current task of a shared loop, which then belongs to this attempt."""
+    started = noting()
+    task = asyncio.current_task()
+    if isinstance(task, OwnedTask):
+        task.own(started)
     return started
 
 

@@ -114,7 +114,7 @@ class Supervisor:
             "defaults": {name: info.defaults for name, info in crew.tasks.items() if info.defaults} if crew else {},
             "queues": list(self.claimer.queues) or ["*"],
             "slots": crew.slots() if crew else 0,
-            "running": self.running(),
+            "running": crew.busy() if crew else 0,
             "draining": self.is_draining,
             "children": crew.count() if crew else 0,
             "places": {kind: self._place(crew, kind, names) for kind, names in crew.kinds.items()} if crew else {},
@@ -123,8 +123,8 @@ class Supervisor:
     def _place(self, crew: CrewPort, kind: str, names: Collection[str]) -> JsonObject:
         """Describe the slots of one kind: a job can use no others."""
         slots = crew.slots(kind)
-        held = sum(held.claimed.task in names for held in self._held)
-        return {"slots": slots, "free": max(0, min(slots - held, crew.room(kind))), "tasks": sorted(names)}
+        free = max(0, min(slots - crew.busy(kind), crew.room(kind)))
+        return {"slots": slots, "free": free, "tasks": sorted(names)}
 
     def hear(self, topic: str) -> None:
         """Take note of a commit by somebody else."""

@@ -3,19 +3,24 @@
 import asyncio
 import contextlib
 import os
+import resource
+import signal
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from headway import Context, Headway
-from headway.worker import child, started
+from headway.worker import child, child_line, started
 
 app = Headway("sqlite://", name="child")
 
 # On a machine that is busy with other things, what was killed may take its time to be gone.
 vars(started)["KILL_LOOKS"] = 4_000
-vars(child)["LOOK_EVERY_S"] = float(os.environ.get("CHILD_LOOK_EVERY_S", child.LOOK_EVERY_S))
+for module in (child, child_line):
+    vars(module)["LOOK_EVERY_S"] = float(os.environ.get("CHILD_LOOK_EVERY_S", child_line.LOOK_EVERY_S))
 LONG_S = 600.0  # Longer than any test waits.
 
 
@@ -188,3 +193,125 @@ def _then(then: str) -> str:
     if then == "fail":
         raise ValueError(then)
     return then
+
+
+# --- what hostile tasks do to the process that they share with later jobs
+
+
+@app.task(isolation="process")
+def fork(how: str) -> str:
+    """Fork, and come back twice."""
+    if os.fork() == 0:
+        if how == "raise":
+            raise ValueError("the copy")
+        return "copy"
+    os.wait()
+    return "original"
+
+
+@app.task
+async def fork_on_loop() -> str:
+    """Fork on a loop that others use too."""
+    if os.fork() == 0:
+        await asyncio.sleep(0)
+        return "copy"
+    os.wait()  # noqa: ASYNC222 - the copy ends at once
+    return "original"
+
+
+@app.task(isolation="process")
+def mess(what: str) -> str:
+    """Change what belongs to the whole process."""
+    _MESSES[what]()
+    return what
+
+
+@app.task(isolation="process")
+def mess_then_wait(what: str, sign: str) -> str:
+    """Change something while other jobs run in the same process."""
+    _MESSES[what]()
+    while not Path(sign).exists():
+        time.sleep(0.01)
+    return what
+
+
+@app.task(isolation="process")
+def look() -> dict[str, Any]:
+    """Use and describe what others may have changed."""
+    print("still here", flush=True)
+    umask = os.umask(0o022)
+    os.umask(umask)
+    return {
+        "cwd": os.getcwd(),
+        "umask": umask,
+        "recursion": sys.getrecursionlimit(),
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "handlers": [str(signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGCHLD)],
+        "timer": signal.getitimer(signal.ITIMER_REAL)[0],
+        "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "nice": os.nice(0),
+    }
+
+
+@app.task(isolation="process")
+def fail_where_umask_is_zero() -> str:
+    """Fail because of what another job did."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    if umask == 0:
+        raise PermissionError("the umask is 0")
+    return "done"
+
+
+def _vanish() -> None:
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
+
+
+_MESSES: dict[str, Any] = {
+    "directory": _vanish,
+    "umask": lambda: os.umask(0),
+    "recursion": lambda: sys.setrecursionlimit(60),
+    "alarm": lambda: signal.setitimer(signal.ITIMER_REAL, 0.05),
+    "handlers": lambda: [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGCHLD)],
+    "blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]),
+    "limits": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1])),
+    "stdout": lambda: sys.stdout.close(),
+    "stdout file": lambda: os.close(1),
+    "nice": lambda: os.nice(3),
+}
+
+
+@app.task
+async def disturb(what: str) -> str:
+    """Do harm to the event loop that others use, too."""
+    loop = asyncio.get_running_loop()
+    if what == "cancel all":
+        for task in asyncio.all_tasks():
+            if task is not asyncio.current_task():
+                task.cancel()
+    elif what == "remove readers":
+        for number in range(3, 64):
+            loop.remove_reader(number)
+    elif what == "stop":
+        loop.stop()
+    elif what == "handlers":
+        loop.set_task_factory(lambda *_, **__: 1 / 0)  # type: ignore[arg-type]
+    elif what == "executor":
+        await loop.shutdown_default_executor()
+    await asyncio.sleep(0)
+    return what
+
+
+@app.task
+async def neighbour(sign: str) -> str:
+    """Wait, with a task of its own and a thread, as decent code does."""
+
+    async def wait() -> None:
+        while not os.path.exists(sign):  # noqa: ASYNC240 - another process makes it
+            await asyncio.sleep(0.01)
+
+    await asyncio.gather(wait(), asyncio.sleep(0))
+    await asyncio.gather(asyncio.sleep(0))
+    return await asyncio.to_thread(lambda: "well")

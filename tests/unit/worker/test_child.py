@@ -14,7 +14,8 @@ import pytest
 from headway.app import crew_plan
 from headway.model import Claimed
 from headway.settings import Settings
-from headway.worker.child import KINDS, Child, LoopChild, ProcessChild
+from headway.worker.child import KINDS, LoopChild, ProcessChild
+from headway.worker.child_line import Child
 from headway.worker.descendants import began_at
 from headway.worker.frames import (
     Answer,
@@ -22,11 +23,11 @@ from headway.worker.frames import (
     Done,
     Failed,
     Finish,
+    Flush,
     Hello,
-    Place,
+    LeftOut,
+    Page,
     Reports,
-    Revoke,
-    Revoked,
     Run,
     Stop,
     Stopped,
@@ -121,15 +122,20 @@ async def test_a_task_that_keeps_the_loop_busy_can_be_stopped(line: Line) -> Non
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, '"asked"')
 
 
-async def test_what_waits_behind_it_is_given_back(line: Line) -> None:
-    jobs = [claimed(task="hold"), claimed(task="short", job_id="job_2")]
-    line.process.send(Run(1, jobs))
-    line.process.send(Revoke(["job_1", "job_2"]))
-    assert await line.hear(lambda message: isinstance(message, Revoked)) == Revoked(["job_2"], ["job_1"])
-    line.process.send(Stop("job_1", 1))
-    assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, '"asked"')
-    line.process.send(Run(3, [claimed(task="short", job_id="job_3")]))
+@pytest.mark.parametrize("kind", ["loop", "thread", "process"])
+async def test_what_is_withdrawn_does_not_begin_and_the_next_job_does(line: Line, kind: str, tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+    hold, short = ("hold", "short") if kind == "loop" else ("rest", "short_sync")
+    line.process.send(Run(1, [claimed(task=hold, args="{}" if kind == "loop" else _until(sign)), claimed(task=short)]))
+    await async_wait_until(lambda: line.process.page.begun == 1, "the first job to begin", every_s=0.005)
+    line.process.page.withdrawn = 2
+    line.process.send(Stop("job_1", 1) if kind == "loop" else Flush())
+    sign.touch()
+    await line.hear(lambda message: isinstance(message, Done))
+    assert await line.hear(lambda message: isinstance(message, LeftOut)) == LeftOut(2, 2)
+    line.process.send(Run(3, [claimed(task=short, job_id="job_3")]))
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_3", 1, '"done"')
+    assert line.process.page.begun == 3
 
 
 async def test_questions_are_answered_at_once_also_on_a_loop_that_stands_still() -> None:
@@ -191,10 +197,10 @@ async def test_an_answer_that_nobody_waits_for_is_dropped(line: Line, tmp_path: 
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, '"left"')
     assert isinstance(ask, Ask)
     line.process.send(Answer(ask.number))
-    line.process.send(Revoke(["job_2"]))
-    await line.hear(lambda message: isinstance(message, Revoked))  # So it has heard the answer, too.
+    line.process.send(Run(3, [claimed(task="short_sync", job_id="job_3")]))  # Heard after the answer.
     sign.touch()
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 1, None)
+    assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_3", 1, '"done"')
 
 
 def _until(sign: Path) -> str:
@@ -205,9 +211,9 @@ def _until(sign: Path) -> str:
 async def test_a_job_that_comes_again_is_run_as_what_it_is_now(line: Line, tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     line.process.send(Run(1, [claimed(task="rest", args=_until(sign)), claimed(task="short_sync", job_id="job_2")]))
-    line.process.send(Revoke(["job_2"]))
+    await async_wait_until(lambda: line.process.page.begun == 1, "the first job to begin", every_s=0.005)
+    line.process.page.withdrawn = 2
     line.process.send(Run(3, [claimed(task="short_sync", job_id="job_2", attempt=2)]))
-    assert await line.hear(lambda message: isinstance(message, Revoked)) == Revoked(["job_2"])
     sign.touch()
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, None)
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 2, '"done"')
@@ -251,13 +257,13 @@ async def test_a_child_that_cannot_tell_how_a_job_ended_ends(line: Line, task: s
 def child(kind: str) -> Iterator[Child]:
     """A child in this process, which has not begun to work."""
     ours, theirs = pair()
-    place = Place()
-    child = KINDS[kind](theirs, place, {}, None, 1)
+    page = Page()
+    child = KINDS[kind](theirs, page, {}, None, 1)
     yield child
     if isinstance(child, LoopChild):
         child._loop.run_until_complete(asyncio.sleep(0))  # What was cancelled hears it.
         child._loop.close()
-    place.close()
+    page.close()
     ours.close()
     theirs.close()
 
@@ -275,23 +281,24 @@ def _hear_of(child: Child, *jobs: tuple[str, int], first: int = 1) -> None:
 
 
 @pytest.mark.parametrize("kind", ["process", "thread", "loop"])
-def test_what_was_given_back_is_forgotten(child: Child) -> None:
+def test_what_was_withdrawn_is_forgotten(child: Child, kind: str) -> None:
     _hear_of(child, ("job_1", 1), ("job_2", 1), ("job_3", 1))
-    child._hear(Revoke(["job_2", "job_3"]))
-    assert _remembers(child) == {"job_1"}
+    child._page.withdrawn = 3
+    assert child.skip()
+    assert _remembers(child) == ({"job_1"} if kind == "loop" else set()), "on a loop the first begins at once"
 
 
 @pytest.mark.parametrize("kind", ["loop"])
 def test_what_was_stopped_before_its_first_step_is_forgotten(child: Child) -> None:
-    _hear_of(child, ("job_1", 1), ("job_2", 1))
-    child._hear(Stop("job_2", 1))  # It waits.
-    assert _remembers(child) == {"job_1"}
+    _hear_of(child, ("job_1", 1))
     child._hear(Stop("job_1", 1))
     assert _remembers(child) == set()
 
 
 @pytest.mark.parametrize("kind", ["process"])
-def test_what_is_void_is_forgotten_and_its_next_attempt_is_not(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_withdrawn_is_forgotten_and_its_next_attempt_is_not(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert isinstance(child, ProcessChild)
     kept: list[object] = []
 
@@ -301,9 +308,9 @@ def test_what_is_void_is_forgotten_and_its_next_attempt_is_not(child: Child, mon
 
     monkeypatch.setattr(child, "_attempt", attempt)
     _hear_of(child, ("job_1", 1), ("job_2", 1))
-    child._place.void(2)
+    child._page.withdrawn = 2
     _hear_of(child, ("job_2", 2), first=3)
-    child.finish()
+    child._hear(Finish())
     child._work()
     assert kept == [{("job_2", 2): {"step": "1"}}]
     assert _remembers(child) == set()

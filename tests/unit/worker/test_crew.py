@@ -6,51 +6,98 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from headway.clock import Clock
-from headway.lifecycle import Cancelled, Outcome, Parked, Raised, Released, TimedOut
+from headway.instants import SECOND
+from headway.lifecycle import Cancelled, Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
 from headway.model import Claimed, Report
 from headway.worker import frames
-from headway.worker.crew import GONE_S_MAX, RUN_BYTES_MAX, Crew, CrewPlan, _in_frames, _outcome_of
-from headway.worker.descendants import descendants_of, kill_group, start_warden
-from headway.worker.pool import PREFETCH_MAX, Pool, Post, Running, company_of
+from headway.worker.crew import GONE_S_MAX, RUN_BYTES_MAX, STALLED_S_MAX, WAIT_S_MAX, Crew, _in_frames
+from headway.worker.descendants import descendants_of, kill_each, kill_group, start_warden
+from headway.worker.handover import Handover
+from headway.worker.outcomes import WAITED, failure_of, outcome_of
+from headway.worker.pace import AHEAD_MAX
+from headway.worker.pool import Pool, Post, company_of
 from headway.worker.process import how_it_ended
+from headway.worker.staff import CrewPlan
 from tests.simulation.virtual_loop import virtual
 from tests.support.waiting import DEADLINE_S, wait_until
 from tests.unit.worker.test_frames import claimed
+from tests.unit.worker.test_handover import Memory
 
 
-def _child(**options: object) -> Post:
+def _child(width: int = 1, **options: object) -> Post:
     """A child of which only the books are looked at."""
-    given = {"kind": "process", "width": 1, "process": None, "born": 0.0, "is_ready": True, **options}
-    return Post(**given)  # type: ignore[arg-type]
+    given = {"kind": "process", "process": None, "born": 0.0, "is_ready": True, **options}
+    return Post(width=width, handover=Handover(Memory(), width), **given)  # type: ignore[arg-type]
 
 
-def test_only_short_jobs_are_prefetched() -> None:
+def _learned(pool: Pool, task: str, took_s: float, jobs: int = 50) -> None:
+    for _ in range(jobs):
+        pool.pace.learn(task, took_s, 1)
+
+
+def test_only_short_tasks_are_given_ahead() -> None:
     pool = Pool("process", 2, 1)
     child = _child()
+    pool.pace.mixed({"short"})
     assert pool.capacity_of(child) == 1, "nothing is known yet"
-    for _ in range(50):
-        pool.learn(0.001, 1)
+    _learned(pool, "short", 0.001)
     assert 40 <= pool.capacity_of(child) <= 51
-    for _ in range(50):
-        pool.learn(1e-9, 20)
-    assert pool.capacity_of(child) == 1 + PREFETCH_MAX
-    pool.learn(5.0, 1)
+    _learned(pool, "short", 1e-9, 500)
+    assert pool.capacity_of(child) == 1 + AHEAD_MAX
+    pool.pace.mixed({"short", "unknown"})
+    assert pool.capacity_of(child) == 1, "one of them may take long"
+    pool.pace.mixed({"short"})
+    pool.pace.takes_at_least("short", 5.0)
     assert pool.capacity_of(child) == 1
-    for state in ({"is_ready": False}, {"is_leaving": True}, {"is_solo": True}):
-        assert pool.capacity_of(_child(**state)) == 0
+    for state in ("is_leaving", "is_solo", "is_stopping"):
+        assert pool.capacity_of(_child(**{state: True})) == 0
+    assert pool.capacity_of(_child(is_ready=False)) == 0
+    assert pool.capacity_of(_child(stalled_since=0.0)) == 0
 
 
-def test_room_counts_what_runs_waits_and_is_suspected() -> None:
-    pool = Pool("loop", 1, 10)
-    child = _child(kind="loop", width=10)
+def test_jobs_of_a_slow_task_get_no_place_behind_others() -> None:
+    pool = Pool("process", 2, 1)
+    pool.children += [_child(), _child()]
+    _learned(pool, "short", 0.001)
+    _learned(pool, "long", 0.3)
+    pool.pace.mixed({"short"})
+    assert pool.room() > 50, "the last ones were short"
+    parts, over = pool.spread([claimed(job_id=f"job_{number}", task="long") for number in range(80)])
+    assert [len(part) for _, part in parts] == [1, 1]
+    assert len(over) == 78
+    for child, part in parts:
+        child.handover.give(part, 0.0)
+    assert pool.room() == 0, "nobody is given more of them"
+    parts, over = pool.spread([claimed(job_id=f"short_{number}", task="short") for number in range(20)])
+    assert sum(len(part) for _, part in parts) == 20
+    assert not over
+
+
+def test_a_child_is_given_no_more_jobs_than_it_may_run() -> None:
+    pool = Pool("process", 1, 1, max_jobs=3)
+    child = _child()
     pool.children.append(child)
-    child.running["a"] = Running(claimed(), 1, 0.0, None, True)
-    child.unheard["b"] = claimed()
+    _learned(pool, "work", 1e-5)
+    pool.pace.mixed({"work"})
+    assert pool.room() == 3
+    parts, over = pool.spread([claimed(job_id=f"job_{number}") for number in range(5)])
+    assert [len(part) for _, part in parts] == [3]
+    assert len(over) == 2
+    child.handover.give(parts[0][1], 0.0)
+    child.handover.end("job_0", 1)
+    assert pool.room() == 0
+
+
+def test_room_counts_what_is_given_and_suspected() -> None:
+    pool = Pool("loop", 1, 10)
+    child = _child(10, kind="loop")
+    pool.children.append(child)
+    child.handover.give([claimed(), claimed(job_id="job_2")], 0.0)
     assert pool.room() == 8
     pool.suspects.extend([claimed()] * 3)
     assert pool.room() == 5
@@ -65,7 +112,7 @@ def test_room_counts_what_runs_waits_and_is_suspected() -> None:
         ("handed back: the worker ends", 0),
         ("handed back: its process died while 100 jobs ran in it", 25),
         ("handed back: its process died while 5 jobs ran in it", 2),
-        ("handed back: its process died while 2 jobs ran in it", 1),
+        ("handed back: its process was damaged while 2 jobs ran in it", 1),
         ("crashed, failure 1 of 3, retrying", 1),
         ("raised, failure 1 of 3, retrying", 0),
     ],
@@ -82,110 +129,288 @@ def test_the_one_is_found_within_a_few_crashes() -> None:
     assert rounds <= 9
 
 
-def test_frames_are_cut_where_arguments_are_large() -> None:
+def test_frames_are_cut_where_arguments_or_steps_are_large() -> None:
     jobs = [claimed(job_id=f"job_{number}", args="x" * (RUN_BYTES_MAX // 3)) for number in range(10)]
-    parts = list(_in_frames(jobs))
+    parts = list(_in_frames(jobs, {}))
     assert [job for part in parts for job in part] == jobs
     assert max(map(len, parts)) <= 3
-    assert list(_in_frames([claimed(args="x" * 2 * RUN_BYTES_MAX)])) != [[]]
-    small = [claimed()] * 1_000
-    assert list(_in_frames(small)) == [small]
+    assert list(_in_frames([claimed(args="x" * 2 * RUN_BYTES_MAX)], {})) != [[]]
+    small = [claimed(job_id=f"job_{number}") for number in range(1_000)]
+    assert list(_in_frames(small, {})) == [small]
+    kept = {"job_1": {"step": "x" * RUN_BYTES_MAX}}
+    assert [len(part) for part in _in_frames(small[:3], kept)] == [1, 1, 1]
 
 
 class Books:
-    """A foreman and the line to a child: both only write down what they are told."""
+    """A foreman, a sweeper and the line to a child: all only write down what they are told."""
 
-    def __init__(self, waiting: int, running: int = 1) -> None:
+    pid, mark, has_ended, ending = 1, "MARK=1", False, "was killed by SIGKILL"
+
+    def __init__(self, jobs: int, kind: str = "thread", width: int = 1) -> None:
         self.ends: dict[str, Outcome] = {}
         self.sent: list[frames.ToChild] = []
-        self.crew = Crew(CrewPlan(command=(), processes=1, concurrency=1, threads=1), Clock(), self)
-        self.crew.tasks = {"work": frames.TaskInfo(name="work", isolation="thread", timeout=5)}
-        self.child = _child(kind="thread", process=self)
-        self.crew._pools["thread"].children.append(self.child)
-        jobs = [claimed(job_id=f"job_{number}") for number in range(1, 1 + running + waiting)]
-        self.crew._assign(self.child, jobs, {})
+        self.reports: list[Report] = []
+        self.swept: list[Callable[[], None]] = []
+        self.kills = 0
+        self.now = 100.0
+        self.page = Memory()
+        clock = Clock(monotonic=lambda: self.now)
+        plan = CrewPlan(command=(), processes=1, concurrency=1, threads=1)
+        self.crew = Crew(plan, clock, self, start=self.start, sweeper=self)  # type: ignore[arg-type]
+        infos = [frames.TaskInfo(name="work", isolation=kind, timeout=5 * SECOND)]
+        self.crew.staff._meet(frames.Hello(1, "", "", infos, {}))
+        self.pool = self.crew.staff.pools[kind]
+        self.pool.width = width
+        self.child = self.crew.staff.spawn(self.pool)
+        self.child.is_ready = True
+        given = [claimed(job_id=f"job_{number}") for number in range(1, 1 + jobs)]
+        if given:
+            self.crew._assign(self.child, given, {})
+
+    def start(self, *_: object) -> "Books":
+        return self
+
+    def watch(self, *_: object) -> None:
+        """Nobody calls."""
+
+    def sweep(self, _: object, then: Callable[[], None], *, with_head: bool) -> None:
+        self.kills += with_head
+        self.swept.append(then)
+
+    def kill(self) -> None:
+        self.kills += 1
 
     def send(self, message: frames.ToChild) -> None:
+        frames.frame([message])
         self.sent.append(message)
 
+    def signal(self, number: signal.Signals) -> None:
+        """It hears no signals."""
+
+    def last_words(self) -> list[list[frames.ToSupervisor]]:
+        return []
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
     def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+        assert claimed.job_id not in self.ends, "told twice"
         self.ends[claimed.job_id] = outcome
 
     def reported(self, reports: Sequence[Report]) -> None:
-        """Nobody reports."""
+        self.reports += reports
 
     async def answer(self, ask: frames.Ask) -> str:
-        raise AssertionError("nobody asks")
+        return "answered"
 
     def has_room(self) -> None:
         """Nobody wants to know."""
 
     def hear(self, *messages: frames.ToSupervisor) -> None:
-        self.crew._hear(self.crew._pools["thread"], self.child, messages)
+        self.crew._hear(self.pool, self.child, messages)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.crew.watch()
+
+    def die(self) -> None:
+        self.has_ended = True
+        self.crew.died(self.pool, self.child)
 
 
-def test_each_answer_is_about_the_jobs_that_were_asked_for() -> None:
-    books = Books(waiting=3)
-    for number in (2, 3, 4):
-        books.crew.stop(f"job_{number}", 1, Cancelled(f"reason {number}"))
-    assert [message for message in books.sent if isinstance(message, frames.Revoke)] == [
-        frames.Revoke(["job_2"]),
-        frames.Revoke(["job_3"]),
-        frames.Revoke(["job_4"]),
-    ]
-    books.hear(frames.Revoked(["job_2"]), frames.Revoked([], ["job_3"]), frames.Revoked(["job_4"]))
-    assert books.ends == {"job_2": Cancelled("reason 2"), "job_4": Cancelled("reason 4")}
-    books.hear(frames.Done("job_1", 1, None))
-    books.crew.stop("job_3", 1, Cancelled("again"))  # It had begun; it is asked like any other.
-    assert books.sent[-1] == frames.Stop("job_3", 1)
-
-
-@pytest.mark.parametrize("seems_to_run", [False, True])
-def test_a_job_that_is_cancelled_while_it_is_taken_back_is_cancelled(seems_to_run: bool) -> None:
-    books = Books(waiting=2)
-    books.crew.release_waiting("the worker ends")
-    if seems_to_run:  # The first is done, so the next one has begun, as far as we know.
-        books.hear(frames.Done("job_1", 1, None))
+def test_a_job_that_has_not_begun_is_cancelled_at_once_and_its_neighbours_go_back() -> None:
+    books = Books(jobs=3)
+    books.page.begun = 1
     books.crew.stop("job_2", 1, Cancelled("enough"))
-    books.hear(frames.Revoked(["job_2", "job_3"]))
-    assert books.ends["job_2"] == Cancelled("enough")
-    assert books.ends["job_3"] == Released("handed back: it had to wait")
-    assert not books.crew._reasons
+    assert books.ends == {"job_2": Cancelled("enough"), "job_3": WAITED}
+    assert books.page.withdrawn == 3
+    books.crew.stop("job_1", 1, Cancelled("too"))
+    assert books.sent[-1] == frames.Stop("job_1", 1)
+    books.hear(frames.Stopped("job_1", 1), frames.LeftOut(2, 3))
+    assert books.ends["job_1"] == Cancelled("too")
+
+
+def test_a_job_that_began_while_it_was_withdrawn_is_the_childs() -> None:
+    books = Books(jobs=2)
+    books.page.begun = 2
+    books.crew.stop("job_2", 1, Cancelled("enough"))
+    assert books.ends == {}
+    books.hear(frames.LeftOut(2, 2))  # It saw that it may not.
+    assert books.ends == {"job_2": Cancelled("enough")}
+
+
+def test_what_waits_for_too_long_is_handed_back_and_a_child_that_stands_still_is_replaced() -> None:
+    books = Books(jobs=3, kind="process")
+    books.pass_time(WAIT_S_MAX * 0.9)
+    assert books.ends == {}
+    books.pass_time(WAIT_S_MAX * 0.2)
+    assert books.ends == dict.fromkeys(("job_1", "job_2", "job_3"), WAITED)
+    assert books.crew.room("process") == 0, "it has not shown that it goes on"
+    books.pass_time(STALLED_S_MAX + 0.1)
+    assert books.kills == 1
+    books.die()
+    assert books.child not in books.pool.children
+
+
+def test_a_child_that_goes_on_gets_jobs_again() -> None:
+    books = Books(jobs=2, kind="process")
+    books.pass_time(WAIT_S_MAX + 0.1)
+    books.hear(frames.LeftOut(1, 2))
+    assert books.crew.room("process") == 1
+    books.pass_time(STALLED_S_MAX + 1)
+    assert books.kills == 0
+
+
+def test_jobs_behind_a_long_one_are_handed_back_and_it_goes_on() -> None:
+    books = Books(jobs=3, kind="process")
+    books.page.begun = 1
+    books.pass_time(WAIT_S_MAX + 0.1)
+    assert set(books.ends) == {"job_2", "job_3"}
+    books.pass_time(STALLED_S_MAX - 1)
+    assert books.kills == 0, "a task may hold the interpreter for as long as it likes"
+    assert books.pool.pace.expected_s("work") > 0.4, "more of them are not given ahead"
+    books.page.ended = 1
+    books.hear(frames.Done("job_1", 1, None))
+    assert books.ends["job_1"] == Succeeded(None)
+
+
+def test_a_loop_that_stands_still_may_end_what_it_has_begun_and_another_takes_its_place() -> None:
+    books = Books(jobs=3, kind="loop", width=10)
+    books.page.begun = 1
+    books.pass_time(WAIT_S_MAX + 0.1)
+    assert set(books.ends) == {"job_2", "job_3"}
+    books.pass_time(STALLED_S_MAX + 0.1)
+    assert (books.kills, books.child.is_leaving) == (0, True)
+    books.pass_time(0.2)
+    assert len(books.pool.children) == 2
+
+
+def test_an_outcome_that_never_comes_is_not_waited_for() -> None:
+    books = Books(jobs=1, kind="process")
+    books.page.begun = books.page.ended = 1
+    books.pass_time(0.1)
+    assert books.sent[-1] == frames.Flush()
+    books.pass_time(STALLED_S_MAX + 0.2)
+    assert books.kills == 1
+    books.die()
+    assert books.ends == {}, "what it has started ends first"
+    books.swept[-1]()
+    assert books.ends == {"job_1": Released("handed back: its outcome was lost")}
+
+
+def test_time_outs_count_from_the_beginning() -> None:
+    books = Books(jobs=1, kind="process")
+    books.page.begun = 1
+    books.pass_time(0.1)
+    books.pass_time(4.9)
+    assert not any(isinstance(message, frames.Stop) for message in books.sent)
+    books.pass_time(0.2)
+    assert books.sent[-1] == frames.Stop("job_1", 1)
+    books.hear(frames.Stopped("job_1", 1))
+    assert books.ends == {}, "what it has started ends first"
+    assert books.crew.room("process") == 0
+    books.swept[-1]()
+    assert isinstance(books.ends["job_1"], TimedOut)
+    assert books.crew.room("process") == 1
+
+
+def test_nothing_is_told_of_a_job_that_was_abandoned() -> None:
+    books = Books(jobs=3, kind="process")
+    books.page.begun = 1
+    books.crew.abandon("job_2", 1)
+    assert books.ends == {"job_3": WAITED}
+    books.crew.abandon("job_1", 1)
+    assert books.kills == 1
+    books.die()
+    books.swept[-1]()
+    assert set(books.ends) == {"job_3"}
+
+
+def test_a_dead_child_blames_the_job_that_ran() -> None:
+    books = Books(jobs=4, kind="process")
+    books.page.begun, books.page.ended = 2, 1
+    books.die()
+    books.swept[-1]()
+    assert isinstance(books.ends.pop("job_2"), Crashed)
+    assert all(isinstance(outcome, Released) for outcome in books.ends.values())
+    assert set(books.ends) == {"job_1", "job_3", "job_4"}
+
+
+async def test_a_child_speaks_for_its_own_jobs_only() -> None:
+    books = Books(jobs=1)
+    books.page.begun = 1
+    reports = [Report(job_id=job_id, attempt=attempt) for job_id, attempt in (("job_1", 1), ("job_1", 2), ("job_9", 1))]
+    books.hear(frames.Reports(reports), frames.Done("job_9", 1, None), frames.Failed("job_1", 2, "{}"))
+    assert books.reports == reports[:1]
+    assert books.ends == {}
+    books.hear(frames.Ask(1, "job_9", 1, "step", ""), frames.Ask(2, "job_1", 1, "step", ""))
+    await asyncio.gather(*books.crew._answers)
+    answers = [message for message in books.sent if isinstance(message, frames.Answer)]
+    assert [(answer.number, answer.is_lost, answer.body) for answer in answers] == [
+        (1, True, ""),
+        (2, False, "answered"),
+    ]
+
+
+def test_a_job_that_fits_into_no_frame_is_parked() -> None:
+    books = Books(jobs=0)
+    jobs = [claimed(job_id="job_1"), claimed(job_id="job_2"), claimed(job_id="job_3")]
+    kept = {"job_2": {f"step {number}": "x" * (1 << 20) for number in range(65)}}
+    books.crew._assign(books.child, jobs, kept)
+    (parked,) = books.ends.values()
+    assert isinstance(parked, Parked)
+    assert "cannot be handed to a process" in parked.reason
+    runs = [message for message in books.sent if isinstance(message, frames.Run)]
+    assert [(run.first, [job.job_id for job in run.jobs]) for run in runs] == [(1, ["job_1"]), (3, ["job_3"])]
+
+
+def test_no_child_is_started_while_the_worker_drains() -> None:
+    books = Books(jobs=1, kind="process")
+    books.page.begun = 1
+    books.crew.release_waiting("handed back: the worker ends")
+    books.die()
+    books.pass_time(60.0)
+    assert books.crew.count() == 0
+
+
+def test_a_child_that_asks_to_be_replaced_gives_back_what_waits() -> None:
+    books = Books(jobs=2, kind="process")
+    books.page.begun = 1
+    books.hear(frames.Done("job_1", 1, None), frames.Spent("a task ran out of memory"))
+    assert books.ends == {"job_1": Succeeded(None), "job_2": WAITED}
+    assert books.sent[-1] == frames.Finish()
 
 
 def test_deadlines_are_sent_with_their_jobs() -> None:
-    books = Books(waiting=0)
+    books = Books(jobs=0)
     jobs = [claimed(job_id=f"job_{number}", args="x" * (RUN_BYTES_MAX // 2)) for number in range(2, 6)]
     books.crew._assign(books.child, jobs, {})
     runs = [message for message in books.sent if isinstance(message, frames.Run)]
-    assert len(runs) == 3
+    assert len(runs) == 2
     assert all([*run.deadlines] == [job.job_id for job in run.jobs] for run in runs)
 
 
 def test_what_messages_mean() -> None:
-    child = _child()
-    child.running["job_1"] = Running(claimed(), 1, 0.0, None, True)
-    assert _outcome_of(child, frames.Stopped("job_1", 1)) == Released("the task stopped by itself")
-    child.running["job_1"].stop_as = Cancelled("enough")
-    assert _outcome_of(child, frames.Stopped("job_1", 1)) == Cancelled("enough")
-    assert _outcome_of(child, frames.Failed("job_2", 1, "{}", False, 5)) == Raised("{}", False, 5)
-    assert _outcome_of(child, frames.Cancelled("job_1", 1, "why")) == Cancelled("why")
-    assert _outcome_of(child, frames.Unfit("job_1", 1, "why", "arguments")) == Parked("why", "arguments")
-    assert _outcome_of(child, frames.Reports([])) is None
+    assert outcome_of(frames.Stopped("job_1", 1), None) == Released("the task stopped by itself")
+    assert outcome_of(frames.Stopped("job_1", 1), Cancelled("enough")) == Cancelled("enough")
+    assert outcome_of(frames.Failed("job_2", 1, "{}", False, 5), None) == Raised("{}", False, 5)
+    assert outcome_of(frames.Cancelled("job_1", 1, "why"), None) == Cancelled("why")
+    assert outcome_of(frames.Unfit("job_1", 1, "why", "arguments"), None) == Parked("why", "arguments")
+    disturbed = outcome_of(frames.Disturbed("job_1", 1, 7, "umask"), None)
+    assert isinstance(disturbed, Released)
+    assert company_of(claimed(reason=disturbed.reason)) == 2
+    assert outcome_of(frames.Reports([]), None) is None
     assert how_it_ended(-9) == "was killed by SIGKILL"
     assert how_it_ended(-250) == "was killed by signal 250"
     assert how_it_ended(3) == "ended with exit code 3"
 
 
 def test_what_is_raised_while_a_task_is_stopped_does_not_replace_the_stop() -> None:
-    child = _child()
-    running = child.running["job_1"] = Running(claimed(), 1, 0.0, None, True)
     raised = frames.Failed("job_1", 1, '{"type":"ValueError","message":"torn","traceback":"here"}', True, 5)
-    assert _outcome_of(child, raised) == Raised(raised.error, True, 5)
-    running.stop_as = Cancelled("enough")
-    assert _outcome_of(child, raised) == Cancelled("enough")
-    running.stop_as = TimedOut('{"type":"TimeoutError","message":"too long"}', retryable=False)
-    outcome = _outcome_of(child, raised)
+    assert failure_of(raised, None) == Raised(raised.error, True, 5)
+    assert failure_of(raised, Cancelled("enough")) == Cancelled("enough")
+    timed_out = TimedOut('{"type":"TimeoutError","message":"too long"}', retryable=False)
+    outcome = failure_of(raised, timed_out)
     assert isinstance(outcome, TimedOut)
     assert not outcome.retryable
     assert json.loads(outcome.error) == {
@@ -193,35 +418,21 @@ def test_what_is_raised_while_a_task_is_stopped_does_not_replace_the_stop() -> N
         "message": "too long; asked to stop, it raised ValueError: torn",
         "traceback": "here",
     }
-    assert _outcome_of(child, frames.Failed("job_1", 1, "no JSON")) == running.stop_as
-    running.stop_as = Released("handed back")  # It was killed, not asked: what it said it had said before.
-    assert _outcome_of(child, raised) == Raised(raised.error, True, 5)
-
-
-class Undying:
-    """A process that no signal ends, as one that waits for a broken disk."""
-
-    pid = 1
-    has_ended = False
-    kills = 0
-
-    def kill(self) -> None:
-        self.kills += 1
-
-    def send(self, message: frames.ToChild) -> None:
-        """It hears nothing."""
+    assert failure_of(frames.Failed("job_1", 1, "no JSON"), timed_out) == timed_out
+    # It was killed, not asked: what it said it had said before.
+    assert failure_of(raised, Released("handed back")) == Raised(raised.error, True, 5)
 
 
 @virtual
 async def test_nobody_waits_for_a_child_that_cannot_be_killed() -> None:
     now = asyncio.get_running_loop().time
-    books, process = Books(waiting=0), Undying()
+    books = Books(jobs=1)
+    books.page.begun = 1
     books.crew._clock = Clock(monotonic=now)
-    books.child.process = process  # type: ignore[assignment]
     began = now()
     await books.crew.close(0.5)
     assert now() - began <= 0.5 + GONE_S_MAX + 0.1
-    assert process.kills
+    assert books.kills
     assert not books.ends, "its job still runs, and nobody may say otherwise: its lease runs out"
 
 
@@ -236,12 +447,14 @@ def test_everything_that_a_process_has_started_is_found() -> None:
         assert os.getpid() not in found
         assert parent.pid not in found
         assert descendants_of(parent.pid, f"{mark}0") != [], "by ancestry, at least"
-        kill_group(parent.pid, found)
+        kill_group(parent.pid)
+        kill_each(found)
         parent.wait(DEADLINE_S)
         while left := descendants_of(parent.pid, mark):  # Started between looking and killing.
-            kill_group(parent.pid, left)
+            kill_each(left)
     finally:
-        kill_group(parent.pid, descendants_of(parent.pid, mark))
+        kill_group(parent.pid)
+        kill_each(descendants_of(parent.pid, mark))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -260,7 +473,7 @@ def test_a_warden_ends_what_a_killed_supervisor_leaves() -> None:
         assert other.poll() is None
     finally:
         for process in (ours, other):
-            kill_group(process.pid, [])
+            kill_group(process.pid)
             process.wait(DEADLINE_S)
 
 

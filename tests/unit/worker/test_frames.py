@@ -11,14 +11,16 @@ from headway.worker.frames import (
     FRAME_BYTES_MAX,
     Answer,
     Ask,
+    Disturbed,
     Done,
     Failed,
     Finish,
     Flush,
-    Place,
+    FrameTooLarge,
+    LeftOut,
+    Page,
     Reader,
     Reports,
-    Revoke,
     Run,
     Stop,
     ToChild,
@@ -49,7 +51,6 @@ def claimed(**changes: object) -> Claimed:
 TO_CHILD = [
     Run(7, [claimed(args='{"ö":"\\u0000"}'), claimed(job_id="job_2")], {"job_1": 5}, {"job_1": {"step": "[1]"}}),
     Stop("job_1", 2),
-    Revoke([]),
     Answer(3, "body"),
     Answer(4, error="no", is_lost=True),
     Flush(),
@@ -62,6 +63,8 @@ TO_SUPERVISOR = [
     Unfit("job_1", 1, "why", "arguments"),
     Reports([Report(job_id="job_1", attempt=1, progress=3, lines=((None, "log", "line"),))]),
     Ask(1, "job_1", 1, "step", "body"),
+    LeftOut(3, 7),
+    Disturbed("job_1", 1, 5, "umask"),
 ]
 
 
@@ -87,18 +90,19 @@ def test_nonsense_is_an_error() -> None:
             list(reader.feed(nonsense + b"      "))
 
 
-def test_both_sides_see_the_same_place() -> None:
-    ours = Place()
-    theirs = Place(os.dup(ours.file))
+def test_what_the_other_side_would_refuse_is_not_sent() -> None:
+    with pytest.raises(FrameTooLarge, match="do not fit into one frame"):
+        frame([Answer(1, "x" * FRAME_BYTES_MAX)])
+
+
+def test_both_sides_see_the_same_page() -> None:
+    ours = Page()
+    theirs = Page(os.dup(ours.file))
     try:
-        assert ours.get() == 0
-        theirs.set(2**40)
-        assert ours.get() == 2**40
-        assert not theirs.is_void(1)
-        ours.void(2**41)
-        assert theirs.is_void(2**41)
-        assert not theirs.is_void(2**41 + 1)
-        assert ours.get() == 2**40
+        assert (ours.begun, ours.ended, ours.withdrawn) == (0, 0, 0)
+        theirs.begun, theirs.ended, ours.withdrawn = 2**40, 2**39, 2**41
+        ours.fence()
+        assert (ours.begun, ours.ended, theirs.withdrawn) == (2**40, 2**39, 2**41)
     finally:
         ours.close()
         theirs.close()

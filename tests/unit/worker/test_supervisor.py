@@ -41,6 +41,9 @@ class Bystanders:
     def slots(self, kind: str | None = None) -> int:
         return {None: 20, "process": 2, "loop": 18}[kind]
 
+    def busy(self, kind: str | None = None) -> int:
+        return 0 if kind == "loop" else 2
+
     def count(self) -> int:
         return 2
 

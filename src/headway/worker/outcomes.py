@@ -1,0 +1,80 @@
+"""What the messages and the death of a child mean for the jobs that were in it. Pure functions."""
+
+from typing import Final
+
+import msgspec
+
+from headway import lifecycle
+from headway.lifecycle import Crashed, Outcome, Parked, Raised, Released, TimedOut
+from headway.worker.frames import Cancelled, Disturbed, Failed, Stopped, ToSupervisor, Unfit
+
+WAITED: Final = Released("handed back: it had to wait")
+OUTCOME_LOST: Final = Released("handed back: its outcome was lost")
+CHILD_DIED: Final = Released("handed back: its child died before it began")
+
+
+def outcome_of(message: ToSupervisor, stop_as: Outcome | None) -> Outcome | None:
+    """Return what a message says about the end of an attempt that was asked to stop, or not; None if nothing."""
+    match message:
+        case Failed():
+            return failure_of(message, stop_as)
+        case Cancelled(_, _, reason):
+            return lifecycle.Cancelled(reason)
+        case Stopped():
+            return stop_as or Released("the task stopped by itself")
+        case Unfit(_, _, reason, cause):
+            return Parked(reason, cause)
+        case Disturbed(_, _, company):
+            return stop_as or Released(f"handed back: its process was damaged while {company} jobs ran in it")
+    return None
+
+
+def failure_of(failed: Failed, stop_as: Outcome | None) -> Outcome:
+    """Say what an exception makes of an attempt: what was asked of it, if it was raised while the task was stopped.
+
+    What is handed back was not asked, but killed; so whatever it still said was said before.
+    """
+    match stop_as:
+        case TimedOut(error, retryable):
+            return TimedOut(_error_while_stopping(error, failed.error), retryable)
+        case lifecycle.Cancelled():
+            return stop_as
+    return Raised(failed.error, failed.retryable, failed.retry_in)
+
+
+def loss_of(ending: str, killed_because: str | None, company: int) -> Outcome:
+    """Say what the death of its process means for a job that was running in it with others, or alone."""
+    if killed_because is not None:
+        return Released(f"handed back: {killed_because}")
+    if company > 1:
+        return Released(f"handed back: its process died while {company} jobs ran in it")
+    return Crashed(error("Crashed", f"its process {ending}"))
+
+
+def out_of_time(timeout_s: float, *, retries: bool) -> TimedOut:
+    """Return the outcome of a job that has used up its time."""
+    return TimedOut(error("TimeoutError", f"it ran for {timeout_s:g} s, which is all it may"), retries)
+
+
+def error(kind: str, message: str) -> str:
+    """Write an error as JSON."""
+    return msgspec.json.encode({"type": kind, "message": message}).decode()
+
+
+class _Words(msgspec.Struct, omit_defaults=True):
+    """An error, as it is written down."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+def _error_while_stopping(error: str, raised: str) -> str:
+    """Add to the error of an attempt what its task raised when it was asked to stop."""
+    try:
+        words, more = (msgspec.json.decode(text, type=_Words) for text in (error, raised))
+    except msgspec.DecodeError:  # Not of our making.
+        return error
+    words.message += f"; asked to stop, it raised {more.type}: {more.message}"
+    words.traceback = more.traceback
+    return msgspec.json.encode(words).decode()

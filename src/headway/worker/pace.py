@@ -1,0 +1,71 @@
+"""How long the jobs of each task take, and so how many of them a child may be given ahead.
+
+A child that ends many short jobs must not wait for the next one, so it gets some ahead: as many as it ends within
+`AHEAD_S`. What a job takes is learned per task. A task that nobody has seen yet gets nothing ahead.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+AHEAD_S: Final = 0.05
+AHEAD_MAX: Final = 2_000
+TASKS_MAX: Final = 10_000
+_SHORTEST_S: Final = 1e-5
+
+
+class Pace:
+    """What the jobs of a pool take, by task."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._seen: dict[str, int] = {}
+        self._mix: frozenset[str] = frozenset()  # The tasks of the jobs that came last,
+        self._mix_s = math.inf  # and what the slowest of them takes.
+
+    def expected_s(self, task: str) -> float:
+        """Return what a job of this task takes, going by the last ones; infinity when there were none."""
+        return self._seconds.get(task, math.inf)
+
+    def learn(self, task: str, took_s: float, jobs: int) -> None:
+        """Take note of what some jobs of a task took, each."""
+        before = self._seconds.get(task, math.inf)
+        if math.isinf(before):
+            if len(self._seconds) >= TASKS_MAX:
+                self._seconds.clear()
+                self._seen.clear()
+            before = 2 * AHEAD_S
+        seen = self._seen.get(task, 0)
+        # The mean of all at first, so that short jobs are soon recognised; later the last few dozen count.
+        weight = min(0.8 ** min(jobs, 20), (seen + 1) / (seen + 1 + jobs))
+        self._seen[task] = seen + jobs
+        self._seconds[task] = max(weight * before + (1 - weight) * took_s, _SHORTEST_S)
+        if task in self._mix:
+            self.mixed(self._mix)
+
+    def takes_at_least(self, task: str, took_s: float) -> None:
+        """Take note of a job that has already run for so long."""
+        if took_s > self._seconds.get(task, 0.0):
+            self._seconds[task] = took_s
+            if task in self._mix:
+                self.mixed(self._mix)
+
+    def mixed(self, tasks: Iterable[str]) -> None:
+        """Take note of which tasks came together last: more of the same is expected."""
+        self._mix = frozenset(tasks)
+        self._mix_s = max(map(self.expected_s, self._mix), default=math.inf)
+
+    def ahead(self, width: int) -> int:
+        """Return how many jobs a child with so many slots may be given ahead, going by the jobs that came last."""
+        return min(int(width * AHEAD_S / self._mix_s), AHEAD_MAX)
+
+    def fits(self, tasks: Iterable[str], width: int, load: int) -> int:
+        """Return how many of these jobs, in their order, a child may be given that has so many slots and jobs."""
+        free, waiting = max(0, width - load), max(0, load - width)
+        budget_s, count = width * AHEAD_S - (waiting * self._mix_s if waiting else 0.0), 0
+        for count, task in enumerate(tasks, 1):
+            if count > free:
+                budget_s -= self._seconds.get(task, math.inf)
+                if budget_s < 0:
+                    return count - 1
+        return count
