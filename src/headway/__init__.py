@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         SchemaMismatch,
         StoreError,
         StoreFull,
+        StoreReadOnly,
         StoreUnavailable,
         TaskNotFound,
     )
@@ -88,6 +89,7 @@ __all__ = [
     "Status",
     "StoreError",
     "StoreFull",
+    "StoreReadOnly",
     "StoreUnavailable",
     "SyncLock",
     "Task",

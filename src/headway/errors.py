@@ -22,6 +22,7 @@
     ├── EngineUnavailable     a server beside the store (Redis, etcd, …) does not answer; the store goes on without it
     └── StoreError
         ├── StoreUnavailable  try again later; loops rest and go on
+        │   └── StoreReadOnly the store takes no writes now; nothing was written; reads work
         ├── StoreFull         the disk or quota under the store is used up; nothing was written; loops rest and go on
         └── SchemaMismatch    the database is older or newer than this program
 
@@ -118,6 +119,10 @@ class StoreError(HeadwayError):
 
 class StoreUnavailable(StoreError):
     """The store does not answer; try again later."""
+
+
+class StoreReadOnly(StoreUnavailable):
+    """The store is read-only; nothing was written."""
 
 
 class StoreFull(StoreError):

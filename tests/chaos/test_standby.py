@@ -8,20 +8,26 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from headway import Headway
+from headway.clock import Clock
 from headway.errors import StoreUnavailable
+from headway.model import Node
 from headway.settings import Settings
+from headway.status.trouble import AWAY, READ_ONLY, examine
+from headway.store import Store, postgres
+from headway.store.postgres import PostgresDriver
 from tests.chaos.arena import Arena, migrate
 from tests.chaos.ledger import check_audit, check_ledger, put_schedules, query, wait_until_decided
 from tests.chaos.worker_arena import WorkerArena
 from tests.support.postgres import PostgresServer
 from tests.support.server import ServerMissing
 from tests.support.standby import StandbyServer, configure, several_hosts
-from tests.support.waiting import async_wait_until, wait_until
+from tests.support.waiting import DEADLINE_S, async_wait_until, wait_until
 
 CLIENTS = 3
 PAUSE_S = 0.05
@@ -123,6 +129,60 @@ async def test_writers_follow_the_primary(pair: tuple[PostgresServer, StandbySer
     print(f"decided again after {decided_s:.1f} s, worked after {worked_s:.1f} s, {clients.refused} calls refused")
     await asyncio.to_thread(check_ledger, there, seconds)
     await asyncio.to_thread(check_audit, there)
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_nobody_waits_for_a_primary_that_is_none_any_more(
+    pair: tuple[PostgresServer, StandbyServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sent to the old one ends at once, and readers who never write leave it, though it answers them well."""
+    monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 10 * DEADLINE_S)  # So that no deadline ends what hangs.
+    old, new = pair
+    database = old.create_database()
+    url = several_hosts([old, new], database)
+    await asyncio.to_thread(migrate, url)
+    writer, reader, late = [await Store.open(url, Clock(node=name)) for name in ("writer", "reader", "late")]
+    alone = await Store.open(database, Clock(node="alone"))  # This one knows the old one only.
+    try:
+        assert {await port(store) for store in (writer, reader, late, alone)} == {old.port}
+        await asyncio.to_thread(new.promote)
+        hanging = [asyncio.create_task(beat(writer, f"n{number}")) for number in range(3)]
+        for ended in await asyncio.gather(*hanging, return_exceptions=True):
+            assert isinstance(ended, StoreUnavailable), "no standby confirms what it writes"
+        await beat(writer, "again")
+        assert await port(writer) == new.port
+        await moved(reader, new.port)
+        assert (await examine(alone))[0] == AWAY, "its commits are confirmed by nobody"
+        await asyncio.to_thread(configure, old, "default_transaction_read_only", "on")
+        await moved(late, new.port)
+        await async_wait_until(partial(is_read_only, alone), "the one without a choice to hear of it")
+    finally:
+        for store in (writer, reader, late, alone):
+            await store.close()
+
+
+async def port(store: Store) -> int:
+    """Ask which server a store reads from."""
+    assert isinstance(store.driver, PostgresDriver)
+    async with store.driver._connection() as connection:
+        return int(await connection.fetchval("select current_setting('port')"))
+
+
+async def moved(store: Store, there: int) -> None:
+    async def is_there() -> bool:
+        return await port(store) == there
+
+    await async_wait_until(is_there, "a reader to leave the old primary")
+
+
+async def beat(store: Store, name: str) -> None:
+    await store.nodes.beat(Node(id=name, name=name, roles=("worker",)))
+
+
+async def is_read_only(store: Store) -> bool:
+    return (await examine(store))[0] == READ_ONLY
 
 
 async def count(store: str, sql: str) -> int:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from headway.store import Store, postgres, sqlite
+from headway.store import Store, postgres, primary, sqlite
 from tests.conformance.backend import Backend, PostgresBackend, SqliteBackend, make_template, stepping
 from tests.support.postgres import PostgresServer, database_name
 from tests.support.waiting import DEADLINE_S
@@ -34,7 +34,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have stores wait as long as the machine needs. A test of giving up sets its own bounds."""
     for module, names in (
         (sqlite, ("STATEMENT_S_MAX", "BUSY_S_MAX")),
-        (postgres, ("STATEMENT_S_MAX", "IDLE_S_MAX", "CONNECT_S_MAX", "PROBE_S_MAX")),
+        (postgres, ("STATEMENT_S_MAX", "IDLE_S_MAX", "PROBE_S_MAX", "CLOSE_S_MAX")),
+        (primary, ("CONNECT_S_MAX", "IDENTIFY_S_MAX")),
     ):
         for name in names:
             monkeypatch.setattr(module, name, DEADLINE_S)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headway.cli.root import run
-from headway.store import postgres
+from headway.store import postgres, primary
 from tests.support import evidence
 from tests.support.command_line import Cli, be_patient
 from tests.support.pgbouncer import PgBouncer
@@ -336,7 +336,7 @@ def test_postgresql_must_be_migrated_first_and_then_everything_works(
     cli: Cli, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "PROBE_S_MAX", DEADLINE_S)
-    monkeypatch.setattr(postgres, "CONNECT_S_MAX", DEADLINE_S)
+    monkeypatch.setattr(primary, "CONNECT_S_MAX", DEADLINE_S)
     missing = "headway: the database has no Headway schema yet; run `headway migrate`"
     refused = headway(cli.folder, "scheduler", HEADWAY_STORE=postgres_url)
     assert (refused.returncode, refused.stderr.splitlines()[-1]) == (5, missing)

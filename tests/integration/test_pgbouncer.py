@@ -13,7 +13,7 @@ from headway.instants import DAY, HOUR, SECOND
 from headway.lifecycle import Attempt, Cancelled, LeaseExpired, Outcome, Raised, Released, Status, Succeeded, settle
 from headway.model import Node, Plan
 from headway.ports import Fence
-from headway.store import Store, postgres
+from headway.store import Store, postgres, primary
 from headway.store.migrations import check_schema, migrate
 from headway.store.postgres import PostgresDriver
 from tests.conformance.arrange import EVERYTHING, after, claim_one, due_plans, end, enqueue, new_job, run_one, spec
@@ -27,8 +27,8 @@ LEASE = HOUR  # A machine that stands still for a while loses none.
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine is waited for."""
-    for limit in ("STATEMENT_S_MAX", "IDLE_S_MAX", "CONNECT_S_MAX"):
-        monkeypatch.setattr(postgres, limit, DEADLINE_S)
+    for module, limit in ((postgres, "STATEMENT_S_MAX"), (postgres, "IDLE_S_MAX"), (primary, "CONNECT_S_MAX")):
+        monkeypatch.setattr(module, limit, DEADLINE_S)
 
 
 @pytest.fixture

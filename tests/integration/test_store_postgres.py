@@ -17,10 +17,10 @@ from headway.instants import HOUR
 from headway.lifecycle import Attempt, Parked, Raised, Released, Succeeded, settle
 from headway.model import Node, Plan
 from headway.ports import Fence
-from headway.status import situation
+from headway.status import attention
 from headway.status.attention import faults
 from headway.status.situation import look
-from headway.store import Store, postgres
+from headway.store import Store, postgres, primary
 from headway.store.facts import facts
 from headway.store.migrations import migrate
 from headway.store.postgres import POOL_SIZE, PostgresDriver
@@ -38,8 +38,10 @@ NODE = Node(id="n", name="n", roles=("scheduler",))
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine is waited for, except where a test says otherwise."""
-    for limit in ("STATEMENT_S_MAX", "IDLE_S_MAX", "CONNECT_S_MAX", "PROBE_S_MAX"):
+    for limit in ("STATEMENT_S_MAX", "IDLE_S_MAX", "PROBE_S_MAX", "CLOSE_S_MAX"):
         monkeypatch.setattr(postgres, limit, DEADLINE_S)
+    for limit in ("CONNECT_S_MAX", "IDENTIFY_S_MAX"):
+        monkeypatch.setattr(primary, limit, DEADLINE_S)
 
 
 @pytest.fixture
@@ -615,7 +617,7 @@ async def test_a_transaction_that_stays_open_is_noticed(
     await operator.execute("set application_name = 'a report'")
     await operator.fetchval("select count(*) from headway_jobs")
     assert await found() == [], "it is young"
-    monkeypatch.setattr(situation, "TRANSACTION_S_MAX", 0.0)
+    monkeypatch.setattr(attention, "TRANSACTION_S_MAX", 0.0)
     (words,) = await found()
     assert "of a report, idle in transaction" in words
     seen = await look(store, now=Clock().now(), facts=await facts(store.driver), tenant="acme")

@@ -101,6 +101,10 @@ class FaultyDriver:
         """Run one call."""
         return await self.fetch(statement)
 
+    async def probe(self, begin: Begin[T], within_s: float) -> T:
+        """Run a transaction."""
+        return await self.run(begin)
+
     async def _send(self, begin: Begin[T], commit: Callable[[], T], likely: float) -> T:
         self.calls += 1
         await self._travel(likely)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Final
 
 from headway.clock import Clock
-from headway.errors import StoreUnavailable
+from headway.errors import HeadwayError, StoreUnavailable
 from headway.events import Event, subscribed
 from headway.instants import SECOND, Instant, parse_instant
 from headway.store import Store
@@ -40,6 +40,7 @@ class ObedientDriver(InlineSqliteDriver):
     def __init__(self, connection: SqliteConnection) -> None:
         super().__init__(connection)
         self.is_down = False
+        self.refuses: HeadwayError | None = None  # What whoever writes is told.
         self.asking_s = 0.0
         self.answering_s = 0.0
         self.loses_answer = 0  # 1: the next one, 2: the one after it.
@@ -52,6 +53,8 @@ class ObedientDriver(InlineSqliteDriver):
             await asyncio.sleep(self.asking_s)
         if self.is_down:
             raise StoreUnavailable("down")
+        if self.refuses is not None:
+            raise self.refuses
         result = await super().run(begin)
         if self.answering_s:
             await asyncio.sleep(self.answering_s)

@@ -195,10 +195,13 @@ class Desk:
     async def situation(self) -> "Situation":
         """Read who leads, who works, what waits and what is late."""
         from headway.status.situation import look
+        from headway.status.trouble import examine
         from headway.store.facts import facts
 
-        known = await facts(self.store.driver)
-        return await look(self.store, now=self.now, facts=known, url=self.url, latency_s=self.latency_s)
+        known, (trouble, _) = await facts(self.store.driver), await examine(self.store)
+        return await look(
+            self.store, now=self.now, facts=known, url=self.url, latency_s=self.latency_s, trouble=trouble
+        )
 
     def situation_shape(self, situation: "Situation") -> "Shape":
         """Write the situation."""

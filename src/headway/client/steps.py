@@ -31,6 +31,7 @@ from headway.errors import (
     SchemaMismatch,
     StoreError,
     StoreFull,
+    StoreReadOnly,
     StoreUnavailable,
     TaskNotFound,
 )
@@ -232,6 +233,7 @@ _BY_CODE: Final[Mapping[str, type[HeadwayError]]] = {
     "duplicate_key": DuplicateKey,
     "lease_lost": LeaseLost,
     "schema_mismatch": SchemaMismatch,
+    "store_read_only": StoreReadOnly,
 }
 _BY_STATUS: Final[Mapping[int, type[HeadwayError]]] = {
     401: Denied,

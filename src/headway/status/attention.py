@@ -13,7 +13,8 @@ from headway.instants import SECOND, span
 from headway.model import Node
 from headway.shapes import Shape
 from headway.status.engines import PARTS, engines_of
-from headway.status.situation import LATE, NAMES_SHOWN, SHARD_PREFIX, Situation
+from headway.status.situation import LATE, NAMES_SHOWN, Situation
+from headway.status.trouble import AWAY, FULL, OK, READ_ONLY, SHARD_PREFIX
 from headway.store.measures import OpenTransaction
 
 STANDSTILL_S: Final = 30.0
@@ -34,6 +35,25 @@ class Alert:
     def to_dict(self) -> Shape:
         """Write the JSON form."""
         return {"code": self.code, "target": self.target, "message": self.words, "cure": self.cure}
+
+
+_TROUBLES: Final = {
+    READ_ONLY: Alert(
+        code="store_read_only",
+        words="the store is read-only: nothing is decided, started or recorded until it takes writes again",
+        cure="connect to the primary, or end its read-only phase; everything goes on by itself then",
+    ),
+    FULL: Alert(
+        code="store_full",
+        words="the store has no room left: nothing is decided, started or recorded until it takes writes again",
+        cure="free space on the disk of the store; everything goes on by itself then",
+    ),
+    AWAY: Alert(
+        code="store_stuck",
+        words="the store answers, but takes no writes: a lock on a table, or a standby that confirms no commits",
+        cure="end the transaction that holds the lock, or see to the standby",
+    ),
+}
 
 
 def alerts(situation: Situation) -> Iterator[Alert]:
@@ -81,7 +101,9 @@ def _undelivered(number: int) -> Iterator[Alert]:
 
 def faults(situation: Situation) -> Iterator[Alert]:
     """Say what is not as it should be with the machinery, each in a sentence that stands alone."""
-    if not situation.schedulers:
+    if situation.trouble != OK:  # Nobody can write that it lives, so nobody knows who does.
+        yield _TROUBLES[situation.trouble]
+    elif not situation.schedulers:
         yield Alert(code="no_scheduler", words="no scheduler is alive", cure="headway scheduler")
     elif not situation.leases and any(node.state.get("mode") == "leader" for node in situation.schedulers):
         yield Alert(code="no_leader", words="schedulers are alive, but none of them leads", cure="headway doctor")
@@ -94,11 +116,12 @@ def faults(situation: Situation) -> Iterator[Alert]:
     if held := situation.schedules["attention"]:
         words = f"{_count(held, 'schedule')} cannot be planned"
         yield Alert(code="schedules_held", words=words, cure="headway schedules list")
-    yield from _queue_faults(situation)
+    if situation.trouble == OK:
+        yield from _queue_faults(situation)
     if situation.tenant is None:
         yield from _store_faults(situation.transaction)
         yield from _engine_faults(situation.nodes)
-        yield from _lost_nodes(situation)
+        yield from _lost_nodes(situation) if situation.trouble == OK else ()
         for node in situation.nodes:
             yield from _node_faults(node, situation.facts.kind)
 

@@ -4,36 +4,32 @@
 
 /readyz tells the truth about four things, each in a few words and without names of machines:
 
-    store         answers a statement within two seconds, or it does not: then nothing can be served: 503
+    store         takes a write within a moment, or it does not: then nothing can be promised to anybody: 503
     loops         the loops of this process turn; one that stands still is a fault of this process: 503
     leader        somebody decides the schedules; if nobody does, jobs can still be asked for and run: `degraded`, 200
     engines       servers beside the store answer all nodes; if not, the store does their part: `degraded`, 200
 
-What was seen counts for a second, and many who ask at once cost one look, so nobody can use it to keep the store busy.
+The store is asked on a connection of its own, so that the answer does not depend on what else this process does there.
+What was seen counts for half a second, and many who ask at once cost one look, so nobody can use it to keep the store
+busy. No answer is more than two seconds behind the truth.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from headway.clock import Clock, Loop
-from headway.errors import StoreError
-from headway.model import Node
-from headway.status.around import alive
+from headway.model import Lease, Node
 from headway.status.engines import engines_of
 from headway.status.recent import Recent
+from headway.status.trouble import AWAY, OK, examine
 from headway.status.web import Answer, Call, Route
 from headway.store import Store
 
-PROBE_S_MAX: Final = 2.0
-FRESH_S: Final = 1.0
+FRESH_S: Final = 0.5
 STANDSTILL_S: Final = 5.0  # So much longer than it may rest a loop has been silent when it stands still.
 SCHEDULER: Final = "scheduler"
-SHARD_PREFIX: Final = "scheduler/"
 
-OK: Final = "ok"
-AWAY: Final = "does not answer"
 NOBODY_DECIDES: Final = "nobody decides the schedules"
 UNKNOWN: Final = "unknown"
 
@@ -69,23 +65,22 @@ class Health:
         return Condition(store=store, loops=self._look_at_loops(), leader=leader, engines=engines)
 
     async def _look_outside(self) -> tuple[str, str, str]:
-        try:
-            async with asyncio.timeout(PROBE_S_MAX):
-                await self._store.measures.now()
-                nodes = await alive(self._store)
-                return OK, OK if await self._is_led(nodes) else NOBODY_DECIDES, _look_at_engines(nodes)
-        except (StoreError, TimeoutError):
-            return AWAY, UNKNOWN, UNKNOWN
-
-    async def _is_led(self, nodes: Iterable[Node]) -> bool:
-        """Say whether somebody holds a lease on schedules, or decides them by locking each."""
-        if any(is_running for _, is_running in await self._store.leases.held(SHARD_PREFIX)):
-            return True
-        return any(SCHEDULER in node.roles and node.state.get("mode") == "lock" for node in nodes)
+        store, found = await examine(self._store)
+        if store != OK:
+            return store, UNKNOWN, UNKNOWN
+        leader = OK if _is_led(found.leases, found.nodes) else NOBODY_DECIDES
+        return store, leader, _look_at_engines(found.nodes)
 
     def _look_at_loops(self) -> str:
         still = [loop.name for loop in self._loops if loop.idle_s() > loop.rest_s_max + STANDSTILL_S]
         return f"{', '.join(still)} stands still" if still else OK
+
+
+def _is_led(leases: Iterable[tuple[Lease, bool]], nodes: Iterable[Node]) -> bool:
+    """Say whether somebody holds a lease on schedules, or decides them by locking each."""
+    if any(is_running for _, is_running in leases):
+        return True
+    return any(SCHEDULER in node.roles and node.state.get("mode") == "lock" for node in nodes)
 
 
 def _look_at_engines(nodes: Iterable[Node]) -> str:
@@ -142,9 +137,9 @@ ROUTES: Final[tuple[Route, ...]] = (
         role=None,
         summary="Is the process ready to serve?",
         what=(
-            "503 when the store does not answer or a loop of this process stands still. `degraded` with 200 when "
-            "nobody decides the schedules, or the server that grants leases does not answer: jobs can still be asked "
-            "for and run."
+            "503 when the store takes no writes (it does not answer, is read-only or full) or a loop of this process "
+            "stands still; true to within two seconds. `degraded` with 200 when nobody decides the schedules, or the "
+            "server that grants leases does not answer: jobs can still be asked for and run."
         ),
         tag="operations",
         answers={200: _READY, 503: _UNREADY},

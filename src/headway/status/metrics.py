@@ -29,9 +29,9 @@ from headway.model import Decided
 from headway.status.around import ALIVE_WITHIN
 from headway.status.deliverer import Deliverer
 from headway.status.engines import engines_of
-from headway.status.health import SHARD_PREFIX
 from headway.status.recent import Recent
 from headway.status.tally import OTHER, Tally, histogram_of
+from headway.status.trouble import SHARD_PREFIX
 from headway.status.web import Answer, Call, Route
 from headway.store import Store
 from headway.store.measures import Depth, NodeSeen, Tallies, Undecided

@@ -169,7 +169,12 @@ async def _situation(call: Call) -> Situation:
     if driver not in _facts_of:
         _facts_of[driver] = await facts(driver)
     return await look(
-        call.store, now=call.clock.now(), facts=_facts_of[driver], latency_s=latency_s, tenant=call.tenant
+        call.store,
+        now=call.clock.now(),
+        facts=_facts_of[driver],
+        latency_s=latency_s,
+        tenant=call.tenant,
+        trouble=(await call.services.health.look()).store,
     )
 
 

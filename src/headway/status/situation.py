@@ -12,6 +12,7 @@ from headway.instants import DAY, HOUR, SECOND, Instant
 from headway.model import FAILING_FLAGGED, Lease, Node
 from headway.shapes import Shape, stamp
 from headway.status.around import alive, pauses
+from headway.status.trouble import OK, SHARD_PREFIX
 from headway.store import Store
 from headway.store.facts import Facts
 from headway.store.failures import ErrorGroup
@@ -21,7 +22,6 @@ from headway.workers import WORKER, Worker, workers_of
 LATE: Final = 10 * SECOND  # The budget of promise L1.
 LOST_WITHIN: Final = HOUR  # So long a node that ended without a word is told of.
 SCHEDULER: Final = "scheduler"
-SHARD_PREFIX: Final = "scheduler/"
 DEAD_COUNTED_MAX: Final = 10_000
 DEAD_READ_MAX: Final = 1_000  # Letters whose errors are named: the newest.
 DEAD_SHOWN: Final = 3
@@ -48,6 +48,7 @@ class Situation:
     held: list[tuple[str, str]] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
     lost: list[Node] = field(default_factory=list)
+    trouble: str = OK
     undelivered: int = 0
     transaction: OpenTransaction | None = None
     tenant: str | None = None
@@ -79,9 +80,16 @@ class Situation:
 
 
 async def look(
-    store: Store, *, now: Instant, facts: Facts, url: str = "", latency_s: float = 0.0, tenant: str | None = None
+    store: Store,
+    *,
+    now: Instant,
+    facts: Facts,
+    url: str = "",
+    latency_s: float = 0.0,
+    tenant: str | None = None,
+    trouble: str = OK,
 ) -> Situation:
-    """Read the situation."""
+    """Read the situation; `trouble` is what keeps the store from taking writes, as far as one has looked."""
     if tenant is None:
         queues, waiting = await queue_shapes(store), await store.queue.waiting()
     else:
@@ -96,6 +104,7 @@ async def look(
         leases=[lease for lease, runs in await store.leases.held(SHARD_PREFIX) if runs],
         nodes=living,
         lost=lost_among(heard, living),
+        trouble=trouble,
         queues=queues,
         waiting=waiting,
         schedules=schedules,

@@ -34,6 +34,7 @@ from headway.errors import (
     ScheduleChanged,
     SchemaMismatch,
     StoreFull,
+    StoreReadOnly,
     StoreUnavailable,
     TaskNotFound,
 )
@@ -79,12 +80,17 @@ _ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ..
     (DefinitionError, 422, "invalid", {}),
     (LeaseLost, 409, "lease_lost", {}),
     (StoreFull, 507, "store_full", {"Retry-After": "30"}),
+    (StoreReadOnly, 503, "store_read_only", {"Retry-After": "5"}),
     (StoreUnavailable, 503, "store_unavailable", {"Retry-After": "1"}),
     (SchemaMismatch, 503, "schema_mismatch", {"Retry-After": "30"}),
 )
 # What may be told to anybody about these; their own messages may name hosts.
 _PUBLIC_WORDS: Final = {
-    "store_full": "the store has no room left; nothing was written",
+    "store_full": "the store has no room left and nothing was written; an operator has to free space on its disk",
+    "store_read_only": (
+        "the store is read-only and nothing was written; reads work, and writes do when an operator has ended that,"
+        " or the fail-over is over"
+    ),
     "store_unavailable": "the store does not answer and the outcome is not known: repeat it with the same key",
     "schema_mismatch": "the database has another schema than this program; an operator has to run `headway migrate`",
 }

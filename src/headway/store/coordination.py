@@ -78,6 +78,33 @@ def tally_in(state: str) -> dict[str, int]:
     return {cell: number for cell, number in cells.items() if type(number) is int and number > 0}
 
 
+def prefixed(prefix: str) -> dict[str, str]:
+    """Return the bounds between which all names are that begin so."""
+    return {"low": prefix, "high": prefix + _LAST}
+
+
+def held_in(rows: Sequence[Row]) -> list[tuple[Lease, bool]]:
+    """Read leases, each with whether it still runs."""
+    return [(_lease(row, row["holder"], row["holder_name"]), row["until"] > row["now"]) for row in rows]
+
+
+def nodes_in(rows: Sequence[Row]) -> list[Node]:
+    """Read nodes."""
+    return [
+        Node(
+            id=row["id"],
+            name=row["name"],
+            roles=tuple(row["roles"].split(",")) if row["roles"] else (),
+            version=row["version"],
+            started_at=row["started_at"],
+            beat_at=row["beat_at"],
+            state=msgspec.json.decode(row["state"]),
+            asked=row["asked"],
+        )
+        for row in rows
+    ]
+
+
 class StoreLeases:
     """Leases as rows of the store. The port `Leases` says what its methods promise."""
 
@@ -114,8 +141,7 @@ class StoreLeases:
 
     async def held(self, prefix: str, limit: int = 1_000) -> list[tuple[Lease, bool]]:
         """Read the leases whose name begins so, each with whether it still runs."""
-        rows = await self._driver.fetch(call("leases", low=prefix, high=prefix + _LAST, limit=limit))
-        return [(_lease(row, row["holder"], row["holder_name"]), row["until"] > row["now"]) for row in rows]
+        return held_in(await self._driver.fetch(call("leases", **prefixed(prefix), limit=limit)))
 
 
 class StoreNodes:
@@ -148,20 +174,7 @@ class StoreNodes:
 
     async def alive(self, within: Duration) -> list[Node]:
         """Return the nodes that were heard of lately."""
-        rows = await self._driver.fetch(call("nodes", age=within, limit=NODES_MAX))
-        return [
-            Node(
-                id=row["id"],
-                name=row["name"],
-                roles=tuple(row["roles"].split(",")) if row["roles"] else (),
-                version=row["version"],
-                started_at=row["started_at"],
-                beat_at=row["beat_at"],
-                state=msgspec.json.decode(row["state"]),
-                asked=row["asked"],
-            )
-            for row in rows
-        ]
+        return nodes_in(await self._driver.fetch(call("nodes", age=within, limit=NODES_MAX)))
 
     async def leave(self, node_id: str) -> None:
         """Forget the node, but not what it has counted."""

@@ -7,12 +7,21 @@ from typing import Final
 import msgspec
 
 from headway.instants import SECOND, Duration, Instant
-from headway.model import JsonObject
-from headway.store.coordination import NODES_MAX, TALLY_PREFIX, tally_in
-from headway.store.transaction import Driver, call
+from headway.model import JsonObject, Lease, Node
+from headway.store.coordination import NODES_MAX, TALLY_PREFIX, held_in, nodes_in, prefixed, tally_in
+from headway.store.transaction import Driver, Transaction, call
 
 COUNTED_MAX: Final = 10_000
 QUEUES_MAX: Final = 1_000
+LEASES_MAX: Final = 1_000
+TOUCHED: Final = (
+    "touch_jobs",
+    "touch_attempts",
+    "touch_schedules",
+    "touch_occurrences",
+    "touch_leases",
+    "touch_nodes",
+)
 LANES_MAX: Final = 5_000  # Priorities, of all queues together.
 
 
@@ -65,6 +74,23 @@ class Missed:
     latest: Instant
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vital:
+    """Who lives, and which leases there are, each with whether it still runs."""
+
+    nodes: list[Node]
+    leases: list[tuple[Lease, bool]]
+
+
+def _vital(prefix: str, alive_within: Duration) -> Transaction[Vital]:
+    for statement in TOUCHED:
+        yield call(statement)
+    leases = held_in((yield call("leases", **prefixed(prefix), limit=LEASES_MAX)))
+    nodes = nodes_in((yield call("nodes", age=alive_within, limit=NODES_MAX)))
+    yield call("touch_counter")  # Last, since everybody who looks waits here for the others.
+    return Vital(nodes=nodes, leases=leases)
+
+
 class StoreMeasures:
     """Counts what is in the store."""
 
@@ -75,6 +101,14 @@ class StoreMeasures:
         """Hear the store's time: the cheapest question that shows whether it answers."""
         now: Instant = (await self._driver.fetch(call("time")))[0]["now"]
         return now
+
+    async def vital(self, prefix: str, *, alive_within: Duration, within_s: float) -> Vital:
+        """Show that the store takes writes, and read who lives and leads; raise what keeps it from that.
+
+        It writes one small row, and takes the locks on tables that everything else needs. A lock that somebody holds,
+        a server that is read-only or full, and one whose commits no standby confirms: each shows here.
+        """
+        return await self._driver.probe(lambda: _vital(prefix, alive_within), within_s)
 
     async def oldest_transaction(self) -> OpenTransaction | None:
         """Find the transaction that has been open for longest; SQLite does not tell."""

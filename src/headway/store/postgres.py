@@ -1,10 +1,13 @@
 """PostgreSQL through asyncpg: a small pool, a deadline on every statement, and no trust in broken connections.
 
 A connection that met a connection-class or read-only error, a timeout or a cancellation is closed, never reused:
-after a failover the next one finds the new primary. Wake-ups come by LISTEN/NOTIFY on a connection of their own; a
-probe checks that they really arrive, since behind a pooler in transaction mode they do not. There, too, prepared
-statements vanish between transactions: the driver notices the error, stops caching them and runs each statement in
-a transaction.
+after a failover the next one finds the new primary (`primary.py`). One that was not looked at for two seconds is asked
+first whether its server still takes writes, and while a statement takes longer than usual, the driver looks whether
+another server was promoted: then everything that waits for the old one ends at once.
+
+Wake-ups come by LISTEN/NOTIFY on a connection of their own; a probe checks that they really arrive, since behind a
+pooler in transaction mode they do not. There, too, prepared statements vanish between transactions: the driver notices
+the error, stops caching them and runs each statement in a transaction.
 """
 
 import asyncio
@@ -12,21 +15,22 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Any, Final
 from zlib import crc32
 
 import asyncpg
 
-from headway.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from headway.clock import cancel_until_done
+from headway.errors import SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from headway.events import WakeModeChanged, emit
+from headway.store.primary import SUSPECT_S, Primary
 from headway.store.statements import POSTGRES, catalogue, positional
 from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, call, one, step_through_async
 
 STATEMENT_S_MAX: Final = 10.0
 IDLE_S_MAX: Final = 5.0
-CONNECT_S_MAX: Final = 5.0
 PROBE_S_MAX: Final = 2.0
+CLOSE_S_MAX: Final = 2.0
 POOL_SIZE: Final = 4
 DEADLOCK_TRIES_MAX: Final = 5
 CHANNEL: Final = "headway"
@@ -43,8 +47,10 @@ def translate(error: BaseException) -> StoreError | None:
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
         text = f"PostgreSQL: {error}"
-        if state.startswith("53100"):
-            return StoreFull(text)
+        if state == "53100":
+            return StoreFull(f"{text}; nothing was written: free space on the disk of the database")
+        if state == _READ_ONLY:
+            return StoreReadOnly(f"{text}; nothing was written: connect to the primary, or end its read-only phase")
         if state.startswith((*_UNAVAILABLE, *_STATEMENT_GONE)) or isinstance(error, _PLAN_STALE):
             return StoreUnavailable(text)
         if state in ("42P01", "42703"):
@@ -84,6 +90,12 @@ class PostgresDriver:
         self._slots = asyncio.Semaphore(pool_size)
         self._behind_pooler = False
         self._closed = False
+        self._primary = Primary(url, self._options)
+        self._used_since: dict[asyncpg.Connection, float] = {}
+        self._scouting: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._probing = asyncio.Lock()
+        self._prober: asyncpg.Connection | None = None
 
     async def run(self, begin: Begin[T]) -> T:
         """Run a transaction; again from its beginning when the database broke a deadlock by ending it."""
@@ -108,6 +120,22 @@ class PostgresDriver:
         """Run one call: here everything goes over the same wire."""
         return await self.fetch(statement)
 
+    async def probe(self, begin: Begin[T], within_s: float) -> T:
+        """Run a small transaction on a connection that nobody else uses. The server gives it up, too, after so long."""
+        try:
+            async with asyncio.timeout(within_s), self._probing:
+                if self._prober is None or self._prober.is_closed():
+                    self._prober = await self.connect()
+                connection = self._prober
+                try:
+                    return await self._transact(connection, begin, statement_s=within_s)
+                except BaseException:  # Whatever it is, the connection is not used again.
+                    self._discard(connection)
+                    raise
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            self._rethrow(error)
+            raise
+
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements under an advisory lock."""
         async with self._connection() as connection:
@@ -127,38 +155,40 @@ class PostgresDriver:
     async def close(self) -> None:
         """Close every connection that is not in use; those in use are closed when they come back."""
         self._closed = True
-        while self._free:
-            connection = self._free.pop()
-            try:
-                await connection.close(timeout=1.0)
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-                connection.terminate()
+        for connection in (*self._free, *([] if self._prober is None else [self._prober])):
+            self._discard(connection)
+        self._free.clear()
+        if self._scouting is not None:
+            await cancel_until_done(self._scouting)
+        if self._closing:
+            await asyncio.wait(self._closing)  # Each of them is bounded.
 
     async def connect(self) -> asyncpg.Connection:
         """Open a connection; one of several hosts must be the primary."""
-        try:
-            several = "," in urlsplit(self._url).netloc
-            return await asyncpg.connect(
-                self._url,
-                timeout=CONNECT_S_MAX,
-                statement_cache_size=0 if self._behind_pooler else 100,
-                server_settings={"application_name": "headway"},
-                target_session_attrs="read-write" if several else "any",
-            )
-        except (ValueError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-            raise _cannot_connect(error) from None
+        return await self._primary.connect()
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "statement_cache_size": 0 if self._behind_pooler else 100,
+            "server_settings": {"application_name": "headway"},
+        }
 
     async def _run_once(self, begin: Begin[T]) -> T:
         async with self._connection() as connection:
-            await connection.execute(_begin(), timeout=STATEMENT_S_MAX)
-            try:
-                result = await step_through_async(begin, partial(self._execute, connection))
-            except BaseException as error:
-                if isinstance(error, Exception) and (translate(error) is None or _keeps_connection(error)):
-                    await connection.execute("rollback", timeout=STATEMENT_S_MAX)
-                raise
-            await connection.execute("commit", timeout=STATEMENT_S_MAX)
-            return result
+            return await self._transact(connection, begin)
+
+    async def _transact(
+        self, connection: asyncpg.Connection, begin: Begin[T], *, statement_s: float = STATEMENT_S_MAX
+    ) -> T:
+        await connection.execute(_begin(statement_s), timeout=statement_s)
+        try:
+            result = await step_through_async(begin, partial(self._execute, connection))
+        except BaseException as error:
+            if isinstance(error, Exception) and (translate(error) is None or _keeps_connection(error)):
+                await connection.execute("rollback", timeout=statement_s)
+            raise
+        await connection.execute("commit", timeout=statement_s)
+        return result
 
     async def _execute(self, connection: asyncpg.Connection, statement: Call) -> Rows:
         text, order = self._texts[statement.statement]
@@ -170,7 +200,10 @@ class PostgresDriver:
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
         await self._take_slot()
         try:
-            connection = self._known_good() or await self.connect()
+            connection = await self._known_good() or await self.connect()
+            loop = asyncio.get_running_loop()
+            self._used_since[connection] = loop.time()
+            suspicion = loop.call_later(SUSPECT_S, self._suspect)
             try:
                 yield connection
             except BaseException as error:  # noqa: BLE001 - whatever it is, the connection is looked at, then it goes on
@@ -178,6 +211,9 @@ class PostgresDriver:
                 self._rethrow(error)
             else:
                 self._give_back(connection, True)
+            finally:
+                suspicion.cancel()
+                del self._used_since[connection]
         finally:
             self._slots.release()
 
@@ -191,25 +227,79 @@ class PostgresDriver:
         except TimeoutError:
             raise StoreUnavailable("all connections to PostgreSQL are in use") from None
 
-    def _known_good(self) -> asyncpg.Connection | None:
+    async def _known_good(self) -> asyncpg.Connection | None:
+        """Take a connection that waits for use, and ask it now and then whether its server still takes writes."""
         while self._free:
             connection = self._free.pop()
-            if not connection.is_closed():  # The server may have ended it while nobody used it.
+            if connection.is_closed():  # The server may have ended it while nobody used it.
+                continue
+            if self._behind_pooler or not self._primary.is_due(connection):
                 return connection
+            if self._primary.wants_scouting():
+                self._scout()
+            is_right = False
+            try:
+                is_right = await self._primary.check(connection)
+            finally:
+                if not is_right:
+                    self._discard(connection)
+            if is_right:
+                return connection
+            self._leave_free()  # The others lead to the same server.
         return None
+
+    def _leave_free(self) -> None:
+        while self._free:
+            self._free.pop().terminate()
 
     def _give_back(self, connection: asyncpg.Connection, is_good: bool) -> None:
         if is_good and not self._closed and not connection.is_closed() and not connection.is_in_transaction():
             self._free.append(connection)
         else:
+            self._discard(connection)
+
+    def _discard(self, connection: asyncpg.Connection) -> None:
+        """Close a connection in the background, so that the server hears that nobody waits for its statement.
+
+        To hang up is not enough: a backend that waits for a lock does not look whether its client is still there.
+        """
+        if self._prober is connection:
+            self._prober = None
+        if connection.is_closed():
+            return
+
+        async def close() -> None:
+            try:
+                async with asyncio.timeout(CLOSE_S_MAX):
+                    await connection.close(timeout=CLOSE_S_MAX)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                connection.terminate()
+
+        task = asyncio.get_running_loop().create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _suspect(self) -> None:
+        """A statement takes long: perhaps its server is gone, or is no primary any more. Look until it has ended."""
+        loop = asyncio.get_running_loop()
+        if not self._behind_pooler and any(loop.time() - since >= SUSPECT_S for since in self._used_since.values()):
+            self._scout()
+
+    def _scout(self) -> None:
+        if not self._closed and (self._scouting is None or self._scouting.done()):
+            self._scouting = asyncio.get_running_loop().create_task(self._look_for_primary())
+
+    async def _look_for_primary(self) -> None:
+        """Look for a server that was promoted, and hang up on the others: whoever waits for them hears it at once."""
+        for connection in await self._primary.scout():
             connection.terminate()
+        asyncio.get_running_loop().call_later(SUSPECT_S, self._suspect)
 
     def _rethrow(self, error: BaseException) -> None:
         state = getattr(error, "sqlstate", None) or ""
         self._behind_pooler = self._behind_pooler or state in _STATEMENT_GONE
         if state in (*_STATEMENT_GONE, _READ_ONLY):
-            while self._free:  # These believe in their prepared statements, or would read what is no longer true.
-                self._free.pop().terminate()
+            self._leave_free()  # These believe in their prepared statements, or would read what is no longer true.
         if state in (*_STATEMENT_GONE, *_DEADLOCK) or isinstance(error, _PLAN_STALE):
             raise _Again(f"PostgreSQL: {error}") from error
         translated = translate(error)
@@ -222,30 +312,18 @@ class _Again(StoreUnavailable):
     """The transaction was ended through no fault of its own; run it once more."""
 
 
-def _begin() -> str:
+def _begin(statement_s: float = STATEMENT_S_MAX) -> str:
     """Begin a transaction that the server itself ends when this process is frozen, or gone without a word.
 
     Otherwise its locks would outlive its leases, and nobody could take over.
     """
     idle = f"set local idle_in_transaction_session_timeout = {round(IDLE_S_MAX * 1_000)}"
-    return f"begin; {idle}; set local statement_timeout = {round(STATEMENT_S_MAX * 1_000)}"
+    return f"begin; {idle}; set local statement_timeout = {round(statement_s * 1_000)}"
 
 
 def _is_callers(error: BaseException) -> bool:
     """Say whether the error came from the transaction's own logic, after which a rollback has been sent."""
     return isinstance(error, Exception) and translate(error) is None
-
-
-def _cannot_connect(error: Exception) -> StoreError:
-    reason = str(error) or type(error).__name__
-    if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
-        return StoreError(f"the PostgreSQL address cannot be used: {reason}")
-    if isinstance(error, ValueError):  # Its text may quote a part of the password, when that has a / or @ in it.
-        return StoreError(
-            "the PostgreSQL address cannot be used; it must look like postgresql://user:password@host:5432/database,"
-            " special characters of the password percent-encoded"
-        )
-    return StoreUnavailable(f"cannot connect to PostgreSQL: {reason}")
 
 
 class PostgresWatch:

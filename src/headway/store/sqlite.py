@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.clock import wall_now
-from headway.errors import HeadwayError, InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from headway.errors import (
+    HeadwayError,
+    InvalidConfig,
+    SchemaMismatch,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from headway.instants import Instant
 from headway.store.file_access import create_private
 from headway.store.inotify import FileWatch
@@ -51,7 +59,9 @@ def translate(error: sqlite3.Error) -> StoreError:
     if "no such table" in text or "no such column" in text or "has no column" in text:
         return SchemaMismatch(f"{text}; run `headway migrate`")
     if "full" in text:
-        return StoreFull(f"SQLite: {text}")
+        return StoreFull(f"SQLite: {text}; nothing was written: free space on its disk")
+    if "readonly" in text:
+        return StoreReadOnly(f"SQLite: {text}; nothing was written: let this user write to the file and to its folder")
     if "not a database" in text or "malformed" in text:
         return StoreError(f"SQLite: {text}")
     if isinstance(error, sqlite3.OperationalError) or "closed database" in text:
@@ -175,6 +185,7 @@ class SqliteDriver:
         self._connection = SqliteConnection(path, synchronous=synchronous, now=now)
         self._peeking: SqliteConnection | None = None
         self._closed = False
+        self._probe: asyncio.Future[Any] | None = None
         self._thread = threading.Thread(target=self._serve, name="headway-sqlite", daemon=True)
         self._thread.start()
 
@@ -198,6 +209,30 @@ class SqliteDriver:
             return self._peeking.fetch(statement)
         except StoreUnavailable:  # Somebody repairs the log, or has locked all of it: that can be waited for.
             return await self.fetch(statement)
+
+    async def probe(self, begin: Begin[T], within_s: float) -> T:
+        """Run a small transaction on a connection and in a thread of its own; one that is under way is waited for."""
+        try:
+            async with asyncio.timeout(within_s):
+                if self.path == ":memory:":
+                    return await self.run(begin)
+                while self._probe is not None and not self._probe.done():
+                    await asyncio.wait([self._probe])
+                probe = self._probe = asyncio.ensure_future(asyncio.to_thread(self._run_apart, begin, within_s))
+                probe.add_done_callback(lambda done: done.cancelled() or done.exception())
+                return await asyncio.shield(probe)
+        except TimeoutError:
+            raise StoreUnavailable(f"SQLite did not answer within {within_s:g} s") from None
+
+    def _run_apart(self, begin: Begin[T], within_s: float) -> T:
+        if not Path(self.path).exists():  # To open it would make another one.
+            raise StoreUnavailable(f"SQLite: the file {self.path} is gone")
+        connection = SqliteConnection(self.path)
+        try:
+            connection.raw.execute(f"pragma busy_timeout = {round(within_s * 1_000)}")
+            return connection.run(begin)
+        finally:
+            connection.raw.close()
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements; the write lock excludes everybody else."""
@@ -349,6 +384,14 @@ class InlineSqliteDriver:
     async def peek(self, statement: Call) -> Rows:
         """Run one call: here everything is done at once."""
         return await self.fetch(statement)
+
+    async def probe(self, begin: Begin[T], within_s: float) -> T:
+        """Run a small transaction; here nothing can hold it up but time that is made up."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self.run(begin)
+        except TimeoutError:
+            raise StoreUnavailable(f"SQLite did not answer within {within_s:g} s") from None
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements."""

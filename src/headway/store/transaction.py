@@ -122,6 +122,13 @@ class Driver(Protocol):
         """Read a few rows by their keys: what is so short that handing it to somebody else takes longer."""
         ...
 
+    async def probe(self, begin: Begin[T], within_s: float) -> T:
+        """Run a small transaction apart from all others, so that only the database can hold it up; give up in time.
+
+        One at a time: who asks while another one is under way waits for it, and no connection is left behind.
+        """
+        ...
+
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements in one transaction that excludes every other one with this lock name."""
         ...

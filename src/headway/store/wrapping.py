@@ -32,6 +32,10 @@ class WrappingDriver:
         """Read a few rows by their keys."""
         return await self._driver.peek(statement)
 
+    async def probe(self, begin: Begin[T], within_s: float) -> T:
+        """Run a small transaction apart from all others."""
+        return await self._driver.probe(begin, within_s)
+
     async def script(self, statements: Iterable[str], lock: str) -> None:
         """Run schema statements."""
         await self._driver.script(statements, lock)

@@ -11,6 +11,7 @@ from headway.shapes import stamp
 from headway.status.attention import alerts, faults
 from headway.status.figures import situation_shape
 from headway.status.situation import lost_among, unserved
+from headway.status.trouble import AWAY, FULL, READ_ONLY
 from headway.store.measures import Missed
 from headway.workers import workers_of
 from tests.simulation.stage import Stage
@@ -64,6 +65,23 @@ def test_many_lost_nodes_are_counted() -> None:
 )
 def test_a_clock_that_is_off(skew_s: object, words: list[str]) -> None:
     assert said("clock_off", nodes=[node(skew_s=skew_s)]) == words
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "words"),
+    [
+        (READ_ONLY, "store_read_only", "the store is read-only: "),
+        (FULL, "store_full", "the store has no room left: "),
+        (AWAY, "store_stuck", "the store answers, but takes no writes: "),
+    ],
+)
+def test_a_store_without_writes_is_not_taken_for_nodes_without_life(trouble: str, code: str, words: str) -> None:
+    waiting = [queue("default", 3)]
+    [first, *others] = faults(situation(trouble=trouble, nodes=[], lost=[node(age=MINUTE)], queues=waiting))
+    assert (first.code, first.words.startswith(words)) == (code, True)
+    assert first.cure
+    assert not others, "nobody can write that it lives"
+    assert "no_scheduler" in {fault.code for fault in faults(situation(nodes=[], queues=waiting))}
 
 
 def test_missed_instants_are_told_with_the_way_to_them() -> None:

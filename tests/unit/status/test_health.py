@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from headway.clock import Loop
+from headway.errors import StoreFull, StoreReadOnly, StoreUnavailable
 from headway.instants import SECOND
 from headway.model import Node
-from headway.status.health import AWAY, NOBODY_DECIDES, OK, UNKNOWN, Condition, Health
+from headway.status.health import FRESH_S, NOBODY_DECIDES, UNKNOWN, Condition, Health
+from headway.status.trouble import AWAY, FULL, OK, PROBE_S_MAX, READ_ONLY
 from tests.simulation.stage import Seat, Stage
 from tests.simulation.virtual_loop import virtual
 
@@ -102,6 +104,30 @@ async def test_a_store_that_is_away_shows_within_seconds_and_so_does_its_return(
         seat.driver.is_down = False
         await asyncio.sleep(1.5)
         assert (await health.look()).status == "ready"
+
+
+@virtual
+async def test_the_truth_is_told_within_two_seconds_however_often_one_asks() -> None:
+    assert PROBE_S_MAX + FRESH_S <= 2.0
+    async with watched() as (seat, health):
+        await lead(seat, 600)
+        for what, asking_s, words in (
+            (StoreReadOnly(), 0.0, READ_ONLY),
+            (StoreFull(), 0.0, FULL),
+            (StoreUnavailable(), 0.0, AWAY),
+            (None, 100.0, AWAY),  # A locked table, or commits that nobody confirms.
+        ):
+            assert (await health.look()).status == "ready"
+            seat.driver.refuses, seat.driver.asking_s = what, asking_s
+            began, said = seat.clock.monotonic(), list[str]()
+            while seat.clock.monotonic() - began < 30.0:
+                said.append((await health.look()).store)
+                if said[-1] != OK:
+                    assert seat.clock.monotonic() - began <= 2.0 or words in said[:-1]
+                await asyncio.sleep(0.05)
+            assert set(said[said.index(words) :]) == {words}, "it flips"
+            seat.driver.refuses, seat.driver.asking_s = None, 0.0
+            await asyncio.sleep(2.0)
 
 
 @virtual

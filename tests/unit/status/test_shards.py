@@ -5,7 +5,7 @@ import pytest
 from headway.cli.status import _shards_text
 from headway.model import Lease, Node
 from headway.status.attention import faults
-from headway.status.situation import SHARD_PREFIX
+from headway.status.trouble import SHARD_PREFIX
 from tests.unit.cli.test_top import NOW, situation
 
 

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from asyncpg import exceptions
 
-from headway.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from headway.errors import SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from headway.store import postgres, sqlite
 from headway.store.transaction import ConstraintViolated
 
@@ -19,6 +19,8 @@ TRY_AGAIN = ("08", "53", "57", "58", "25006", "25P03", "40", "55P03", "XX000", "
 def _expected(state: str) -> type[StoreError]:
     if state == "53100":
         return StoreFull
+    if state == "25006":
+        return StoreReadOnly
     if state.startswith(TRY_AGAIN):
         return StoreUnavailable
     if state.startswith("23"):
@@ -80,7 +82,7 @@ SQLITE_ERRORS: list[tuple[sqlite3.Error, type[StoreError]]] = [
     (sqlite3.OperationalError("database table is locked"), StoreUnavailable),
     (sqlite3.OperationalError("disk I/O error"), StoreUnavailable),
     (sqlite3.OperationalError("unable to open database file"), StoreUnavailable),
-    (sqlite3.OperationalError("attempt to write a readonly database"), StoreUnavailable),
+    (sqlite3.OperationalError("attempt to write a readonly database"), StoreReadOnly),
     (sqlite3.OperationalError("interrupted"), StoreUnavailable),
     (sqlite3.OperationalError("database or disk is full"), StoreFull),
     (sqlite3.OperationalError("no such table: headway_jobs"), SchemaMismatch),

@@ -81,3 +81,32 @@ select * from (
 ) as found
 order by age_s desc
 limit 1;
+
+-- name: touch_jobs
+-- Take the lock that every writer needs, and change nothing: shows a locked table, and a server that is read-only.
+update headway_jobs set id = id where id = '';
+
+-- name: touch_attempts
+-- The same for the attempts.
+update headway_attempts set job_id = job_id where job_id = '';
+
+-- name: touch_schedules
+-- The same for the schedules.
+update headway_schedules set name = name where name = '';
+
+-- name: touch_occurrences
+-- The same for the decisions.
+update headway_occurrences set schedule = schedule where schedule = '';
+
+-- name: touch_leases
+-- The same for the leases.
+update headway_leases set name = name where name = '';
+
+-- name: touch_nodes
+-- The same for the nodes.
+update headway_nodes set id = id where id = '';
+
+-- name: touch_counter
+-- Write a row: shows a full disk, and commits that nobody confirms.
+insert into headway_counters (name, value) values ('probe', 1)
+on conflict (name) do update set value = headway_counters.value + 1;

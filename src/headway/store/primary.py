@@ -1,0 +1,250 @@
+"""Finds the primary among PostgreSQL servers, and tells whether a connection still leads to it.
+
+After a fail-over the old primary may be gone without a word, may have become read-only, or may still believe that it is
+the primary while none of its commits is confirmed any more. What tells them apart is the *timeline*, a number that
+grows with each promotion: of all servers that take writes, the one with the highest is right. Behind one address (a
+virtual IP, a DNS name) a server that was started later is right, too.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
+
+import asyncpg
+
+from headway.errors import StoreError, StoreUnavailable
+
+CONNECT_S_MAX: Final = 5.0
+IDENTIFY_S_MAX: Final = 1.5
+SCOUT_S_MAX: Final = 1.5  # So long the others are waited for when one server has said that it takes writes.
+SUSPECT_S: Final = 1.5  # A statement that takes longer may be waiting for a server that is no primary any more.
+CHECK_EVERY_S: Final = 1.5  # So long a connection is believed to lead to a server that takes writes.
+SCOUT_EVERY_S: Final = 2.0  # So often the other servers are looked at while all is well.
+SPARE_S: Final = 0.1
+FORGET_AFTER_S: Final = 30.0  # So long none but the server that was promoted last is taken for the primary.
+
+# A standby has no timeline of its own, and must not be asked for one.
+_IDENTITY: Final = """\
+select pg_is_in_recovery() or current_setting('transaction_read_only') = 'on' as is_read_only,
+  cast(date_part('epoch', pg_postmaster_start_time()) * 1000000 as bigint) as started,
+  case when pg_is_in_recovery() then 0
+    else ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint end as timeline"""
+_MODEST_IDENTITY: Final = "select current_setting('transaction_read_only') = 'on' as is_read_only"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a server says of itself; zeros where it does not say."""
+
+    timeline: int = 0
+    started: int = 0
+    is_read_only: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who was promoted, or else started, later has the higher one."""
+        return self.timeline, self.started
+
+
+UNKNOWN: Final = Server()
+
+
+def hosts_of(url: str) -> list[tuple[str, int | None]]:
+    """Return the hosts that an address names, each with its port; one or none when there is no choice."""
+    named = urlsplit(url).netloc.rpartition("@")[2]
+    return [_host_of(part) for part in named.split(",") if part]
+
+
+def _host_of(part: str) -> tuple[str, int | None]:
+    if part.startswith("["):
+        host, _, port = part[1:].partition("]")
+        port = port.removeprefix(":")
+    else:
+        host, _, port = part.partition(":")
+    return unquote(host), int(port) if port.isdecimal() else None
+
+
+class Primary:
+    """Opens connections to the primary, and knows which of them no longer lead to it."""
+
+    def __init__(self, url: str, options: Callable[[], dict[str, Any]]) -> None:
+        self._url = url
+        self._options = options
+        self._hosts = hosts_of(url) if "," in urlsplit(url).netloc else []
+        self._found: tuple[str, int | None] | None = None
+        self._best = UNKNOWN  # The one that was promoted, or started, last.
+        self._servers: WeakKeyDictionary[asyncpg.Connection, Server] = WeakKeyDictionary()
+        self._checked_at: WeakKeyDictionary[asyncpg.Connection, float] = WeakKeyDictionary()
+        self._best_heard_at = float("-inf")
+        self._scouted_at = float("-inf")
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether the address names several servers."""
+        return bool(self._hosts)
+
+    async def connect(self) -> asyncpg.Connection:
+        """Open a connection to the server that takes writes; where only one can be meant, to that."""
+        if not self._hosts:
+            return await self._open(None, CONNECT_S_MAX)
+        if self._found is not None:
+            with contextlib.suppress(StoreUnavailable):
+                connection = await self._open(self._found, CONNECT_S_MAX)
+                if self._is_right(connection):
+                    return connection
+                connection.terminate()
+            self._found = None
+        return await self._search(CONNECT_S_MAX)
+
+    def is_due(self, connection: asyncpg.Connection) -> bool:
+        """Say whether a connection should be checked before it is used."""
+        return _now() - self._checked_at.get(connection, 0.0) >= CHECK_EVERY_S
+
+    async def check(self, connection: asyncpg.Connection) -> bool:
+        """Say whether a connection still leads to a server that takes writes, the last one that was promoted."""
+        try:
+            await self._identify(connection)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            self._found = None
+            return False
+        return self._is_right(connection)
+
+    def wants_scouting(self) -> bool:
+        """Say whether it is time to look at the other servers."""
+        return self.is_one_of_several and _now() - self._scouted_at >= SCOUT_EVERY_S
+
+    async def scout(self) -> list[asyncpg.Connection]:
+        """Look whether another server has become the primary; return the connections that do not lead to it."""
+        self._scouted_at = _now()
+        try:
+            async with asyncio.timeout(SCOUT_S_MAX + SPARE_S):
+                connection = await (self._search(SCOUT_S_MAX) if self._hosts else self._open(None, SCOUT_S_MAX))
+        except (StoreError, TimeoutError):
+            return []
+        try:
+            return [known for known in self._servers if not known.is_closed() and not self._is_current(known)]
+        finally:
+            connection.terminate()
+
+    def _is_right(self, connection: asyncpg.Connection) -> bool:
+        """Whether a connection leads to a server that takes writes, and none was promoted after it."""
+        return self._is_current(connection) and not self._servers.get(connection, UNKNOWN).is_read_only
+
+    def _is_current(self, connection: asyncpg.Connection) -> bool:
+        server, best = self._servers.get(connection, UNKNOWN), self._best
+        if server.timeline == 0 or best.timeline == 0:
+            return True
+        if self._hosts:
+            return server.timeline >= best.timeline
+        return server.rank >= best.rank
+
+    async def _search(self, within_s: float) -> asyncpg.Connection:
+        """Ask all servers at once, and take the one that takes writes and was promoted last."""
+        if _now() - self._best_heard_at > FORGET_AFTER_S:
+            self._best = UNKNOWN  # It will not come back: others were put in its place, with a history of their own.
+        tries = {asyncio.create_task(self._open(host, within_s)): host for host in self._hosts}
+        try:
+            await self._hear(set(tries), within_s)
+            opened = {task: host for task, host in tries.items() if _is_open(task)}
+            fit = [task for task in opened if self._is_right(task.result())]
+            if not fit:
+                raise StoreUnavailable(f"cannot connect to PostgreSQL: {_reasons(tries)}")
+            best = max(fit, key=lambda task: self._servers[task.result()].timeline)
+            self._found = opened.pop(best)
+            return best.result()
+        finally:
+            for task in tries:
+                if not _is_open(task):
+                    task.cancel()
+                elif tries[task] != self._found:
+                    task.result().terminate()
+
+    async def _hear(self, waiting: set["asyncio.Task[asyncpg.Connection]"], within_s: float) -> None:
+        """Wait until all have answered; once one is right, only a moment longer."""
+        ends = _now() + within_s
+        while waiting and (rest_s := ends - _now()) > 0:
+            done, waiting = await asyncio.wait(waiting, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
+            if any(_is_open(task) and self._is_right(task.result()) for task in done):
+                ends = min(ends, _now() + SCOUT_S_MAX)
+
+    async def _open(self, host: tuple[str, int | None] | None, within_s: float) -> asyncpg.Connection:
+        where: dict[str, Any] = {} if host is None else {"host": host[0]}
+        if host is not None and host[1] is not None:
+            where["port"] = host[1]
+        async with _translated(within_s):
+            connection = await asyncpg.connect(
+                self._url, timeout=within_s, target_session_attrs="any", **where, **self._options()
+            )
+        try:
+            async with _translated(IDENTIFY_S_MAX):
+                await self._identify(connection, is_new=True)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _identify(self, connection: asyncpg.Connection, *, is_new: bool = False) -> None:
+        """Ask a server who it is. One that answers only half of it, or through a pooler, is taken as it is."""
+        server = UNKNOWN
+        try:
+            row = await connection.fetchrow(_IDENTITY, timeout=IDENTIFY_S_MAX)
+            server = Server(row["timeline"], row["started"], row["is_read_only"])
+        except asyncpg.PostgresError as error:
+            if (error.sqlstate or "")[:2] in ("08", "57"):
+                raise
+            with contextlib.suppress(asyncpg.PostgresError):
+                row = await connection.fetchrow(_MODEST_IDENTITY, timeout=IDENTIFY_S_MAX)
+                server = Server(is_read_only=row["is_read_only"])
+        self._servers[connection] = server
+        self._checked_at[connection] = _now()
+        if server.is_read_only:
+            return
+        # Behind one address whoever answers a new connection is right, also one that begins to count anew.
+        if (is_new and not self._hosts) or server.rank >= self._best.rank:
+            self._best, self._best_heard_at = server, _now()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _is_open(task: "asyncio.Task[asyncpg.Connection]") -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+def _reasons(tries: "dict[asyncio.Task[asyncpg.Connection], tuple[str, int | None]]") -> str:
+    """Say of each server what is wrong with it."""
+    said = []
+    for task, (host, _) in tries.items():
+        if _is_open(task):
+            said.append(f"{host} is read-only")
+        else:
+            said.append(f"{host}: {task.exception() if task.done() and not task.cancelled() else 'no answer'}")
+    return "; ".join(said)
+
+
+@contextlib.asynccontextmanager
+async def _translated(within_s: float) -> AsyncIterator[None]:
+    """Say in our words why a connection cannot be had."""
+    try:
+        async with asyncio.timeout(within_s + SPARE_S):  # The library has its own limit, but not in all it does.
+            yield
+    except (ValueError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        raise cannot_connect(error) from None
+
+
+def cannot_connect(error: Exception) -> StoreError:
+    """Make an error of what keeps us from connecting, without a password in it."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
+        return StoreError(f"the PostgreSQL address cannot be used: {reason}")
+    if isinstance(error, ValueError):  # Its text may quote a part of the password, when that has a / or @ in it.
+        return StoreError(
+            "the PostgreSQL address cannot be used; it must look like postgresql://user:password@host:5432/database,"
+            " special characters of the password percent-encoded"
+        )
+    return StoreUnavailable(f"cannot connect to PostgreSQL: {reason}")

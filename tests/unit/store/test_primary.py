@@ -1,0 +1,47 @@
+"""Which server is the primary: what an address names, and how soon everybody has left the old one."""
+
+import pytest
+
+from headway.store.primary import (
+    CHECK_EVERY_S,
+    IDENTIFY_S_MAX,
+    SCOUT_EVERY_S,
+    SCOUT_S_MAX,
+    SPARE_S,
+    SUSPECT_S,
+    Server,
+    hosts_of,
+)
+
+BUDGET_S = 5.0
+
+
+def test_writes_in_flight_end_within_five_seconds() -> None:
+    """Somebody is promoted while one look is under way that just missed it; the next one finds it."""
+    assert (SCOUT_S_MAX + SPARE_S) + SUSPECT_S + (SCOUT_S_MAX + SPARE_S) <= BUDGET_S
+
+
+def test_reads_leave_the_old_primary_within_five_seconds() -> None:
+    """A server that says that it is none, or does not answer; and one that does not know it."""
+    assert CHECK_EVERY_S + IDENTIFY_S_MAX + SCOUT_S_MAX + SPARE_S <= BUDGET_S
+    checks = -(-SCOUT_EVERY_S // CHECK_EVERY_S)  # The others are looked at when a connection is checked.
+    assert checks * CHECK_EVERY_S + SCOUT_S_MAX + SPARE_S <= BUDGET_S
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("postgresql://db1,db2/app", [("db1", None), ("db2", None)]),
+        ("postgresql://u:p%40ss@db1:5433,db2:5434/app?sslmode=require", [("db1", 5433), ("db2", 5434)]),
+        ("postgresql://u@[::1]:5433,[fe80::1]/app", [("::1", 5433), ("fe80::1", None)]),
+        ("postgresql://%2Fvar%2Frun,db2/app", [("/var/run", None), ("db2", None)]),
+        ("postgresql:///app", []),
+    ],
+)
+def test_the_hosts_of_an_address(url: str, hosts: list[tuple[str, int | None]]) -> None:
+    assert hosts_of(url) == hosts
+
+
+def test_who_was_promoted_last_is_right_and_else_who_was_started_last() -> None:
+    ranks = [Server(timeline, started).rank for timeline, started in ((1, 50), (1, 60), (2, 10))]
+    assert ranks == sorted(ranks)
