@@ -44,7 +44,8 @@ ENGINE_LIMITS = (
 )
 OTHER_LIMITS = (
     "headway.queue.transports.rabbitmq.HEARTBEAT_S",
-    *(f"headway.store.postgres.{name}_S_MAX" for name in ("STATEMENT", "IDLE", "CONNECT", "PROBE")),
+    *(f"headway.store.postgres.{name}_S_MAX" for name in ("STATEMENT", "IDLE", "PROBE", "CLOSE")),
+    *(f"headway.store.primary.{name}_S_MAX" for name in ("CONNECT", "IDENTIFY")),
     *(f"headway.store.sqlite.{name}_S_MAX" for name in ("STATEMENT", "BUSY")),
 )
 
