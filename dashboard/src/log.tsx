@@ -135,11 +135,16 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
           )}
           {hasOlder && lines.length >= SHOWN_MAX && <p class="faint">`headway jobs logs {id}` has what was before.</p>}
           {shown.map((line) => (
-            <div key={String(line.seq)} class={`log-line stream-${/^[a-z]+$/.test(line.stream) ? line.stream : "other"}`}>
+            <div key={String(line.seq)} class={`log-line stream-${/^[a-z]+$/.test(line.stream) ? line.stream : "other"} level-${/^[a-z]+$/.test(line.level ?? "") ? line.level : "info"}`}>
               <time dateTime={line.at} title={line.at}>
                 {inZone(instant(line.at), undefined).slice(11, 19)}
               </time>
               {severalAttempts && <span class="faint">#{line.attempt}</span>}
+              {line.logger && (
+                <span class="log-source">
+                  {line.level} {visible(line.logger)}
+                </span>
+              )}
               <span class="log-words">{visible(line.line)}</span>
             </div>
           ))}

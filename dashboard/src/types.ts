@@ -102,6 +102,8 @@ export interface LogLine {
   at: string;
   attempt: number;
   stream: string;
+  level?: string; // debug, info, warning, error or critical; servers before this one did not tell.
+  logger?: string | null;
   line: string;
 }
 

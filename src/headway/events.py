@@ -103,6 +103,15 @@ class JobsSettled(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] = ()
 
 
+class JobLogged(msgspec.Struct, frozen=True, kw_only=True):
+    """A running job has logged, printed or warned: streams and lines, as they are stored."""
+
+    node: str
+    job_id: str
+    task: str
+    lines: tuple[tuple[str, str], ...]
+
+
 class AttemptsLost(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts that are not ours any more; their code was stopped and what they said is not kept.
 
@@ -218,6 +227,7 @@ Event: TypeAlias = (
     | ChildStarted
     | ChildEnded
     | JobsSettled
+    | JobLogged
     | AttemptsLost
     | ReportsRefused
     | Timed

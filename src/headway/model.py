@@ -583,6 +583,23 @@ class Claimed(Attempt, frozen=True, kw_only=True):
         return self.job_id
 
 
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_STREAM_LEVELS: Final = {"stderr": "warning"}
+
+
+def log_stream(level: str, logger: str) -> str:
+    """Name the stream of a line that was logged with a level by a logger."""
+    return f"{level}:{logger}"
+
+
+def read_stream(text: str) -> tuple[str, str, str | None]:
+    """Return stream, level and logger of a line; one that was only written has no logger."""
+    level, colon, logger = text.partition(":")
+    if colon and level in LOG_LEVELS:
+        return "log", level, logger
+    return text, _STREAM_LEVELS.get(text, "info"), None
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a running attempt says about itself since it last did; nothing of a stale attempt is kept."""
 

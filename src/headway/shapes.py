@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from headway.errors import InvalidSchedule
 from headway.instants import DAY, INSTANT_MAX, INSTANT_MIN, Instant, format_duration, isoformat, to_datetime
 from headway.lifecycle import Status
-from headway.model import Action, Job, Occurrence, Pause, Schedule, ScheduleSpec, Token
+from headway.model import Action, Job, Occurrence, Pause, Schedule, ScheduleSpec, Token, read_stream
 from headway.scheduling.planner import first_at, next_instant
 from headway.scheduling.triggers import After, At, Cron, Trigger, describe, trigger_to_dict
 from headway.scheduling.zones import zone
@@ -173,6 +173,14 @@ def attempt_shape(attempt: Mapping[str, Any]) -> Shape:
         "reason": attempt["reason"],
         "error": read_error(attempt["error"]),
     }
+
+
+def line_shape(line: Mapping[str, Any]) -> Shape:
+    """Write a line of a job's log, with level and logger; one that was written already stays as it is."""
+    if "level" in line:
+        return {**line, "at": stamp(line["at"])}
+    stream, level, logger = read_stream(line["stream"])
+    return {**line, "at": stamp(line["at"]), "stream": stream, "level": level, "logger": logger}
 
 
 def occurrence_shape(occurrence: Occurrence) -> Shape:

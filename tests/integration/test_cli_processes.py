@@ -186,7 +186,12 @@ app = Headway()
 
 @app.task
 def hello() -> str:
+    print("saying hello")
     return "hello, world"
+
+@app.task
+def torn() -> None:
+    raise ValueError("torn in two")
 
 app.schedule("hello", hello, Every("1h"))
 """
@@ -199,6 +204,14 @@ def test_dev_runs_jobs_restarts_when_the_app_changes_and_survives_its_mistakes(t
         wait_until(says(log, "schedules_synchronised app=shop"), "the app to run")
         job = told(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "90s")
         assert (job["status"], job["result"]) == ("COMPLETED", "hello, world")
+        assert 'line="saying hello"' in next(line for line in log.read_text().splitlines() if job["id"] in line)
+        lines = told(file_store(tmp_path), "jobs", "logs", job["id"])
+        assert [(line["stream"], line["level"], line["line"]) for line in lines] == [("stdout", "info", "saying hello")]
+        headway(tmp_path, "enqueue", "torn", "--wait", "--timeout", "90s")
+        wait_until(
+            says(log, 'status=FAILED reason="raised, failure 1 of 1" error="ValueError: torn in two"'), "its error"
+        )
+        wait_until(says(log, "raise ValueError("), "its traceback")
         rewrite(source, APP + "\noops(")
         wait_until(says(log, "waiting_for_a_change"), "the mistake to be told")
         mistake = log.read_text().partition("restarting changed=shop.py")[2].splitlines()

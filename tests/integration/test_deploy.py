@@ -1,6 +1,7 @@
 """What is in deploy/ fits the product: commands, options, settings, ports, probes, metrics, and time to end in."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -22,8 +23,9 @@ from headway.instants import SECOND
 from headway.settings import PORT_DEFAULT, Settings
 from headway.status.api import ROUTES
 from scripts import make_sbom as sbom
+from tests.support import evidence
 from tests.support.api import api_process
-from tests.support.waiting import DEADLINE_S
+from tests.support.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -137,7 +139,7 @@ def test_units_let_jobs_end() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_units_are_understood_by_systemd(tmp_path: Path) -> None:
-    program = Path(sys.executable).with_name("headway")
+    program = str(Path(sys.executable).with_name("headway"))
     for path in UNITS:
         copy = tmp_path / path.name.replace("@", "@1")
         copy.write_text(path.read_text().replace(PROGRAM, str(program)))
@@ -306,3 +308,74 @@ def test_every_metric_exists(tmp_path: Path) -> None:
         told = set(re.findall(r"^# TYPE (\w+) ", client.get("/metrics").text, re.MULTILINE))
     assert named - ENGINE_METRICS <= told
     assert named & ENGINE_METRICS <= set(re.findall(r"`(headway_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
+
+
+# Runs a command where everything but one folder is read-only, as in a container; also the temporary folders.
+READ_ONLY = """
+set -e
+state=$1; shift
+mount --make-rprivate /
+mount --bind "$state" "$state"
+for place in / /tmp /var/tmp /home; do
+    if mountpoint -q "$place"; then mount -o remount,bind,ro "$place"; fi
+done
+exec "$@"
+"""
+
+
+def read_only(state: Path, *command: object) -> list[str]:
+    """Return a command line that runs another one without a writable folder but one."""
+    alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    return [*alone, "sh", "-c", READ_ONLY, "sh", str(state), *map(str, command)]
+
+
+def may_mount(folder: Path) -> bool:
+    try:
+        return (
+            subprocess.run(read_only(folder, "true"), capture_output=True, timeout=DEADLINE_S, check=False).returncode
+            == 0
+        )
+    except FileNotFoundError:
+        return False
+
+
+JOBS = """
+import os, sys, tempfile
+from headway import Every, Headway
+app = Headway()
+
+@app.task
+def look() -> list[str]:
+    print("looking")
+    return [place for place in (os.getcwd(), "/tmp", "/var/tmp") if os.access(place, os.W_OK)]
+
+app.command("greet", ["echo", "hello"])
+app.schedule("look", look, Every("1h"))
+"""
+
+
+def test_a_node_needs_no_folder_that_it_may_write_to(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    if not may_mount(state):
+        pytest.skip("this system lets nobody make mounts of their own")
+    (tmp_path / "jobs.py").write_text(JOBS)
+    store = f"sqlite:///{state}/headway.db"
+    variables = {"HEADWAY_STORE": store, "HEADWAY_APP": "jobs:app", "HEADWAY_PORT": "0", "TMPDIR": str(tmp_path)}
+    written = evidence.log_file("headway serve, read-only")
+    program = str(Path(sys.executable).with_name("headway"))
+    with written.open("wb") as output:
+        process = subprocess.Popen(
+            read_only(state, program, "serve"), cwd=tmp_path, stderr=output, env={**os.environ, **variables}
+        )
+    try:
+        wait_until(lambda: "listening" in written.read_text() or process.poll() is not None, "the node to listen")
+        for task, expected in (("look", []), ("greet", {"exit_code": 0})):
+            asked = [program, "enqueue", task, "--store", store, "--wait", "--timeout", "90s", "--json"]
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False)
+            assert (done.returncode, json.loads(done.stdout)["result"]) == (0, expected), done.stderr
+    finally:
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 0
+    assert "line=looking" in written.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["jobs.py", "state"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from headway.app import CHILD_REPORT_S, CHILD_STORE, file_app, hello_of
 from headway.cli.app_path import load_app
 from headway.errors import InvalidConfig
-from headway.worker import environment
+from headway.worker import capture, environment
 from headway.worker.attempt import Registry
 from headway.worker.child import serve
 from headway.worker.child_line import REPORT_EVERY_S
@@ -28,12 +28,14 @@ def main(app_path: str, socket_number: str, page_number: str, kind: str, width: 
     def load() -> tuple[Registry, Hand, Hello]:
         with environment.shown(withheld):
             app = load_app(app_path) if app_path else file_app()
+        capture.adjust()
         if app is None:
             raise InvalidConfig("headway.toml defines no tasks any more")
         if store is not None:
             app.settings = replace(app.settings, store=store)
         return app.tasks, app, hello_of(app)
 
+    capture.install(one_at_a_time=kind == "process")
     line = socket.socket(fileno=int(socket_number))
     page = Page(int(page_number))
     for number in (line.fileno(), page.file):

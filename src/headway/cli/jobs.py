@@ -19,7 +19,7 @@ from headway.errors import DefinitionError
 from headway.instants import MILLISECOND, SECOND, Instant, parse_instant, to_datetime
 from headway.lifecycle import Status
 from headway.model import Job
-from headway.shapes import Shape, attempt_shape, stamp
+from headway.shapes import Shape, attempt_shape, line_shape, stamp
 from headway.store import Store
 from headway.store.bulk import Verb
 from headway.why import Step, error_line, read_detail, read_json
@@ -241,7 +241,7 @@ async def logs(
         lines = [line async for line in _log(desk.store, job.id)]
         kept = lines if number is None else list(deque(lines, maxlen=number))
         if session.as_json and not follow:
-            session.out.json([_log_shape(line) for line in kept])
+            session.out.json([line_shape(line) for line in kept])
             return 0
         writer = _LogWriter(session)
         writer.write(kept)
@@ -276,10 +276,6 @@ async def _follow_log(desk: Desk, job_id: str, after: int, writer: "_LogWriter")
             await desk.clock.rest(LOOK_S, wake)
 
 
-def _log_shape(line: dict[str, Any]) -> Shape:
-    return {**line, "at": stamp(line["at"])}
-
-
 class _LogWriter:
     """Writes lines of a log: with their time, and a mark where another attempt begins."""
 
@@ -291,13 +287,20 @@ class _LogWriter:
         """Write some lines."""
         for line in lines:
             if self._as_json:
-                print(to_json(_log_shape(line)), flush=True)
+                print(to_json(line_shape(line)), flush=True)
                 continue
             if self._attempt is not None and line["attempt"] != self._attempt:
                 self._out.say(f"— attempt {line['attempt']}", "quiet")
             self._attempt = line["attempt"]
-            stream = "" if line["stream"] in ("log", "stdout") else f"{line['stream']}: "
-            self._out.say(f"{_milliseconds(line['at'])}  {clean(stream + line['line'])}")
+            self._out.say(f"{_milliseconds(line['at'])}  {clean(_source(line) + line['line'])}")
+
+
+def _source(line: dict[str, Any]) -> str:
+    """Say who has logged a line, and how bad it is; what is only printed needs no name."""
+    shape = line_shape(line)
+    if shape["logger"]:
+        return f"{shape['level'].upper()} {shape['logger']}: "
+    return "" if shape["stream"] in ("log", "stdout") else f"{shape['stream']}: "
 
 
 def _precise(instant: Instant) -> str:

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Final, assert_never
 
 from headway.cli.log_writer import LibraryLog, LogWriter
@@ -34,6 +34,7 @@ from headway.events import (
     EngineLost,
     EngineReturned,
     Event,
+    JobLogged,
     JobsPromoted,
     JobsSettled,
     LeasesExpired,
@@ -51,7 +52,7 @@ from headway.events import (
 )
 from headway.instants import MILLISECOND, Instant, isoformat, to_datetime
 from headway.lifecycle import Settlement
-from headway.model import Decision, Plan
+from headway.model import Decision, Plan, read_stream
 from headway.why import read_json
 
 DECISIONS_TOLD_MAX: Final = 5
@@ -59,7 +60,8 @@ FAILURES_EVERY_S: Final = 5.0
 SETTLED_TOLD_MAX: Final = 5
 COMPLETED_EVERY_S: Final = 1.0
 TRACEBACK_LENGTH_MAX: Final = 4_000
-TRACEBACKS_MAX: Final = 5  # In a second.
+TRACEBACKS_MAX: Final = 5  # In a second,
+JOB_LINES_MAX: Final = 200  # as these.
 CLOSE_S_MAX: Final = 1.0  # A worker has promised to be gone two seconds after its grace.
 
 Line = tuple[str, str, dict[str, object]]
@@ -80,6 +82,8 @@ class EventLog:
         self._wake_ups_told: tuple[str, str] | None = None
         self._tracebacks_since = float("-inf")
         self._tracebacks = 0
+        self._job_lines_since = float("-inf")
+        self._job_lines = 0
 
     @classmethod
     def on_stderr(cls, *, as_json: bool) -> "EventLog":
@@ -114,6 +118,8 @@ class EventLog:
             yield from self._failure(event)
         elif isinstance(event, JobsSettled):
             yield from self._settled(event)
+        elif isinstance(event, JobLogged):
+            yield from self._logged(event)
         elif isinstance(event, WakeModeChanged):
             yield from self._wake_mode(event)
         else:
@@ -146,6 +152,16 @@ class EventLog:
             self._completed_told_at = time.monotonic()
             yield "info", "completed", {"jobs": self._completed}
             self._completed = 0
+
+    def _logged(self, event: JobLogged) -> Iterator[Line]:
+        """Tell so many lines of jobs in a second, and of more how many there were; all are in the jobs' logs."""
+        now = time.monotonic()
+        if now - self._job_lines_since >= 1.0:
+            if self._job_lines > JOB_LINES_MAX:
+                yield "info", "job log left out", {"lines": self._job_lines - JOB_LINES_MAX, "see": "headway jobs logs"}
+            self._job_lines_since, self._job_lines = now, 0
+        yield from islice(describe(event), max(0, JOB_LINES_MAX - self._job_lines))
+        self._job_lines += len(event.lines)
 
     def _may_tell_traceback(self) -> bool:
         """Allow a few in a second: where everything fails, the first ones say why."""
@@ -202,6 +218,9 @@ def describe(event: Event) -> Iterator[Line]:
                 yield level, settlement.outcome.replace("_", " "), _settled_fields(settlement, task)
             if len(others) > SETTLED_TOLD_MAX:
                 yield "warning", "not completed", {"jobs": len(others)}
+        case JobLogged(job_id=job_id, task=task, lines=lines):
+            for stream, line in lines:
+                yield _logged(job_id, task, stream, line)
         case AttemptsLost(job_ids=ids, reason=reason):
             yield "warning", "attempts lost", {"jobs": len(ids), "first": ids[0] if ids else None, "reason": reason}
         case ReportsRefused(job_ids=ids):
@@ -261,6 +280,14 @@ def _settled_fields(settlement: Settlement, task: str | None) -> dict[str, objec
         "error": f"{told.get('type')}: {told.get('message')}" if told else None,
         "traceback": trace[-TRACEBACK_LENGTH_MAX:] or None,
     }
+
+
+def _logged(job_id: str, task: str, stream: str, line: str) -> Line:
+    """Describe a line of a job's log."""
+    kind, level, logger = read_stream(stream)
+    source = {"logger": logger, "stream": kind if kind not in ("log", "stdout") else None}
+    shown = {"debug": "info", "critical": "error"}.get(level, level)
+    return shown, "job log", {"task": task, "job": job_id, **source, "line": line}
 
 
 _SETTLED_LEVELS: Final = {"released": "info", "cancelled": "info"}

@@ -26,7 +26,7 @@ from headway.instants import SECOND, Instant
 from headway.lifecycle import Status
 from headway.model import Job
 from headway.ports import Latest, LiveView
-from headway.shapes import job_shape, stamp
+from headway.shapes import job_shape, line_shape
 from headway.status.reader import overlaid, serial_of
 from headway.store import Store
 from headway.store.feed import EVERYTHING, Change, Line, all_before, low_of
@@ -592,13 +592,15 @@ def job_event(kind: str, job: Job, now: int, place: str | None = None) -> Event:
 def log_event(lines: list[Line], place: str | None, version: int) -> Event:
     """Tell what a job has logged."""
     told = [
-        {
-            "seq": line.seq or None,
-            "at": stamp(line.at),
-            "attempt": line.attempt,
-            "stream": line.stream,
-            "line": line.line,
-        }
+        line_shape(
+            {
+                "seq": line.seq or None,
+                "at": line.at,
+                "attempt": line.attempt,
+                "stream": line.stream,
+                "line": line.line,
+            }
+        )
         for line in lines
     ]
     return Event("log", {"lines": told}, id=place, version=version)

@@ -13,7 +13,7 @@ from headway.errors import DefinitionError, DuplicateKey, InvalidTask, JobNotFou
 from headway.instants import DAY, parse_start, to_datetime
 from headway.lifecycle import Status
 from headway.model import KEY_LENGTH_MAX, EnqueuedRow, Job, NewJob, check_name, encode_args
-from headway.shapes import attempt_shape, job_facts, job_outlook, job_shape, stamp, unmasked
+from headway.shapes import attempt_shape, job_facts, job_outlook, job_shape, line_shape, stamp, unmasked
 from headway.status.around import node_names, why
 from headway.status.follow import FILTERS, LIVE, SINCE, Stream, events_of_job, job_answer, visible_job, wait_for_change
 from headway.status.web import (
@@ -332,7 +332,7 @@ async def log_of_job(call: Call) -> Answer:
         lines = await call.store.queue.log_newest(job.id, before=before, limit=limit)
     else:
         lines = await call.store.queue.log(job.id, after=int(cursor or 0), limit=limit)
-    items = [{**line, "at": stamp(line["at"])} for line in lines]
+    items = [line_shape(line) for line in lines]
     return Answer({"items": items, "next_cursor": str(lines[-1]["seq"]) if len(lines) == limit else None})
 
 
@@ -402,7 +402,15 @@ _JOB: Final = {
     "why": "running on node-2 for 3m 17s",
     "version": 17,
 }
-_LINE: Final = {"seq": 1, "at": "2027-01-31T06:00:00.104Z", "attempt": 1, "stream": "log", "line": "from berlin"}
+_LINE: Final = {
+    "seq": 1,
+    "at": "2027-01-31T06:00:00.104Z",
+    "attempt": 1,
+    "stream": "log",
+    "level": "info",
+    "logger": "shop.stock",
+    "line": "from berlin",
+}
 _EVENT: Final = {"event": "enqueued", "at": "2027-01-31T06:00:00Z", "data": {}}
 _PAGE: Final = {"items": [_JOB], "next_cursor": None}
 _BODY: Final = {"type": "video.transcode", "args": {"video": 456}, "queue": "media", "key": "video-456"}

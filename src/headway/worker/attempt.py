@@ -14,6 +14,7 @@ import msgspec
 from headway.errors import InvalidTask, LeaseLost
 from headway.model import ERROR_BYTES_MAX, REASON_LENGTH_MAX, Claimed, storable
 from headway.task import Cancel, Retry, Task
+from headway.worker import capture
 from headway.worker.context import Context, TaskStopped, encode_result
 from headway.worker.frames import Cancelled, Done, Failed, Stopped, Unfit
 
@@ -52,16 +53,14 @@ def run_sync(
     was_asked: Callable[[str], bool],
 ) -> Ended:
     """Run a `def` task to its end; `was_asked` says whether a job has been asked to stop."""
-    made: Context | None = None
+    output = capture.begin(context)
     try:
-        if task.wants_context:
-            made = context()
-            result = task.function(made, **args)
-        else:
-            result = task.function(**args)
+        result = task.function(output.context(), **args) if task.wants_context else task.function(**args)
         return _done(claimed, result)
     except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
-        return outcome_of(claimed, error, task.conduct.retry, was_asked, made)
+        return outcome_of(claimed, error, task.conduct.retry, was_asked, output.made)
+    finally:
+        capture.end(output)
 
 
 async def run_async(
@@ -72,16 +71,16 @@ async def run_async(
     was_asked: Callable[[str], bool],
 ) -> Ended:
     """Run an `async def` task to its end; `was_asked` says whether a job has been asked to stop."""
-    made: Context | None = None
+    output = capture.begin(context)
     try:
-        if task.wants_context:
-            made = context()
-            coroutine: Coroutine[Any, Any, Any] = task.function(made, **args)
-        else:
-            coroutine = task.function(**args)
+        coroutine: Coroutine[Any, Any, Any] = (
+            task.function(output.context(), **args) if task.wants_context else task.function(**args)
+        )
         return _done(claimed, await coroutine)
     except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
-        return outcome_of(claimed, error, task.conduct.retry, was_asked, made)
+        return outcome_of(claimed, error, task.conduct.retry, was_asked, output.made)
+    finally:
+        capture.end(output)
 
 
 def _done(claimed: Claimed, result: object) -> Ended:

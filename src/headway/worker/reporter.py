@@ -11,7 +11,7 @@ import msgspec
 
 from headway.clock import Clock
 from headway.errors import StoreError, StoreFull, StoreUnavailable
-from headway.events import ReportsRefused, emit
+from headway.events import JobLogged, ReportsRefused, emit
 from headway.instants import Instant
 from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, REASON_LENGTH_MAX, JsonObject, Report, storable
 from headway.ports import Latest, Live, Work
@@ -63,6 +63,9 @@ class Reporter:
             if held is None:
                 continue
             after, bounded = held.line_at, self._bounded(held, report)
+            if bounded.lines:
+                lines = tuple([(stream, line) for _, stream, line in bounded.lines])
+                emit(JobLogged(node=self._clock.node, job_id=report.job_id, task=held.claimed.task, lines=lines))
             held.report = _merge(held.report, bounded)
             is_new |= report.job_id not in self._reporting
             self._reporting[report.job_id] = held

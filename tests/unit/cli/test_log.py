@@ -10,6 +10,7 @@ import pytest
 
 from headway.cli.log import (
     DECISIONS_TOLD_MAX,
+    JOB_LINES_MAX,
     TRACEBACK_LENGTH_MAX,
     TRACEBACKS_MAX,
     EventLog,
@@ -27,6 +28,7 @@ from headway.events import (
     EngineLost,
     EngineReturned,
     Event,
+    JobLogged,
     JobsPromoted,
     JobsSettled,
     LeasesExpired,
@@ -73,6 +75,7 @@ EVENTS: list[Event] = [
     ChildStarted(node="n", pid=7, kind="process"),
     ChildEnded(node="n", pid=7, kind="process", reason="was killed by SIGSEGV"),
     JobsSettled(node="n", completed=0, others=(settle(ATTEMPT, Crashed("{}"), 0.5),)),
+    JobLogged(node="n", job_id="job_1", task="t", lines=(("stdout", "hello"),)),
     AttemptsLost(node="n", job_ids=("job_1",), reason="their end was refused"),
     ReportsRefused(node="n", job_ids=("job_1",)),
     Draining(node="n", running=3, reason="the worker ends"),
@@ -194,6 +197,18 @@ def test_where_everything_fails_the_first_tracebacks_are_enough() -> None:
     assert sum("error=" in line for line in lines) == 101
     assert sum(line.count("shop.CardRefused: no\n") for line in lines) == TRACEBACKS_MAX
     assert max(map(len, log_of("plain", failed(traceback="x" * 1_000_000)))) < 2 * TRACEBACK_LENGTH_MAX
+
+
+def test_lines_of_jobs_are_told_with_their_job_and_not_too_many() -> None:
+    said = (("stdout", "hello\x1b[2J"), ("error:shop.stock", "no more"), ("stderr", "oh"), ("log", "said"))
+    assert log_of("plain", JobLogged(node="n", job_id="job_1", task="count", lines=said)) == [
+        "2027-01-01T00:00:00.123Z info job_log task=count job=job_1 line=hello\\x1b[2J",
+        '2027-01-01T00:00:00.123Z error job_log task=count job=job_1 logger=shop.stock line="no more"',
+        "2027-01-01T00:00:00.123Z warning job_log task=count job=job_1 stream=stderr line=oh",
+        "2027-01-01T00:00:00.123Z info job_log task=count job=job_1 line=said",
+    ]
+    flood = JobLogged(node="n", job_id="job_1", task="count", lines=(("stdout", "x"),) * 1_000)
+    assert len(log_of("plain", flood, flood, flood)) == JOB_LINES_MAX
 
 
 def test_a_log_that_nobody_reads_does_not_stop_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,266 @@
+"""What tasks print, log and warn, as lines of their job's log.
+
+Installed once in a child process. A context variable says whose attempt runs: each asyncio task, and each thread that
+`asyncio.to_thread` uses, has its own. Where one job runs at a time, its threads need none. Whatever belongs to no
+attempt, and what native code and other programs write to the file descriptors, goes where it always went.
+
+A task waits for nobody who reads a terminal: its lines go to the supervisor, which stores and shows them. The context
+of an attempt, which most tasks never need, is made when its first line comes.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final, TextIO
+
+from headway.model import LOG_LINE_LENGTH_MAX, log_stream
+from headway.worker.context import Context
+
+_output: ContextVar["Output | None"] = ContextVar("headway_output", default=None)
+
+
+class Output:
+    """The output of one attempt, and the context through which it leaves the process. It is cheap to make."""
+
+    made: Context | None = None
+    is_over = False
+    _partial: dict[str, str] | None = None  # By stream, what has no end of line yet.
+
+    def __init__(self, make: Callable[[], Context]) -> None:
+        self._make = make
+
+    def context(self) -> Context:
+        """Return the context of the attempt; there is one."""
+        if self.made is None:
+            self.made = self._make()
+        return self.made
+
+    def add(self, stream: str, text: str) -> None:
+        """Add whole lines to the job's log; nothing when the attempt has just ended, in another thread."""
+        with _lock:
+            context = None if self.is_over else self.context()
+        if context is not None:
+            context.log(text, stream)
+
+    def write(self, stream: str, text: str) -> None:
+        """Take what is written to a stream; a line is added when it is complete."""
+        with _lock:
+            if self._partial is None:
+                self._partial = {}
+            *lines, rest = (self._partial.get(stream, "") + text).split("\n")
+            if len(rest) > LOG_LINE_LENGTH_MAX:
+                lines, rest = [*lines, rest], ""
+            self._partial[stream] = _overwritten(rest) + ("\r" if rest.endswith("\r") else "")
+        if lines:
+            self.add(stream, "\n".join([_overwritten(line) for line in lines]))
+
+    def finish_lines(self) -> None:
+        """Add what has no end of line."""
+        for stream, text in list((self._partial or {}).items()):
+            if text.strip():
+                self.add(stream, _overwritten(text))
+
+
+_lock: Final = threading.RLock()  # The same thread may come back, from a signal or a finaliser.
+
+
+def _overwritten(line: str) -> str:
+    """Return what a terminal would show of a line: what was written after the last carriage return."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+class _Installed:
+    """What this process has installed."""
+
+    is_on = False
+    is_sole = False  # One attempt runs at a time, so every thread works for it.
+    sole: Output | None = None
+
+
+class _Handling(threading.local):
+    """Whether this thread is in a handler of `logging`, whose record was captured already."""
+
+    is_on = False
+
+
+_handling: Final = _Handling()
+
+
+def begin(make: Callable[[], Context]) -> Output:
+    """Take the output of what runs from here on as that of an attempt; `make` makes its context."""
+    output = Output(make)
+    _output.set(output)
+    if _Installed.is_sole:
+        _Installed.sole = output
+    return output
+
+
+def end(output: Output) -> None:
+    """End what `begin` began: what is printed later is not this attempt's."""
+    if output._partial:
+        output.finish_lines()
+    output.is_over = True
+    _Installed.sole = None
+    _output.set(None)
+
+
+def current() -> Output | None:
+    """Return the output of the attempt that runs here; None where nothing is captured."""
+    if not _Installed.is_on:
+        return None
+    output = _output.get() or _Installed.sole
+    return None if output is None or output.is_over else output
+
+
+class _Stream(io.TextIOBase):
+    """Stands for `sys.stdout` or `sys.stderr`."""
+
+    def __init__(self, name: str, original: TextIO) -> None:
+        self._name = name
+        self._original = original
+        self._bytes = _Bytes(self)
+
+    def write(self, text: str) -> int:
+        """Take text for the job that runs here, or let it pass."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        output = current()
+        if output is None:
+            return self._original.write(text)
+        if not _handling.is_on:
+            output.write(self._name, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was let pass."""
+        if current() is None:
+            self._original.flush()
+
+    @property
+    def buffer(self) -> "io.RawIOBase | Any":
+        """The same for bytes."""
+        return self._bytes if current() is not None else self._original.buffer
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the original."""
+        return self._original.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """How the original treats what it cannot encode."""
+        return self._original.errors
+
+    def fileno(self) -> int:
+        """Return the descriptor, for programs that a task starts."""
+        return self._original.fileno()
+
+    def writable(self) -> bool:
+        """It can be written to."""
+        return True
+
+    def isatty(self) -> bool:
+        """Nobody draws on a log."""
+        return False
+
+    def close(self) -> None:
+        """Stay open: others write here, too."""
+
+
+class _Bytes(io.RawIOBase):
+    """Stands for the buffer of a stream."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        """Take bytes as text."""
+        self._stream.write(bytes(data).decode("utf-8", "replace"))
+        return len(data)
+
+    def writable(self) -> bool:
+        """It can be written to."""
+        return True
+
+
+def install(*, one_at_a_time: bool) -> None:
+    """Capture what tasks of this process print, log and warn; before the app is imported, which may keep a stream."""
+    sys.stdout, sys.stderr = _Stream("stdout", sys.stdout), _Stream("stderr", sys.stderr)
+    _hand_on_records()
+    _hand_on_warnings()
+    os.register_at_fork(after_in_child=_uninstall)  # A copy of this process must not speak for it.
+    _Installed.is_on, _Installed.is_sole = True, one_at_a_time
+
+
+def adjust() -> None:
+    """Have what is worth a line pass the filters, where the imported app has not set them: after its import."""
+    root = logging.getLogger()
+    if root.level == logging.WARNING and not root.handlers:
+        root.setLevel(logging.INFO)
+    if not sys.warnoptions:  # By default a warning is shown once in a process, and never again to other jobs.
+        warnings.simplefilter("always", append=True)
+
+
+def _uninstall() -> None:
+    _Installed.is_on = False
+
+
+def _hand_on_records() -> None:
+    call_handlers = logging.Logger.callHandlers
+
+    def capture(logger: logging.Logger, record: logging.LogRecord) -> None:
+        output = None if _handling.is_on else current()
+        if output is None:
+            call_handlers(logger, record)
+            return
+        output.add(log_stream(_level(record.levelno), record.name), _words(record))
+        _handling.is_on = True  # Handlers that write to a stream of ours would say it again.
+        try:
+            call_handlers(logger, record)
+        finally:
+            _handling.is_on = False
+
+    logging.Logger.callHandlers = capture  # type: ignore[method-assign,assignment]
+
+
+def _hand_on_warnings() -> None:
+    show = warnings.showwarning
+
+    def capture(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        output = current() if file is None else None
+        if output is None:
+            show(message, category, filename, lineno, file, line)
+        else:
+            output.add(log_stream("warning", "py.warnings"), f"{category.__name__}: {message} ({filename}:{lineno})")
+
+    warnings.showwarning = capture
+
+
+def _level(number: int) -> str:
+    names = ((50, "critical"), (40, "error"), (30, "warning"), (20, "info"))
+    return next((name for least, name in names if number >= least), "debug")
+
+
+def _words(record: logging.LogRecord) -> str:
+    """Return the message of a record, and where its exception came from; arguments that do not fit stop nobody."""
+    try:
+        text = record.getMessage()
+    except Exception as broken:  # noqa: BLE001 - it is code of others
+        text = f"{record.msg!s} (its arguments do not fit: {type(broken).__name__})"
+    if record.exc_info and record.exc_info[0] is not None:
+        with contextlib.suppress(Exception):
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+    return text

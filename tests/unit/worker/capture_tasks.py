@@ -1,0 +1,138 @@
+"""Tasks that print, log and warn in every way."""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import warnings
+
+from headway import Context, Headway
+
+app = Headway("sqlite://", name="capture")
+log = logging.getLogger("shop.orders")
+print("while it is imported")
+
+
+@app.task
+def everything() -> None:
+    """Say something in each way; nothing of it is asked of a context."""
+    print("printed")
+    print("one", end=" ")
+    print("line")
+    print("to stderr", file=sys.stderr)
+    log.info("logged %d", 7)
+    log.warning("two\nlines")
+    log.error("torn %d", "no number")
+    try:
+        raise ValueError("caught")
+    except ValueError:
+        log.exception("an exception")
+    warnings.warn("out of date", stacklevel=1)
+    sys.stdout.buffer.write("bytes ü\n".encode())
+    print("\r10%", end="", file=sys.stderr)
+    print("\r20%", end="", file=sys.stderr)
+    thread = threading.Thread(target=print, args=("from a thread",))
+    thread.start()
+    thread.join()
+    print("without an end", end="")
+
+
+@app.task
+def configured() -> None:
+    """Have handlers of its own, which say what was captured already; and one that writes elsewhere."""
+    logging.basicConfig(level=logging.DEBUG, force=True)
+    log.debug("fine")
+    log.info("once")
+    logging.getLogger().handlers.clear()
+    os.write(1, b"native\n")
+    print("terminal:", sys.stdout.isatty(), sys.stdout.fileno())
+
+
+@app.task
+def copied() -> str:
+    """Print in a copy of the process, which must not speak for the job."""
+    pid = os.fork()
+    if pid == 0:
+        print("from the copy", flush=True)
+        os._exit(0)
+    return str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+@app.task
+def flood(lines: int) -> None:
+    """Print much more than a log keeps, and a line without an end."""
+    for _ in range(lines):
+        print("x" * 1_000)
+    for _ in range(lines):
+        print("y" * 1_000, end="")
+
+
+turns: dict[str, asyncio.Event] = {}
+
+
+async def _take_turns(name: str) -> None:
+    """Go on when another task has said something."""
+    turns.setdefault(name, asyncio.Event()).set()
+    other = "b" if name == "a" else "a"
+    await turns.setdefault(other, asyncio.Event()).wait()
+
+
+@app.task
+async def shared(name: str) -> None:
+    """Say something while another task on the loop does, also from a thread and from a task of its own."""
+    print(name, "begins")
+    await _take_turns(name)
+    log.info("%s goes on", name)
+    await asyncio.to_thread(print, name, "in a thread")
+    await asyncio.create_task(_say(name))
+
+
+async def _say(name: str) -> None:
+    print(name, "in a task of its own")
+
+
+meeting = threading.Barrier(2, timeout=90)
+
+
+@app.task(isolation="thread")
+def beside(name: str) -> None:
+    """Say something while another thread does."""
+    meeting.wait()
+    print(name, "in its thread")
+    meeting.wait()
+
+
+@app.task
+def with_context(ctx: Context) -> None:
+    """Say something through the context, too."""
+    print("before")
+    ctx.log("between")
+    print("after")
+
+
+left_behind: list[asyncio.Task[None]] = []
+may_speak = threading.Event()
+
+
+@app.task
+async def late() -> None:
+    """Leave a thread behind that prints when the attempt is over."""
+
+    def speak() -> None:
+        may_speak.wait()
+        print("too late")
+
+    attempt = asyncio.current_task()
+    assert attempt is not None
+    left_behind.extend((attempt, asyncio.create_task(asyncio.to_thread(speak))))
+
+
+@app.task
+async def afterwards() -> None:
+    """Have what was left behind speak, and wait until it has."""
+    attempt, rest = left_behind
+    await asyncio.wait([attempt])
+    may_speak.set()
+    await rest
+    print("in time")
