@@ -162,6 +162,12 @@ export function shellWord(text: string): string {
 // What cannot be seen but changes what is: written out, so that a log line shows what it really has.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
+/** Say which attempt a job is at, as everywhere: `2/3`, or `5 (1 of 3 failed)` where some did not count. */
+export function tries(job: { attempts: number; failures: number; max_attempts: number }): string {
+  const isPlain = job.attempts <= job.max_attempts && (job.failures === job.attempts || job.failures === job.attempts - 1);
+  return isPlain ? `${job.attempts}/${job.max_attempts}` : `${job.attempts} (${job.failures} of ${job.max_attempts} failed)`;
+}
+
 /** Write out control characters and marks of direction. */
 export function visible(text: string): string {
   return text.replace(HIDDEN, (mark) => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);

@@ -99,7 +99,7 @@ function Number({ page }: { page: string }) {
   return (
     <span class={`number ${page === "problems" ? "tone-bad" : "tone-busy"}`}>
       {count(number)}
-      <span class="offscreen">{page === "problems" ? " need a look" : " running"}</span>
+      <span class="offscreen">{page === "problems" ? " to review" : " running"}</span>
     </span>
   );
 }

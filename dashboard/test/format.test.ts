@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { clip, count, counted, countdown, dateIn, duration, inZone, percent, rate, relative, safeUrl, shellWord, shortId, visible } from "../src/format.ts";
+import { clip, count, counted, countdown, dateIn, duration, inZone, percent, rate, relative, safeUrl, shellWord, shortId, tries, visible } from "../src/format.ts";
 import { commandAt } from "../src/cli.ts";
 
 const AT = Date.parse("2027-03-28T01:00:00Z");
@@ -80,6 +80,13 @@ test("words for the shell cannot break out", () => {
   assert.equal(commandAt("http://h:1", ["jobs", "cancel", "job_1"], { reason: "why not", all: true, none: undefined }), "headway jobs cancel job_1 --reason 'why not' --all --server http://h:1");
   assert.equal(commandAt("http://h:1", ["jobs", "cancel", "job_1"], { reason: "yes", tag: ["a", "b c"], empty: "" }), "headway jobs cancel job_1 --reason yes --tag a --tag 'b c' --server http://h:1");
   assert.equal(commandAt("http://h:1", ["queues", "pause", "-q"], { reason: "x" }), "headway queues pause --reason x --server http://h:1 -- -q");
+});
+
+test("attempts are told as on the command line", () => {
+  assert.equal(tries({ attempts: 2, failures: 1, max_attempts: 3 }), "2/3");
+  assert.equal(tries({ attempts: 3, failures: 3, max_attempts: 3 }), "3/3");
+  assert.equal(tries({ attempts: 5, failures: 1, max_attempts: 3 }), "5 (1 of 3 failed)");
+  assert.equal(tries({ attempts: 2, failures: 0, max_attempts: 3 }), "2 (0 of 3 failed)");
 });
 
 test("short forms", () => {

@@ -373,7 +373,8 @@ def _running(job: Job, around: Around) -> tuple[str, Evidence]:
         "node_name": node,
         "node_alive": around.lives(job.node),
         "started_at": isoformat(started),
-        "attempt": job.attempt,
+        "attempts": job.attempt,
+        "failures": job.failures,
         "max_attempts": job.max_attempts,
         "progress": job.progress,
         "step": detail.step,
@@ -409,9 +410,16 @@ def _running_words(job: Job, now: Instant, node: str | None) -> str:
         words.append(f"{job.progress}%" + (f" ({detail.step})" if detail.step else ""))
     if eta is not None:
         words.append(f"about {span(eta * SECOND)} left" if eta else "nearly done")
-    if job.failures:
-        words.append(f"attempt {job.attempt}")
+    if job.attempt > 1:
+        words.append(tries(job))
     return ", ".join(words)
+
+
+def tries(job: Job) -> str:
+    """Say which attempt a job is at: `attempt 2/3`, or `attempt 5 (1 of 3 failed)` where some did not count."""
+    if job.attempt <= job.max_attempts and job.failures in (job.attempt, job.attempt - 1):
+        return f"attempt {job.attempt}/{job.max_attempts}"
+    return f"attempt {job.attempt} ({job.failures} of {job.max_attempts} failed)"
 
 
 def _ended(job: Job, around: Around) -> tuple[str, Evidence]:

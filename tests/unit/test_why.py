@@ -262,7 +262,14 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
         job(Status.RUNNING, **RUNNING, progress=65, detail='{"step": "720p", "eta": 71.0}'),
         around(worker()),
         "running on web-1 for 3m, 65% (720p), about 1m 10s left",
-        {"node_name": "web-1", "node_alive": True, "eta_seconds": 70, "lease_seconds": 20.0, "attempt": 1},
+        {
+            "node_name": "web-1",
+            "node_alive": True,
+            "eta_seconds": 70,
+            "lease_seconds": 20.0,
+            "attempts": 1,
+            "failures": 0,
+        },
     ),
     "running, asked to stop": (
         job(Status.RUNNING, **RUNNING, cancel_requested_at=NOW - 3 * SECOND, reason="cancelled by cli: enough"),
@@ -352,7 +359,7 @@ def test_a_glance_needs_nothing_but_the_job(status: Status) -> None:
 
 def test_what_runs_names_its_worker_and_further_attempts() -> None:
     again = job(Status.RUNNING, **(RUNNING | {"attempt": 2}), failures=1)
-    assert glance(again, NOW, "web-1") == "running on web-1 for 3m, attempt 2"
+    assert glance(again, NOW, "web-1") == "running on web-1 for 3m, attempt 2/3"
     assert glance(again, NOW).startswith("running on node_web-1 ")
 
 

@@ -5,7 +5,7 @@ import { apiUrl } from "../api.ts";
 import { Attempts } from "../attempts.tsx";
 import { command } from "../cli.ts";
 import { writeExact } from "../exact.ts";
-import { clip, counted, duration, instant, safeUrl, SECOND, shortId, visible } from "../format.ts";
+import { clip, duration, instant, safeUrl, SECOND, shortId, tries, visible } from "../format.ts";
 import { useCalm, useEvery, useNews, useRead, useTitle } from "../hooks.ts";
 import { JsonView } from "../jsonview.tsx";
 import { bindKeys } from "../keys.ts";
@@ -128,7 +128,7 @@ function Where({ job }: { job: Job }) {
   return (
     <>
       Running {node && <>on <Text of={node.name} most={60} /> </>}for <Since at={job.started_at} />
-      {job.attempts > 1 && `, attempt ${job.attempts}`}
+      {job.attempts > 1 && `, attempt ${tries(job)}`}
       {job.cancel_requested_at && <>; asked to stop <Time at={job.cancel_requested_at} /></>}
     </>
   );
@@ -280,7 +280,7 @@ function About({ job }: { job: Job }) {
           job.started_at ? ["Started", <Time at={job.started_at} />] : null,
           job.finished_at ? ["Ended", <Time at={job.finished_at} />] : null,
           job.started_at && job.finished_at ? ["Took", duration(instant(job.finished_at) - instant(job.started_at))] : null,
-          ["Attempts", `${job.attempts}, ${counted(job.failures, "failure")} of ${job.max_attempts} allowed`],
+          ["Attempts", `${job.attempts} (${job.failures} failed, ${job.max_attempts} allowed)`],
           job.schedule ? ["Schedule", <ScheduleLink name={job.schedule} />] : null,
           job.occurrence_at && job.schedule ? ["Occurrence", <a href={href(["schedules", job.schedule], { at: job.occurrence_at })}><Time at={job.occurrence_at} /></a>] : null,
           job.rerun_of ? ["Rerun of", <JobLink id={job.rerun_of} />] : null,

@@ -4,7 +4,7 @@ import { bulk } from "../actions.tsx";
 import { apiUrl, ask, wordsOf } from "../api.ts";
 import { command } from "../cli.ts";
 import { filtersOf, queryOf, readWords, type Filters } from "../filters.ts";
-import { count, counted, duration, instant } from "../format.ts";
+import { count, counted, duration, instant, tries } from "../format.ts";
 import { useCalm, useNews, useTitle } from "../hooks.ts";
 import { bindKeys } from "../keys.ts";
 import { liveState, onReadAgain } from "../live.ts";
@@ -316,7 +316,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
             job.status === "RUNNING" ? <Progress job={job} /> : <Text of={job.why} most={140} />,
             <Text of={job.queue} most={30} />,
             <Text of={job.tenant} most={30} />,
-            job.attempts > job.max_attempts ? job.attempts : `${job.attempts}/${job.max_attempts}`,
+            tries(job),
             <Time at={job.created_at} />,
             job.status === "RUNNING" ? <Since at={job.started_at} /> : isFinal(job.status) && job.started_at ? duration(instant(job.finished_at) - instant(job.started_at)) : "–",
           ],

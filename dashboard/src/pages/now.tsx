@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { apiUrl } from "../api.ts";
 import { Chart } from "../chart.tsx";
 import { command } from "../cli.ts";
-import { clip, count, counted, duration, HOUR, instant, MINUTE, percent, rate, SECOND } from "../format.ts";
+import { clip, count, counted, duration, HOUR, instant, MINUTE, percent, rate, SECOND, tries } from "../format.ts";
 import { useCalm, useEvery, useNews, useRead, useTitle } from "../hooks.ts";
 import { mergedList } from "../merge.ts";
 import { href } from "../router.ts";
@@ -204,7 +204,7 @@ function Running({ figures }: { figures: Stats }) {
                   of <ScheduleLink name={job.schedule} />
                 </span>
               )}
-              {job.attempts > 1 && <span class="faint">attempt {job.attempts}</span>}
+              {job.attempts > 1 && <span class="faint">attempt {tries(job)}</span>}
               <span class="push faint">{isFinal(job.status) || job.status !== "RUNNING" ? <Badge state={job.status} /> : <Since at={job.started_at} />}</span>
             </div>
             <Progress job={job} />

@@ -20,7 +20,7 @@ from headway.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instan
 from headway.lifecycle import Status
 from headway.model import Job
 from headway.shapes import job_shape
-from headway.why import Detail, Step, error_line, eta_seconds, read_detail
+from headway.why import Detail, Step, error_line, eta_seconds, read_detail, tries
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -212,7 +212,7 @@ def news(sight: Sight) -> str:
         return f"{head}  the store does not answer: {sight.trouble}"
     if job.status is Status.RUNNING:
         place = [f"{job.progress}%", detail.step or "", _counts(detail)]
-        on = f"attempt {job.attempt} on {sight.worker}"
+        on = f"{tries(job)} on {sight.worker}"
         asked = "asked to stop" if job.cancel_requested_at is not None else ""
         return "  ".join(part for part in (head, *place, asked, on) if part)
     if job.status is Status.COMPLETED:
@@ -273,13 +273,6 @@ def _head(sight: Sight) -> Line:
     if job.status is Status.RUNNING and sight.worker:
         head.append((f"  worker {sight.worker}", ""))
     return head
-
-
-def tries(job: Job) -> str:
-    """Say which attempt it is: of how many, unless some of them were for free."""
-    if job.attempt <= job.max_attempts and job.failures in (job.attempt, job.attempt - 1):
-        return f"attempt {job.attempt}/{job.max_attempts}"
-    return f"attempt {job.attempt}"
 
 
 def _body(sight: Sight, width: int, height: int) -> list[Line]:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from headway.cli.watch import LINE_EVERY, Sight, bar, frame, is_news, news, painted, rate_text, tries
+from headway.cli.watch import LINE_EVERY, Sight, bar, frame, is_news, news, painted, rate_text
 from headway.instants import MINUTE, SECOND, Instant, parse_instant
 from headway.lifecycle import Status
 from headway.model import Job
+from headway.why import tries
 
 NOW: Instant = parse_instant("2027-01-01T12:00:00Z")
 STEPS = [
@@ -132,8 +133,8 @@ def test_rates_have_digits_before_the_point() -> None:
 
 def test_attempts_that_cost_nothing_are_not_counted_against_the_most() -> None:
     assert tries(sight(attempt=2, failures=1).job) == "attempt 2/3"
-    assert tries(sight(attempt=5, failures=1).job) == "attempt 5"
-    assert tries(sight(attempt=3, failures=0).job) == "attempt 3"
+    assert tries(sight(attempt=5, failures=1).job) == "attempt 5 (1 of 3 failed)"
+    assert tries(sight(attempt=3, failures=0).job) == "attempt 3 (0 of 3 failed)"
 
 
 def test_a_line_is_written_for_what_is_new_only() -> None:
@@ -156,6 +157,6 @@ def test_a_line_is_written_for_what_is_new_only() -> None:
 
 def test_a_line_has_everything() -> None:
     line = news(sight(progress=65, detail={"step": "720p", "done": 5, "total": 8, "rate": 2.0}))
-    assert line == "2027-01-01 12:00:00Z  job_1  RUNNING  65%  720p  5/8 · 2.0/s · 2s left  attempt 1 on web-2"
+    assert line == "2027-01-01 12:00:00Z  job_1  RUNNING  65%  720p  5/8 · 2.0/s · 2s left  attempt 1/3 on web-2"
     assert news(sight(Status.COMPLETED, finished_at=NOW, result="5")).endswith("COMPLETED  in 2m 31s  result 5")
     assert news(sight(Status.PENDING, why="no worker is alive")).endswith("PENDING  no worker is alive")
