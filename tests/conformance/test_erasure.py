@@ -12,7 +12,7 @@ SECRET = "Ada Lovelace, 12 Elm Street"
 
 async def _told(backend: Backend) -> str:
     """Return everything that is in the store, as text."""
-    tables = ("jobs", "attempts", "events", "log", "steps", "feed", "occurrences")
+    tables = ("jobs", "attempts", "events", "log", "steps", "feed", "occurrences", "deliveries")
     return str([await backend.sql(f"select * from headway_{table}") for table in tables])
 
 
@@ -56,3 +56,34 @@ async def test_nothing_that_a_job_was_given_or_said_is_left(backend: Backend) ->
     assert [attempt["outcome"] for attempt in await store.queue.attempts(job_id)] == ["failed", "completed"]
     assert (await store.queue.get(waiting)).args == '{"n":1}'
     assert attempt_of(again).attempt == 2
+
+
+async def test_a_key_leads_to_every_job_that_repeats_it(backend: Backend) -> None:
+    store = backend.store
+    url, quoted = "https://example.org/ada-lovelace", f'{{"who":"{SECRET}"}}'
+    first = await enqueue(store, tenant="acme", key="k", args=quoted, callback=url)
+    foreign = await enqueue(store, tenant="globex", queue="other", key="k", args='{"n":1}', callback="https://x.org/")
+    family = [first]
+    for _ in range(2):  # Each repeats the one before it, and the first is repeated twice.
+        await end(store, await claim_one(store), Raised(quoted, retryable=False))
+        family.append((await store.queue.retry(family[-1], author="ada")).id)
+    family.append((await store.queue.retry(first, author="ada")).id)
+    await end(store, await claim_one(store), Succeeded(quoted))
+    await end(store, await claim_one(store, "other"), Succeeded())
+    ended, waiting = await store.erasure.page("acme", "k")
+    assert sorted([*ended, *waiting]) == sorted(family)
+    assert len(waiting) == 1
+    assert sorted(await store.erasure.erase(ended, keeps_key=True)) == sorted(ended)
+    assert await store.erasure.page("acme", "k") == (ended, waiting)  # The key still leads to them.
+    await end(store, await claim_one(store), Succeeded(quoted))
+    assert await store.erasure.erase([*ended, *waiting]) == sorted(family)
+    told = await _told(backend)
+    assert SECRET not in told
+    assert url not in told
+    assert await store.erasure.page("acme", "k") == ([], [])
+    deliveries = {one.job_id: one for one in await store.webhooks.deliveries(limit=50)}
+    assert deliveries.keys() == {*family, foreign}
+    assert {deliveries[job_id].status for job_id in family} == {"FAILED"}  # Nobody is told of them any more.
+    assert (deliveries[foreign].status, deliveries[foreign].url) == ("WAITING", "https://x.org/")
+    claimed = await store.webhooks.claim(limit=50, lease=MINUTE)
+    assert [one.job_id for one in claimed] == [foreign]

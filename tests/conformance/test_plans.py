@@ -168,8 +168,10 @@ HOT: dict[str, dict[str, Any]] = {
     "latest_of_tenant": {"task": "t", "tenant": "acme", "key": None, "status": None},
     "versions": {"ids": IDS},
     "stamps": {"ids": IDS},
-    "erasable": {"tenant": "acme", "key": None, "after": "", "limit": 500},
-    "erase_jobs": {"ids": IDS, "nothing": "{}"},
+    "erasable": {"tenant": "acme", "after": "", "limit": 500},
+    "erasable_by_key": {"tenant": "acme", "key": "k", "after": "", "limit": 500},
+    "erase_jobs": {"ids": IDS, "nothing": "{}", "keeps_key": 0},
+    "erase_callbacks": {"ids": IDS, "endpoint": "callbacks:acme"},
     "erase_attempts": {"ids": IDS},
     "erase_events": {"ids": IDS, "nothing": "{}"},
     "erase_feed": {"ids": IDS},
@@ -338,6 +340,8 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
         )
     if name in ("live_counts", "ended_counts"):  # Counts what it has found.
         allowed = re.compile(rf"SCAN \w+ USING INDEX (?:{SMALL})|SCAN (?:live|running|ready|waiting|blocked|ended)$")
+    if name == "erasable_by_key":  # A job and those that repeat it.
+        allowed = re.compile(r"SCAN family$")
     if name in ("ended_series", "calendar", "calendar_runs"):  # Counts what it has found, up to a limit.
         allowed = re.compile(r"SCAN (?:looked_at|ranked|\(subquery-\d+\)|p|r|within_it|before_it)$")
     assert [line for line in scans if not allowed.search(line)] == [], "\n".join(plan)

@@ -645,3 +645,21 @@ def test_purge_erases_what_has_ended_and_says_what_has_not(cli: Cli) -> None:
     [line] = cli("trail", "--action", "purge", "--json").json
     assert (line["tenant"], line["detail"]) == ("acme", {"of_one_job": False, "jobs": 1})
     assert cli("audit").code == 0
+
+
+def test_purge_by_key_comes_back_for_reruns_that_have_not_ended(cli: Cli) -> None:
+    hook = "https://example.org/ada"
+    given = ("--arg", "who=Ada", "--key", "ada", "--callback-url", hook)
+    first = cli("enqueue", "report", *given, "--json").json["id"]
+    cli("jobs", "cancel", first)
+    again = cli("jobs", "retry", first, "--json").json["id"]
+    done = cli("purge", "--tenant", "default", "--key", "ada", "--yes")
+    assert (done.out, "1 job not ended yet" in done.err) == ("1 job of default erased\n", True)
+    assert cli("jobs", "show", first, "--json").json["args"] == {}
+    assert cli("webhooks", "deliveries", "--json").json[0]["url"] != hook
+    cli("jobs", "cancel", again)
+    assert cli("purge", "--tenant", "default", "--key", "ada", "--yes", "--json").json["unfinished"] == 0
+    shown = cli("jobs", "show", again, "--json").json
+    assert (shown["args"], shown["rerun_of"]) == ({}, first)
+    assert cli("purge", "--tenant", "default", "--key", "ada", "--yes", "--json").json["jobs"] == 0
+    assert hook not in str(cli.sql("select * from headway_deliveries") + cli.sql("select * from headway_jobs"))

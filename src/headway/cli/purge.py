@@ -15,15 +15,15 @@ async def purge(
     session: Session,
     tenant: Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose jobs.")],
     key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", help="Only the job with this idempotency key.")
+        str | None, typer.Option("--key", metavar="KEY", help="Only the job with this key, and its reruns.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Erase arguments, results, errors, logs, steps and keys of jobs that have ended, for good.
+    """Erase arguments, results, errors, logs, steps, keys and callback URLs of jobs that have ended, for good.
 
     That they ran, when and how they ended stays, so that schedules can still be audited. Jobs that have not ended are
-    left alone: cancel them first, or come back.
+    left alone: cancel them first, or come back. Until then a key that leads to them is kept.
     """
     check_name(tenant, "--tenant")
     async with session.open() as desk:
@@ -42,7 +42,8 @@ async def purge(
         erased = 0
         for start in range(0, 0 if dry_run else len(ended), PAGE):
             acting = desk.acting(deeds.purge(tenant, key))
-            erased += len(await acting.erasure.erase(ended[start : start + PAGE]))
+            part, keeps_key = ended[start : start + PAGE], key is not None and unfinished > 0
+            erased += len(await acting.erasure.erase(part, keeps_key=keeps_key))
     if session.as_json:
         found = {"tenant": tenant, "jobs": len(ended) if dry_run else erased, "unfinished": unfinished}
         session.out.json({**found, "dry_run": dry_run})

@@ -7,16 +7,19 @@ job its end.
 from typing import Final
 
 from headway.store.transaction import Driver, Transaction, as_json, call
+from headway.store.webhooks import callbacks_id
 
 BATCH: Final = 500
 NOTHING: Final = "{}"
 
 
-def _erase(ids: list[str]) -> Transaction[list[str]]:
-    given = as_json(ids)
-    erased = [row["id"] for row in (yield call("erase_jobs", ids=given, nothing=NOTHING))]
+def _erase(ids: list[str], keeps_key: bool) -> Transaction[list[str]]:
+    rows = yield call("erase_jobs", ids=as_json(ids), nothing=NOTHING, keeps_key=int(keeps_key))
+    erased = [row["id"] for row in rows]
     if erased:
         theirs = as_json(erased)
+        for tenant in sorted({row["tenant"] for row in rows}):
+            yield call("erase_callbacks", ids=theirs, endpoint=callbacks_id(tenant))
         yield call("erase_events", ids=theirs, nothing=NOTHING)
         for statement in ("erase_attempts", "erase_feed", "prune_log", "prune_steps"):
             yield call(statement, ids=theirs)
@@ -30,11 +33,16 @@ class StoreErasure:
         self._driver = driver
 
     async def page(self, tenant: str, key: str | None, after: str = "") -> tuple[list[str], list[str]]:
-        """Return jobs with ids after this one: those that have ended, and those that have not; neither, at the end."""
-        rows = await self._driver.fetch(call("erasable", tenant=tenant, key=key, after=after, limit=BATCH))
+        """Return jobs with ids after this one: those that have ended, and those that have not; neither, at the end.
+
+        With a key the job that has it, and all that repeat it.
+        """
+        page = {"tenant": tenant, "after": after, "limit": BATCH}
+        found = call("erasable", **page) if key is None else call("erasable_by_key", key=key, **page)
+        rows = await self._driver.fetch(found)
         ended = [row["id"] for row in rows if row["finished_at"] is not None]
         return ended, [row["id"] for row in rows if row["finished_at"] is None]
 
-    async def erase(self, ids: list[str]) -> list[str]:
-        """Erase those of these jobs that have ended; return which."""
-        return await self._driver.run(lambda: _erase(ids))
+    async def erase(self, ids: list[str], *, keeps_key: bool = False) -> list[str]:
+        """Erase those of these jobs that have ended; return which. A key that is kept leads to them again."""
+        return await self._driver.run(lambda: _erase(ids, keeps_key))
