@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from headway.instants import Instant
-from headway.model import Job, Node, Schedule, ScheduleSpec
+from headway.model import EnqueuedRow, Job, NewJob, Node, Schedule, ScheduleSpec
 from headway.settings import mask_url
 from headway.shapes import masked, stamp
 from headway.store.access import Deed
@@ -18,6 +18,7 @@ from headway.store.bulk import Done
 from headway.store.failures import Letter
 from headway.store.webhooks import Delivery, Endpoint
 
+_SHOWN_MAX: Final = 50  # Of the jobs and tasks that were enqueued at once.
 _SAID_MAX: Final = 200  # Of a filter; a line of the trail has its bounds, and has to name the jobs too.
 
 
@@ -28,6 +29,33 @@ def origin() -> str:
     except (OSError, KeyError):  # A user without a name, as in many containers.
         user = "?"
     return f"{user}@{socket.gethostname()}"
+
+
+def enqueue(jobs: Sequence[NewJob]) -> list[Deed]:
+    """Enqueue jobs: an entry for each tenant. Keys are not told, as they may be names."""
+    by_tenant: dict[str, dict[str, str]] = {}
+    for job in jobs:
+        by_tenant.setdefault(job.tenant, {})[job.id] = job.task
+    return [_enqueue(tenant, tasks) for tenant, tasks in by_tenant.items()]
+
+
+def _enqueue(tenant: str, tasks: Mapping[str, str]) -> Deed:
+    types = sorted(set(tasks.values()))
+
+    def made(rows: Sequence[Any]) -> list[str]:
+        new = (row.id if isinstance(row, EnqueuedRow) else row["id"] for row in rows if getattr(row, "is_new", True))
+        return [job_id for job_id in new if job_id in tasks]
+
+    def target(rows: Sequence[Any]) -> str:
+        ids = made(rows)
+        return ids[0] if len(ids) == 1 else "*"
+
+    def seen(rows: Sequence[Any]) -> Mapping[str, Any] | None:
+        ids = made(rows)
+        shown = {"jobs": ids[:_SHOWN_MAX]} if len(ids) > 1 else {}
+        return {"types": types[:_SHOWN_MAX], "count": len(ids), **shown} if ids else None
+
+    return Deed("job.enqueue", target, tenant, seen=seen)
 
 
 def cancel(job: Job, reason: str) -> Deed:

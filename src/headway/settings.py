@@ -62,6 +62,7 @@ class Settings:
     child_max_memory: int = 0
     task_env: tuple[str, ...] = ()
     retention: Duration = 30 * DAY
+    audit_enqueues: str = "off"
     sqlite_synchronous: str = "full"
     host: str = HOST_DEFAULT
     port: int = PORT_DEFAULT
@@ -339,6 +340,7 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "child_max_memory": _memory,
     "task_env": _variables,
     "retention": _duration(60 * SECOND, 3650 * DAY),
+    "audit_enqueues": _choice("off", "on"),
     "sqlite_synchronous": _choice("full", "normal"),
     "host": _host,
     "port": _whole(0, 65_535),

@@ -2,9 +2,11 @@
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 
@@ -16,6 +18,7 @@ from headway.task import JobHandle
 from headway.testing import virtual
 from tests.conformance.arrange import claim_one, run_one
 from tests.support.command_line import Cli
+from tests.support.house import SECRET
 
 HOOK = "https://example.org/done"
 
@@ -79,6 +82,37 @@ def test_a_repeated_key_inside_the_callers_transaction(app: Headway) -> None:
     finally:
         connection.close()
     assert app.job_sync(first.id).job == first.job
+
+
+# --- who enqueued it
+
+
+async def test_who_enqueues_over_http_is_in_the_audit_log_by_choice(app: Headway) -> None:
+    access = (await app.store()).access
+    told = []
+    for choice in ("off", "on"):
+        app.settings = replace(app.settings, audit_enqueues=choice, token=SECRET)
+        asgi = httpx.ASGITransport(app.api())
+        headers = {"Authorization": f"Bearer {SECRET}"}
+        async with httpx.AsyncClient(transport=asgi, base_url="http://headway", headers=headers) as http:
+            one = (await http.post("/api/jobs", json={"type": "report", "args": {"tenant_id": 1}})).json()["id"]
+            keyed = {"type": "report", "args": {"tenant_id": 2}, "key": f"Ada-{choice}", "tenant": "acme"}
+            first, again = [(await http.post("/api/jobs", json=keyed)).json()["id"] for _ in range(2)]
+            others = [{**keyed, "key": f"{choice}-{n}", "tenant": f"t{n % 2}"} for n in range(3)]
+            many = (await http.post("/api/jobs/bulk", json={"jobs": [keyed, *others]})).json()["items"]
+        assert first == again == many[0]["id"]
+        ids = [job["id"] for job in many]
+        lines = [(line.tenant, line.target, line.detail) for line in reversed(await access.actions())]
+        told.append((lines, one, first, ids))
+    assert told[0][0] == []
+    lines, one, first, ids = told[1]
+    assert lines == [
+        ("default", one, {"types": ["report"], "count": 1}),
+        ("acme", first, {"types": ["report"], "count": 1}),
+        ("t0", "*", {"types": ["report"], "count": 2, "jobs": [ids[1], ids[3]]}),
+        ("t1", ids[2], {"types": ["report"], "count": 1}),
+    ]  # Nothing for what was there before.
+    await app.close()
 
 
 # --- what a handle tells

@@ -109,6 +109,7 @@ class Services:
     metrics: Metrics
     deliverer: Deliverer
     routes: tuple[Route, ...] = ROUTES
+    audits_enqueues: bool = False
     is_closing: bool = False
     loops: list[Loop] = field(default_factory=list)
 
@@ -194,6 +195,7 @@ class Api:
             tally=self._tally,
             metrics=Metrics(store, self._clock, self._tally, deliverer),
             deliverer=deliverer,
+            audits_enqueues=self._settings.audit_enqueues == "on",
             loops=loops,
         )
 

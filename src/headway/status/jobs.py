@@ -194,8 +194,9 @@ async def enqueue_many(call: Call) -> Answer:
 
 async def _hand_in(call: Call, jobs: list[NewJob]) -> list[EnqueuedRow]:
     await call.services.quotas.jobs(call.principal, len(jobs))
+    store = call.acting(deeds.enqueue(jobs)) if call.services.audits_enqueues else call.store
     try:
-        return await call.store.queue.enqueue(jobs)
+        return await store.queue.enqueue(jobs)
     except DuplicateKey as error:
         raise Refused(409, "duplicate_key", str(error)) from None
 

@@ -16,7 +16,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -265,7 +265,7 @@ class Call(msgspec.Struct):
         """Where the request comes from, for the trail."""
         return self.request.client.host if self.request.client else ""
 
-    def acting(self, deed: Deed) -> Store:
+    def acting(self, deed: Deed | Sequence[Deed]) -> Store:
         """Return the store for something that the caller does: what it writes goes into the trail with it."""
         doer = Doer(self.principal.name, self.origin, self.principal.tenant)
         return self.store.acting(doer, deed, self.clock)

@@ -6,14 +6,14 @@ store.feed · store.access · store.webhooks · store.measures · store.erasure 
 store.bulk · store.failures                                                     many jobs at once; failed jobs by error
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from headway.clock import Clock
 from headway.errors import InvalidConfig
 from headway.ports import WakeUps
-from headway.store.access import Deed, Doer, StoreAccess
+from headway.store.access import Deed, Doer, StoreAccess, lines_of
 from headway.store.announcing import Announce, AnnouncingDriver
 from headway.store.bulk import StoreBulk
 from headway.store.coordination import StoreLeases, StoreNodes
@@ -88,9 +88,10 @@ class Store:
         """Return the same store, except that it says after each commit which jobs are ready now."""
         return Store.on(AnnouncingDriver(self.driver, announce), clock)
 
-    def acting(self, doer: Doer, deed: Deed, clock: Clock) -> "Store":
-        """Return the same store for one deed: what it writes goes into the trail together with it."""
-        return Store.on(TrailingDriver(self.driver, partial(deed.line, doer)), clock)
+    def acting(self, doer: Doer, deed: Deed | Sequence[Deed], clock: Clock) -> "Store":
+        """Return the same store for one deed, or one that concerns several tenants: it goes into the trail with it."""
+        told = (deed,) if isinstance(deed, Deed) else deed
+        return Store.on(TrailingDriver(self.driver, partial(lines_of, doer, told)), clock)
 
     async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> WakeUps:
         """Start to hear of other processes' commits; not more often than so, where that saves something."""

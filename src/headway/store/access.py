@@ -7,7 +7,7 @@ a secret byte by byte. What the browser of somebody who has signed in keeps is a
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -73,6 +73,11 @@ class Doer:
     actor: str
     origin: str
     tenant: str = ALL_TENANTS
+
+
+def lines_of(doer: Doer, deeds: Iterable[Deed], result: Any) -> Iterator[Call]:
+    """Write the lines of the trail."""
+    return (line for deed in deeds if (line := deed.line(doer, result)) is not None)
 
 
 class StoreAccess:
