@@ -1,0 +1,308 @@
+"""The whole command line and every GET route in each supported configuration: store × engine × transport × Redis.
+
+The configurations are chosen so that every two choices meet in one of them. Commands and routes are found in the
+program itself, so new ones are run, too: a command that needs arguments has to be given some in `READS` or `WRITES`.
+"""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from headway.app import api_of, scheduler_node
+from headway.cli.root import _root
+from headway.clock import Clock
+from headway.instants import HOUR
+from headway.lifecycle import Outcome, Raised, Succeeded, settle
+from headway.model import NewJob, Node, Report
+from headway.settings import Settings
+from headway.status.api import ROUTES, Api
+from headway.store import Store, open_driver
+from headway.store.migrations import migrate
+from tests.engines.conftest import EngineServer
+from tests.support.command_line import Cli, be_patient
+from tests.support.postgres import PostgresServer
+from tests.support.redis import RedisServer
+from tests.support.transports import TransportServer
+from tests.support.waiting import DEADLINE_S
+
+pytestmark = pytest.mark.postgres
+
+STORES = ("sqlite", "postgresql")
+ENGINES = ("store", "redis", "etcd", "zookeeper", "consul")
+TRANSPORTS = ("store", "redis", "amqp")
+CONFIGURATIONS = [
+    (STORES[(e + t) % 2], engine, transport, "live" if (e + t // 2) % 2 else "no-live")
+    for (e, engine), (t, transport) in itertools.product(enumerate(ENGINES), enumerate(TRANSPORTS))
+]
+NUMBERS = itertools.count(1)
+
+SERVERS = {"demo", "dev", "serve", "scheduler", "worker", "api"}  # They run until they are stopped.
+READS: dict[str, list[str]] = {
+    "schedules show": ["daily"],
+    "schedules preview": ["0 6 * * *"],
+    "schedules history": ["daily"],
+    **{f"jobs {verb}": ["RUNNING"] for verb in ("show", "why", "logs", "events")},
+    "jobs watch": ["ENDED"],
+}
+# In the order in which they are done.
+WRITES: dict[str, list[str]] = {
+    "migrate": [],
+    "enqueue": ["report", "-a", "n=1", "--key", "once"],
+    "jobs retry": ["ENDED"],
+    "jobs cancel": ["WAITING"],
+    "dead retry": ["DEAD"],
+    "dead drop": ["--all", "--yes"],
+    "queues pause": ["media"],
+    "queues resume": ["media"],
+    "schedules put": ["hourly", "--task", "report", "--every", "1h"],
+    "schedules apply": ["--file", "schedules.json"],
+    "schedules pause": ["daily"],
+    "schedules resume": ["daily"],
+    "schedules trigger": ["daily"],
+    "schedules backfill": ["daily", "--from", "2024-03-01", "--to", "2024-03-02", "--yes"],
+    "schedules remove": ["hourly", "--yes"],
+    "webhooks test": ["WEBHOOK"],
+    "webhooks replay": ["DELIVERY"],
+    "webhooks rotate": ["WEBHOOK"],
+    "webhooks disable": ["WEBHOOK"],
+    "webhooks enable": ["WEBHOOK"],
+    "webhooks remove": ["WEBHOOK"],
+    "webhooks add": ["https://example.org/again"],
+    "workers drain": ["web-1"],
+    "purge": ["--tenant", "acme", "--yes"],
+    "lock": ["nightly", "--", "true"],
+    "tokens create": ["ci"],
+    "tokens revoke": ["TOKEN"],
+}
+
+
+def test_every_two_choices_meet() -> None:
+    choices = (STORES, ENGINES, TRANSPORTS, ("live", "no-live"))
+    for (a, first), (b, second) in itertools.combinations(enumerate(choices), 2):
+        met = {(configuration[a], configuration[b]) for configuration in CONFIGURATIONS}
+        assert met == set(itertools.product(first, second))
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Find every command."""
+    group = group or _root()
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name))
+
+
+class Running:
+    """A node with its API, on an event loop in a thread of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._stop = asyncio.Event()
+        self._api: Api | None = None
+        self.ids: dict[str, str] = {}
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()), daemon=True)
+
+    async def _run(self) -> None:
+        clock = Clock(node="node_matrix")
+        store = await Store.open(self._settings.store, clock, synchronous="normal")
+        node = scheduler_node(store, self._settings, clock)
+        self._api = api_of(store, self._settings, clock, {}, node)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(node.run())
+                self.ids = await _furnish(store)
+                self._started.set()
+                await self._stop.wait()
+                await self._api.close()
+                node.stop()
+        finally:
+            self._started.set()
+            await store.close()
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Ask the API for a path; of a stream hear the beginning."""
+        assert self._api is not None
+        return asyncio.run_coroutine_threadsafe(_get(self._api, path), self._loop).result(DEADLINE_S)
+
+    def __enter__(self) -> "Running":
+        self._thread.start()
+        assert self._started.wait(DEADLINE_S)
+        assert self.ids, "the node did not start"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        self._loop.close()
+
+
+async def _furnish(store: Store) -> dict[str, str]:
+    """Make jobs in several states, a worker, and a webhook with a delivery; return what they are called."""
+    webhook = await store.webhooks.add(tenant="*", url="http://127.0.0.1:9/hook", author="test")
+    state = {"worker": {"tasks": ["report"], "queues": ["*"], "slots": 4, "running": 1, "children": 1}}
+    await store.nodes.beat(Node(id="node_web-1", name="web-1", roles=("worker",), version="1", state=state))
+    ids = {}
+    outcomes: dict[str, Outcome] = {"DEAD": Raised('{"type": "IOError"}', retryable=False), "ENDED": Succeeded("{}")}
+    for name, outcome in outcomes.items():
+        ids[name] = await _enqueue(store, "worked")
+        [claimed] = await store.queue.claim("worked", node="node_web-1", lease=HOUR, limit=1)
+        await store.queue.settle([settle(claimed, outcome, 0.5)])
+    ids["RUNNING"] = await _enqueue(store, "worked")
+    [claimed] = await store.queue.claim("worked", node="node_web-1", lease=HOUR, limit=1)
+    lines = ((None, "log", "first"),)
+    said = Report(job_id=claimed.job_id, attempt=1, progress=40, detail='{"step": "a"}', metadata="{}", lines=lines)
+    await store.queue.report([said])
+    ids["WAITING"] = await _enqueue(store, "media")
+    ids["WEBHOOK"] = webhook.id
+    ids["DELIVERY"] = (await store.webhooks.deliveries(limit=1))[0].id
+    return ids
+
+
+async def _enqueue(store: Store, queue: str) -> str:
+    job = NewJob(id=Clock().new_id("job"), task="report", queue=queue)
+    return (await store.queue.enqueue([job]))[0].id
+
+
+async def _get(api: Api, path: str) -> tuple[int, bytes]:
+    """Do what a server does for a client that hangs up when it has heard the beginning of the answer."""
+    plain, _, query = path.partition("?")
+    status, body, heard, asked = 0, b"", asyncio.Event(), [{"type": "http.request", "body": b""}]
+
+    async def receive() -> Any:
+        if asked:
+            return asked.pop()
+        await heard.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        nonlocal status, body
+        status = message.get("status", status)
+        body += message.get("body", b"")
+        if message["type"] == "http.response.body":
+            heard.set()
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": plain,
+        "raw_path": plain.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(b"host", b"127.0.0.1:8480")],
+        "client": ("127.0.0.1", 50_000),
+        "server": ("127.0.0.1", 8480),
+    }
+    await api(scope, receive, send)
+    return status, body
+
+
+@contextmanager
+def database(kind: str, folder: Path, server: PostgresServer) -> Iterator[str]:
+    """Make an empty store of a kind."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder}/headway.db"
+        return
+    url = server.create_database()
+
+    async def prepare() -> None:
+        driver = open_driver(url)
+        await migrate(driver)
+        await driver.close()
+
+    asyncio.run(prepare())
+    yield url
+    server.drop(url)
+
+
+@pytest.mark.parametrize(("store", "engine", "transport", "live"), CONFIGURATIONS)
+def test_every_command_and_every_route_works(
+    store: str,
+    engine: str,
+    transport: str,
+    live: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    postgres_server: PostgresServer,
+    server_of: Callable[[str], EngineServer],
+    transport_server: Callable[[str], TransportServer],
+    shared_redis: RedisServer,
+) -> None:
+    prefix = f"matrix-{next(NUMBERS)}/"
+    monkeypatch.chdir(tmp_path)
+    be_patient(monkeypatch)
+    chosen = {"HEADWAY_SQLITE_SYNCHRONOUS": "normal"}
+    if engine != "store":
+        chosen["HEADWAY_COORDINATION"] = server_of(engine).url(prefix=prefix)
+    if transport != "store":
+        kind = "redis" if transport == "redis" else "classic"
+        chosen["HEADWAY_TRANSPORT"] = transport_server(kind).url(prefix=prefix)
+    if live == "live":
+        shared_redis.mend()
+        chosen["HEADWAY_REDIS"] = shared_redis.url(prefix=prefix)
+    with database(store, tmp_path, postgres_server) as url:
+        for name in ("HEADWAY_SERVER", "HEADWAY_TOKEN", "HEADWAY_APP"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"HEADWAY_STORE": url, **chosen}.items():
+            monkeypatch.setenv(name, value)
+        with Running(Settings.load()) as running:
+            cli = Cli(capsys, tmp_path)
+            assert cli("schedules", "put", "daily", "--task", "report", "--cron", "0 6 * * *").code == 0
+            _ask_every_route(running)
+            _run_every_command(cli, running.ids)
+
+
+def _ask_every_route(running: Running) -> None:
+    by_place = {
+        "/api/jobs/": running.ids["RUNNING"],
+        "/api/webhooks/": running.ids["WEBHOOK"],
+        "/api/deliveries/": running.ids["DELIVERY"],
+        "/api/schedules/": "daily",
+    }
+    for route in ROUTES:
+        if route.method != "GET":
+            continue
+        named = next((name for place, name in by_place.items() if route.path.startswith(place)), "x")
+        parts = [named if part.startswith("{") else part for part in route.path.split("/")]
+        wanted = "&".join(f"{param.name}={param.example}" for param in route.query if param.is_required)
+        path = "/".join(parts) + (f"?{wanted}" if wanted else "")
+        status, body = running.get(path)
+        assert 200 <= status < 400, (path, status, body[:500])
+
+
+def _run_every_command(cli: Cli, ids: dict[str, str]) -> None:
+    found = [command for command in commands() if command not in SERVERS]
+    assert WRITES.keys() | READS.keys() <= {*found}
+    for command in [command for command in found if command not in WRITES]:
+        for more in ([], ["--json"]):
+            _run(cli, command, [ids.get(arg, arg) for arg in READS.get(command, [])], more)
+    (cli.folder / "schedules.json").write_text(
+        '{"schedules": {"applied": {"task": "report", "trigger": {"kind": "every", "interval": "1h"}}}}'
+    )
+    for command, given in WRITES.items():
+        if command == "tokens revoke":
+            ids["TOKEN"] = cli("tokens", "list", "--json").json[0]["id"]
+        _run(cli, command, [ids.get(arg, arg) for arg in given], [])
+
+
+def _run(cli: Cli, command: str, given: list[str], more: list[str]) -> None:
+    line = [*command.split(), *more, *given]
+    result = cli(*line)
+    # 1 is for what was found: a fault, a gap, a message that could not be sent.
+    assert result.code in (0, 1), f"headway {' '.join(line)}: exit code {result.code}\n{result.out}\n{result.err}"
