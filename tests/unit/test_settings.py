@@ -67,6 +67,7 @@ def test_every_setting_can_come_from_every_source(file: Path) -> None:
         "child_max_memory": "512MB",
         "task_env": "HEADWAY_STORE,HEADWAY_NODE",
         "retention": "7d",
+        "audit_enqueues": "on",
         "sqlite_synchronous": "normal",
         "host": "0.0.0.0",
         "port": "8081",
