@@ -390,6 +390,17 @@ def hungry(ctx: Context) -> int:
 
 
 @app.task
+def crowd(ctx: Context, jobs: int) -> list[int]:
+    """Enqueue very many jobs at once, and again; say how many there are."""
+    rows = [{"seconds": n} for n in range(jobs)]
+    options: dict[str, Any] = {"key": "crowd:{seconds}", "tenant": "tenant-{seconds}", "queue": "crowd"}
+    options["priority"] = lambda row: row["seconds"] % 10
+    first = ctx.enqueue_many_sync("short", rows, **options)
+    again = ctx.enqueue_many_sync("short", rows, **options)
+    return [len(set(first)), len({*first, *again})]
+
+
+@app.task
 async def fan_out(ctx: Context, jobs: int) -> list[str]:
     """Enqueue children."""
     return [await ctx.enqueue(nothing) for _ in range(jobs)]

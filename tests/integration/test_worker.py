@@ -48,10 +48,11 @@ def _tasks(arena: WorkerArena) -> None:
     crash = arena.enqueue("parent_of_many", {"then": "crash"}, max_attempts=1)
     hungry = arena.enqueue("hungry", max_attempts=1)
     fan_out = arena.enqueue("fan_out", {"jobs": 3})
+    crowd = arena.enqueue("crowd", {"jobs": 10_000})
     where = {task: arena.enqueue(task) for task in ("in_thread", "in_process")}
     many = arena.enqueue_many("short", [{}] * 60)
     overdue = arena.enqueue("short", queue="elsewhere", expires="1s")
-    ended = [*kinds.values(), *steps.values(), unasked, crash, hungry, fan_out, *where.values(), *many, overdue]
+    ended = [*kinds.values(), *steps.values(), unasked, crash, hungry, fan_out, crowd, *where.values(), *many, overdue]
     arena.wait_final(ended, DEADLINE_S)
     arena.check_ended_once(set(ended) - {overdue})
 
@@ -72,6 +73,9 @@ def _tasks(arena: WorkerArena) -> None:
     children = json.loads(arena.job(fan_out, "result"))
     arena.wait_final(children, DEADLINE_S)
     assert {arena.job(job_id, "parent") for job_id in children} == {fan_out}
+    assert json.loads(arena.job(crowd, "result")) == [10_000, 10_000], "all or none, once for each key"
+    told = arena.sql("select count(*), count(distinct tenant), max(priority) from headway_jobs where queue = 'crowd'")
+    assert tuple(told[0]) == (10_000, 10_000, 9)
     for job_id in where.values():
         assert json.loads(arena.job(job_id, "result"))[1:] == [arena.job(job_id, "attempt"), "default"]
     pids = [int(arena.job(job_id, "result")) for job_id in many]
