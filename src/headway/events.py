@@ -182,6 +182,13 @@ class ClockStepped(msgspec.Struct, frozen=True, kw_only=True):
     store_now: Instant
 
 
+class StoreWentBack(msgspec.Struct, frozen=True, kw_only=True):
+    """The store has forgotten a beat that it had acknowledged: a backup was restored, or a fail-over lost data."""
+
+    node: str
+    seen: Instant
+
+
 class WakeModeChanged(msgspec.Struct, frozen=True, kw_only=True):
     """How this node learns of new work: by notification or by polling."""
 
@@ -235,6 +242,7 @@ Event: TypeAlias = (
     | Pruned
     | TickFailed
     | ClockStepped
+    | StoreWentBack
     | WakeModeChanged
     | EngineLost
     | EngineReturned

@@ -284,6 +284,8 @@ COLD = {
     *("beat", "ask_node", "leave", "nodes", "prune_nodes"),
     *("record_log", "record_step", "queues_paused", "pause_queue", "resume_queue"),
     *("tallies", "keep_tally", "undecided", "oldest_transaction", "missed"),
+    *("marks", "set_mark", "move_mark", "drop_mark", "server_identity"),
+    *("raise_tokens", "last_job_of_page", "raise_attempts"),
     *("touch_jobs", "touch_attempts", "touch_schedules", "touch_occurrences", "touch_leases", "touch_nodes"),
     "touch_counter",
     *("add_endpoint", "ensure_callbacks", "endpoints", "change_endpoint", "remove_endpoint", "add_test"),

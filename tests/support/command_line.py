@@ -12,7 +12,7 @@ import pytest
 from headway.cli import doctor
 from headway.cli.root import run
 from headway.instants import HOUR
-from headway.status import around
+from headway.status import around, attention
 from tests.support.waiting import wait_until
 
 
@@ -23,6 +23,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(around, "ALIVE_WITHIN", HOUR)
     monkeypatch.setattr(doctor, "SKEW_S_MAX", 3_600.0)
+    monkeypatch.setattr(attention, "SKEW_S_MAX", 3_600.0)
     monkeypatch.setattr(doctor, "AUDIT_S_MAX", 3_600.0)
 
 

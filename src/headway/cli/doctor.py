@@ -11,9 +11,12 @@ import zoneinfo
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from headway.cli.audit import verdict
+from headway.cli.recovery import recover
 from headway.cli.session import Desk, Session, new_command
 from headway.cli.text import clean, count, span
 from headway.coordination.engines import open_engine
@@ -21,6 +24,7 @@ from headway.errors import EngineUnavailable, HeadwayError
 from headway.instants import HOUR, SECOND
 from headway.scheduling import audit as auditing
 from headway.settings import Settings, mask_url
+from headway.status.attention import Alert
 from headway.status.attention import faults as faults_of
 from headway.store.facts import Facts, facts
 from headway.store.file_access import exposures
@@ -49,8 +53,19 @@ class Finding:
 Check = Callable[[Session, Desk], AsyncIterator[Finding]]
 
 
-async def doctor(session: Session) -> int:
+async def doctor(
+    session: Session,
+    restored: Annotated[
+        bool,
+        typer.Option(
+            "--restored", help="Make the store safe to use after a backup was restored; stop all nodes first."
+        ),
+    ] = False,
+) -> int:
     """Check the store, the clock and the settings, and name the cures. Exit code 1 when something is broken."""
+    if restored:
+        await recover(session)
+        return 0
     findings = [finding async for finding in examine(session)]
     is_ok = all(finding.mark != "bad" for finding in findings)
     if session.as_json:
@@ -236,13 +251,26 @@ async def _app(session: Session, desk: Desk) -> AsyncIterator[Finding]:
         yield Finding("sync", "ok", f"{count(len(app.declared), 'schedule')} in the store as declared")
 
 
+async def _restored(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    for sign in await desk.store.origin.signs():
+        what = "a backup was restored, or data was lost" if sign.is_sure else "perhaps a backup was restored"
+        cure = "stop all nodes and run `headway doctor --restored`"
+        harmless = "" if sign.is_sure else "; it does no harm after a fail-over that lost nothing"
+        yield Finding("restored", "bad" if sign.is_sure else "warn", f"{what}: {sign.words}: {cure}{harmless}")
+
+
 async def _situation(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    faults = [fault.words for fault in faults_of(await desk.situation())]
+    faults = [fault for fault in faults_of(await desk.situation()) if fault.code != "restored"]  # Said already.
     for fault in faults:
-        cure = "; start one with `headway scheduler`" if fault == "no scheduler is alive" else ""
-        yield Finding("running", "warn", fault + cure)
+        yield Finding("running", "warn", f"{fault.words}; {_cure(fault)}")
     if not faults:
         yield Finding("running", "ok", "a scheduler is alive and nothing is late")
+
+
+def _cure(fault: Alert) -> str:
+    if fault.code == "no_scheduler":
+        return "start one with `headway scheduler`"
+    return f"`{fault.cure}`" if fault.cure.startswith("headway ") else fault.cure
 
 
 async def _audit(session: Session, desk: Desk) -> AsyncIterator[Finding]:
@@ -256,6 +284,16 @@ async def _audit(session: Session, desk: Desk) -> AsyncIterator[Finding]:
     yield Finding("audit", "ok" if report.ok else "bad", f"audit of the last hour: {verdict(report.to_dict())}")
 
 
-CHECKS: Final[tuple[Check, ...]] = (_schema, _clock, _database, _wake_ups, _coordination, _app, _situation, _audit)
+CHECKS: Final[tuple[Check, ...]] = (
+    _schema,
+    _clock,
+    _database,
+    _restored,
+    _wake_ups,
+    _coordination,
+    _app,
+    _situation,
+    _audit,
+)
 
 app = new_command(doctor)

@@ -44,6 +44,7 @@ from headway.events import (
     RequestFailed,
     ScheduleHeld,
     SchedulesDecided,
+    StoreWentBack,
     TermLost,
     TermWon,
     TickFailed,
@@ -199,6 +200,9 @@ def describe(event: Event) -> Iterator[Line]:
         case DecisionRefused(schedules=names, reason=reason):
             few = {"schedule": names[0]} if len(names) == 1 else {"schedules": len(names)}
             yield "info", "decision refused", {**few, "reason": reason}
+        case StoreWentBack(seen=seen):
+            cure = "a backup was restored, or a fail-over lost data: stop all nodes, run `headway doctor --restored`"
+            yield "error", "the store has lost what it acknowledged", {"seen": isoformat(seen), "cure": cure}
         case LocksLost(schedules=names):
             few = {"schedule": names[0]} if len(names) == 1 else {"schedules": len(names)}
             yield "info", "left to another node", {**few, "reason": "it has the lock of the instant"}

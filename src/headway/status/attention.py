@@ -119,6 +119,7 @@ def faults(situation: Situation) -> Iterator[Alert]:
     if situation.trouble == OK:
         yield from _queue_faults(situation)
     if situation.tenant is None:
+        yield from _restored(situation)
         yield from _store_faults(situation.transaction)
         yield from _engine_faults(situation.nodes)
         yield from _lost_nodes(situation) if situation.trouble == OK else ()
@@ -163,6 +164,15 @@ def _queue_faults(situation: Situation) -> Iterator[Alert]:
                 cure=f"headway worker --app MODULE:APP --queues {shlex.quote(name)}",
                 target=name,
             )
+
+
+def _restored(situation: Situation) -> Iterator[Alert]:
+    if situation.restored:
+        is_sure = any(sign.is_sure for sign in situation.restored)
+        what = "the store was restored from a backup, or has lost data" if is_sure else "perhaps a backup was restored"
+        words = f"{what}: {'; '.join(sign.words for sign in situation.restored)}"
+        cure = "stop all nodes, run `headway doctor --restored`, start them again"
+        yield Alert(code="restored", words=words, cure=cure)
 
 
 def _store_faults(transaction: OpenTransaction | None) -> Iterator[Alert]:

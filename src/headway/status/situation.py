@@ -17,6 +17,7 @@ from headway.store import Store
 from headway.store.facts import Facts
 from headway.store.failures import ErrorGroup
 from headway.store.measures import Missed, OpenTransaction
+from headway.store.origin import Sign
 from headway.workers import WORKER, Worker, workers_of
 
 LATE: Final = 10 * SECOND  # The budget of promise L1.
@@ -49,6 +50,7 @@ class Situation:
     missed: list[Missed] = field(default_factory=list)
     lost: list[Node] = field(default_factory=list)
     trouble: str = OK
+    restored: list[Sign] = field(default_factory=list)
     undelivered: int = 0
     transaction: OpenTransaction | None = None
     tenant: str | None = None
@@ -105,6 +107,7 @@ async def look(
         nodes=living,
         lost=lost_among(heard, living),
         trouble=trouble,
+        restored=await store.origin.signs() if tenant is None else [],
         queues=queues,
         waiting=waiting,
         schedules=schedules,

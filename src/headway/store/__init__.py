@@ -4,6 +4,7 @@ store = await Store.open("postgresql://…", clock)
 store.ledger · store.schedules · store.queue · store.leases · store.nodes      what the ports of the engine promise
 store.feed · store.access · store.webhooks · store.measures · store.erasure     what the status API shows and keeps
 store.bulk · store.failures                                                     many jobs at once; failed jobs by error
+store.origin                                                                    whether it was restored from a backup
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from headway.store.feed import StoreFeed
 from headway.store.ledger import StoreLedger
 from headway.store.measures import StoreMeasures
 from headway.store.migrations import check_schema, migrate
+from headway.store.origin import StoreOrigin
 from headway.store.queue import StoreQueue
 from headway.store.schedules import StoreSchedules
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
@@ -48,6 +50,7 @@ class Store:
     erasure: StoreErasure
     bulk: StoreBulk
     failures: StoreFailures
+    origin: StoreOrigin
 
     @classmethod
     def on(cls, driver: Driver, clock: Clock) -> "Store":
@@ -66,6 +69,7 @@ class Store:
             StoreErasure(driver),
             StoreBulk(driver, clock),
             StoreFailures(driver),
+            StoreOrigin(driver),
         )
 
     @classmethod

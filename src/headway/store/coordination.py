@@ -7,16 +7,21 @@ across release and deletion.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from headway.clock import Clock
-from headway.instants import Duration
+from headway.errors import StoreError
+from headway.events import StoreWentBack, emit
+from headway.instants import Duration, Instant
 from headway.model import Lease, Node
-from headway.store.transaction import Driver, Row, Transaction, as_json, call
+from headway.store.origin import Memory, StoreOrigin
+from headway.store.transaction import Call, Driver, Row, Transaction, as_json, call
 
 NODES_MAX: Final = 1_000
+KEEP_EVERY_S: Final = 10.0
 TALLY_PREFIX: Final = "tally|"
 _LAST: Final = "\U0010ffff"  # Sorts after every other character, in both databases.
 
@@ -56,6 +61,18 @@ def _lease(row: Row, holder: str, holder_name: str) -> Lease:
 def _lease_rows(leases: Sequence[Lease]) -> str:
     ordered = sorted(leases, key=lambda lease: lease.name)
     return as_json([{"lease_name": lease.name, "lease_token": lease.token} for lease in ordered])
+
+
+def _beat(node: Node, *, seen: Instant) -> Call:
+    return call(
+        "beat",
+        id=node.id,
+        name=node.name,
+        roles=",".join(node.roles),
+        version=node.version,
+        state=msgspec.json.encode(node.state).decode(),
+        seen=seen,
+    )
 
 
 def _leave(node_id: str) -> Transaction[None]:
@@ -150,23 +167,32 @@ class StoreNodes:
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
+        self._origin = StoreOrigin(driver)
+        self._memory = Memory()
+        self._keep_at = float("-inf")
 
     async def beat(self, node: Node) -> str | None:
         """Say that the node lives, hear the store's time, and what an operator asks of this node."""
         sent = self._clock.monotonic()
-        rows = await self._driver.fetch(
-            call(
-                "beat",
-                id=node.id,
-                name=node.name,
-                roles=",".join(node.roles),
-                version=node.version,
-                state=msgspec.json.encode(node.state).decode(),
-            )
-        )
-        self._clock.observe(rows[0]["now"], sent=sent)
+        rows = await self._driver.fetch(_beat(node, seen=self._memory.seen_by(node.id)))
+        is_lost = not rows  # The store knows an older beat of ours than it has acknowledged.
+        if is_lost:
+            rows = await self._driver.fetch(_beat(node, seen=0))
+        now, started = rows[0]["now"], rows[0]["started_at"]
+        self._clock.observe(now, sent=sent)
+        if is_lost or self._memory.is_lost(node.id, started, now):
+            emit(StoreWentBack(node=node.id, seen=self._memory.seen))
+            await self._origin.note_lost()
+        self._memory.note(node.id, started, now)
+        await self._keep_origin()
         asked: str | None = rows[0]["asked"]
         return asked
+
+    async def _keep_origin(self) -> None:
+        if self._clock.monotonic() >= self._keep_at:
+            self._keep_at = self._clock.monotonic() + KEEP_EVERY_S
+            with suppress(StoreError):  # There is another time.
+                await self._origin.keep()
 
     async def ask(self, node_id: str, what: str) -> bool:
         """Ask a node for something; False when there is no such node."""
@@ -178,4 +204,5 @@ class StoreNodes:
 
     async def leave(self, node_id: str) -> None:
         """Forget the node, but not what it has counted."""
+        self._memory.forget(node_id)
         await self._driver.run(lambda: _leave(node_id))

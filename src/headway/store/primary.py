@@ -54,8 +54,11 @@ UNKNOWN: Final = Server()
 
 
 def hosts_of(url: str) -> list[tuple[str, int | None]]:
-    """Return the hosts that an address names, each with its port; one or none when there is no choice."""
-    named = urlsplit(url).netloc.rpartition("@")[2]
+    """Return the hosts that an address names, each with its port; none where the address makes no sense."""
+    try:
+        named = urlsplit(url).netloc.rpartition("@")[2]
+    except ValueError:
+        return []
     return [_host_of(part) for part in named.split(",") if part]
 
 
@@ -74,7 +77,8 @@ class Primary:
     def __init__(self, url: str, options: Callable[[], dict[str, Any]]) -> None:
         self._url = url
         self._options = options
-        self._hosts = hosts_of(url) if "," in urlsplit(url).netloc else []
+        hosts = hosts_of(url)
+        self._hosts = hosts if len(hosts) > 1 else []  # With one there is no choice, and the library knows it.
         self._found: tuple[str, int | None] | None = None
         self._best = UNKNOWN  # The one that was promoted, or started, last.
         self._servers: WeakKeyDictionary[asyncpg.Connection, Server] = WeakKeyDictionary()

@@ -36,6 +36,7 @@ def test_reads_leave_the_old_primary_within_five_seconds() -> None:
         ("postgresql://u@[::1]:5433,[fe80::1]/app", [("::1", 5433), ("fe80::1", None)]),
         ("postgresql://%2Fvar%2Frun,db2/app", [("/var/run", None), ("db2", None)]),
         ("postgresql:///app", []),
+        ("postgresql://u:[secret@db1,db2/app", []),
     ],
 )
 def test_the_hosts_of_an_address(url: str, hosts: list[tuple[str, int | None]]) -> None:

@@ -72,11 +72,13 @@ with old as materialized (
 delete from headway_leases where name in (select name from old) returning name;
 
 -- name: beat
--- Say that this node lives, and hear the store's time.
+-- Say that this node lives, and hear the store's time. A row with an older beat than this node has seen acknowledged is
+-- left alone: then the store has lost something.
 insert into headway_nodes (id, name, roles, version, started_at, beat_at, state)
 values (:id, :name, :roles, :version, {now}, {now}, :state)
 on conflict (id) do update set beat_at = {now}, state = excluded.state, roles = excluded.roles
-returning {now} as now, asked;
+where headway_nodes.beat_at >= :seen
+returning {now} as now, asked, started_at;
 
 -- name: ask_node
 -- Ask a node for something; it hears it with its next beat.
