@@ -39,7 +39,8 @@ ENDINGS: list[tuple[str, Outcome]] = [
     ("the task was asked to stop, and has stopped", Cancelled()),
     ("the worker handed the job back", Released()),
     ("nobody here can run the job", Parked("no worker knows the task")),
-    ("nobody extended the lease", LeaseExpired()),
+    ("the worker was lost", LeaseExpired(beside=1)),
+    ("the worker was lost once more, with no other job on it", LeaseExpired(losses=LOSSES_MAX)),
 ]
 
 
@@ -72,7 +73,7 @@ def endings_table() -> str:
     """Write what each end of an attempt makes of its job, with and without attempts left."""
     rows = []
     for words, outcome in ENDINGS:
-        before = LOSSES_MAX - 1  # One more loss, and it is given up like after any other last failure.
+        before = LOSSES_MAX - 1  # One more loss, and it is given up like after any last failure.
         more, last = (
             settle(Attempt(job_id="", attempt=1, failures=before, max_attempts=most), outcome, 0.0)
             for most in (LOSSES_MAX + 1, LOSSES_MAX)

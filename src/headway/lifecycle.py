@@ -14,9 +14,13 @@ constraint and the conformance tests are derived from the same table. Final stat
 a new job.
 
 `settle()` decides what a finished attempt makes of its job. `attempt` is the fence and only ever rises;
-what counts against `max_attempts` is `failures`. A worker that was lost is not the fault of its job: whatever
-`max_attempts` says, a job is lost `LOSSES_MAX` times before it is given up. Cancelling a *running* job only asks for
-it; the worker that runs it settles with `Cancelled()` once the code has stopped, so that CANCELLED means "has stopped".
+what counts against `max_attempts` is `failures`. Cancelling a *running* job only asks for it; the worker that runs it
+settles with `Cancelled()` once the code has stopped, so that CANCELLED means "has stopped".
+
+A lost worker is no failure of its jobs. After the first loss a job starts again at once. One that was lost twice is a
+suspect: suspects of one loss run apart, an eighth of them together, then one by one, in the end with nothing else on
+their worker. A job is given up when its worker is lost while it runs alone, at the third loss at the earliest; so what
+merely ran beside it is never blamed.
 """
 
 from dataclasses import dataclass
@@ -26,7 +30,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from headway.errors import DefinitionError
-from headway.instants import SECOND, Duration, DurationLike, format_duration, parse_duration, quote
+from headway.instants import DAY, MINUTE, SECOND, Duration, DurationLike, format_duration, parse_duration, quote
 
 
 class Status(StrEnum):
@@ -51,6 +55,9 @@ class Status(StrEnum):
 FINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMED_OUT, Status.CANCELLED})
 LOSSES_MAX: Final = 3
 LOSS_WAIT_MAX: Final = 5 * SECOND
+SUSPECT_GROUPS: Final = 8  # Into so many groups the suspects of one loss are split.
+APART_MIN: Final = 10 * SECOND
+APART_MAX: Final = DAY
 
 TRANSITIONS: Final[dict[str, tuple[frozenset[Status], frozenset[Status]]]] = {
     "promote": (
@@ -153,6 +160,12 @@ class Parked(msgspec.Struct, frozen=True):
 class LeaseExpired(msgspec.Struct, frozen=True):
     """Nobody extended the lease in time: the worker is dead, frozen or cut off."""
 
+    losses: int = 1  # How often a worker was lost with the job, this time included.
+    beside: int = 0  # How many other jobs the worker had,
+    suspects: int = 0  # and how many of them were suspects already.
+    was_suspect: bool = False
+    longest: Duration = 0  # The longest time from a start of the job to the loss of its worker.
+
 
 Outcome: TypeAlias = Succeeded | Raised | Crashed | TimedOut | Cancelled | Released | Parked | LeaseExpired
 
@@ -171,6 +184,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     result: str | None = None
     error: str | None = None
     parked: str | None = None
+    company: int | None = None
+    apart_for: Duration | None = None
 
 
 def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
@@ -204,16 +219,36 @@ def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
                 return _failure(attempt, Status.TIMED_OUT, "timed_out", "out of time, not retried", error)
             return _retry_or(Status.TIMED_OUT, attempt, "timed_out", error, spread, None)
         case LeaseExpired():
-            return _lost(attempt, spread)
+            return _lost(attempt, outcome, spread)
 
 
-def _lost(attempt: Attempt, spread: float) -> Settlement:
+def _lost(attempt: Attempt, lost: LeaseExpired, spread: float) -> Settlement:
     """Start the job again soon, however patient its own back-off is: nothing says that it failed."""
     error = '{"type":"LeaseExpired","message":"the worker stopped extending its lease"}'
-    wait = min(attempt.backoff.wait(attempt.failures + 1, spread), LOSS_WAIT_MAX) if attempt.failures else 0
-    return _retry_or(
-        Status.FAILED, attempt, "expired", error, spread, wait, attempts_max=max(attempt.max_attempts, LOSSES_MAX)
+    words = "worker lost" if lost.losses <= 1 else f"worker lost {lost.losses} times"
+    if lost.losses >= max(attempt.max_attempts, LOSSES_MAX) and not lost.beside:
+        reason = f"{words}, the last time with no other job on it"
+        return _settlement(attempt, Status.FAILED, "expired", reason, error=error)
+    if lost.losses <= 1:
+        return _settlement(attempt, Status.RETRYING, "expired", f"{words}, retrying", error=error)
+    company = _company(lost)
+    apart = "alone" if not company else "apart from other suspects"
+    return _settlement(
+        attempt,
+        Status.RETRYING,
+        "expired",
+        f"{words}, to be run {apart}, retrying",
+        retry_in=min(attempt.backoff.wait(lost.losses, spread), LOSS_WAIT_MAX),
+        error=error,
+        company=company,
+        apart_for=max(APART_MIN, min(2 * lost.longest, MINUTE << min(lost.losses, 12), APART_MAX)),
     )
+
+
+def _company(lost: LeaseExpired) -> int:
+    """Return how many suspects may run together after this loss, of those that ran together in it; 0 is alone."""
+    others = lost.suspects if lost.was_suspect else lost.beside
+    return max(1, (others + 1) // SUSPECT_GROUPS) if others else 0
 
 
 def _retry_or(
@@ -223,20 +258,17 @@ def _retry_or(
     error: str,
     spread: float,
     retry_in: Duration | None,
-    *,
-    attempts_max: int | None = None,
 ) -> Settlement:
-    failures = attempt.failures + 1
-    most = attempt.max_attempts if attempts_max is None else attempts_max
+    failures, most = attempt.failures + 1, attempt.max_attempts
     if failures >= most:
-        of_most = f" of {most}" if failures <= most else ""  # Lost workers can be more than a job is allowed failures.
+        of_most = f" of {most}" if failures <= most else ""
         return _failure(attempt, last, outcome, f"{_WORDS[outcome]}, failure {failures}{of_most}", error)
     wait = attempt.backoff.wait(failures, spread) if retry_in is None else retry_in
     reason = f"{_WORDS[outcome]}, failure {failures} of {most}, retrying"
     return _settlement(attempt, Status.RETRYING, outcome, reason, failures=failures, retry_in=wait, error=error)
 
 
-_WORDS: Final = {"failed": "raised", "crashed": "crashed", "timed_out": "out of time", "expired": "worker lost"}
+_WORDS: Final = {"failed": "raised", "crashed": "crashed", "timed_out": "out of time"}
 
 
 def _failure(attempt: Attempt, status: Status, outcome: str, reason: str, error: str) -> Settlement:
@@ -254,6 +286,8 @@ def _settlement(
     result: str | None = None,
     error: str | None = None,
     parked: str | None = None,
+    company: int | None = None,
+    apart_for: Duration | None = None,
 ) -> Settlement:
     return Settlement(
         job_id=attempt.job_id,
@@ -267,4 +301,6 @@ def _settlement(
         result=result,
         error=error,
         parked=parked,
+        company=company,
+        apart_for=apart_for,
     )

@@ -521,6 +521,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reviewed_at: Instant | None = None
     exclusive: bool = False
     callback: str | None = None
+    company: int | None = None
 
 
 class EnqueuedRow(msgspec.Struct, frozen=True):
@@ -598,6 +599,15 @@ def read_stream(text: str) -> tuple[str, str, str | None]:
     if colon and level in LOG_LEVELS:
         return "log", level, logger
     return text, _STREAM_LEVELS.get(text, "info"), None
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """A ready job with which workers were lost: at most `company` such jobs run together; 0 is alone on its worker."""
+
+    job_id: str
+    task: str
+    company: int
+    waited: Duration
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

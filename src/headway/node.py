@@ -186,11 +186,12 @@ class EngineNode:
     async def _drain(self, supervisor: Supervisor) -> None:
         """Let what runs end, within the grace once it runs; then, or when told to hurry, hand it back."""
         await _first_of(supervisor.idle(), self._hurrying.wait(), self._grace_over())
-        if not supervisor.is_idle:
-            supervisor.hand_back()
-            with contextlib.suppress(TimeoutError):  # The store may be away: then the leases run out by themselves.
-                async with asyncio.timeout(HAND_BACK_S_MAX):
+        with contextlib.suppress(TimeoutError, StoreError):  # It may be away: then the leases run out by themselves.
+            async with asyncio.timeout(HAND_BACK_S_MAX):
+                if not supervisor.is_idle:
+                    supervisor.hand_back()
                     await supervisor.idle()
+                await supervisor.claimer.hand_back_unknown()
 
     async def _grace_over(self) -> None:
         await self._leaving.wait()

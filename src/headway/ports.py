@@ -12,7 +12,7 @@ import msgspec
 
 from headway.instants import Duration, Instant
 from headway.lifecycle import Settlement
-from headway.model import Claimed, EnqueuedRow, Lease, LiveJobs, NewJob, Node, Plan, Report, Schedule
+from headway.model import Claimed, EnqueuedRow, Lease, LiveJobs, NewJob, Node, Plan, Report, Schedule, Suspect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +175,20 @@ class Work(Protocol):
         self, queue: str, *, node: str, lease: Duration, limit: int, skip: Collection[str] = ()
     ) -> list[Claimed]:
         """Take up to `limit` ready jobs of a queue, highest priority first, then oldest; none of tasks in `skip`."""
+        ...
+
+    async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
+        """Find ready jobs of these tasks, and of these queues or any, that have to run apart; `claim` leaves them."""
+        ...
+
+    async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
+        """Take a job that has to run apart; return it and for how long it has to; None when others were first."""
+        ...
+
+    async def hand_back_unknown(
+        self, node: str, *, known: Collection[tuple[str, int]], given_up: Collection[tuple[str, int]]
+    ) -> list[str]:
+        """Hand back what a node has and does not know of; of what it has given up, only what has run out."""
         ...
 
     async def extend(self, attempts: Iterable[tuple[str, int]], *, lease: Duration) -> dict[str, bool]:

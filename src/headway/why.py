@@ -326,7 +326,16 @@ def _pending(job: Job, around: Around) -> tuple[str, Evidence]:
         )
     if not staying:
         return f"all workers that could take it are draining ({_some([worker.name for worker in taking])})", evidence
+    if job.company is not None:
+        return _apart(job, evidence), evidence
     return _capacity(job, staying, around.ahead, evidence, ready), evidence
+
+
+def _apart(job: Job, evidence: Evidence) -> str:
+    """Say for what a job waits with which workers were lost."""
+    evidence["company"] = job.company
+    waits = "a worker that runs no other job" if job.company == 0 else "a worker that runs no other suspect"
+    return f"{job.reason.partition(',')[0] or 'workers were lost with it'}; waits for {waits}"
 
 
 def _paused(job: Job, pause: QueuePause, now: Instant, evidence: Evidence) -> str:

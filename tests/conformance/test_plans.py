@@ -153,6 +153,10 @@ HOT: dict[str, dict[str, Any]] = {
     "failed_jobs": {"ids": IDS},
     "any_expired": {},
     "expired": {"limit": 500},
+    "apart": {"tasks": '["t-1"]', "queues": "[]", "any_queue": 1, "limit": 50},
+    "claim_apart": {"id": JOB, "node": "n", "lease": MINUTE},
+    "held_by_node": {"node": "n-1", "limit": 10_000},
+    "beside": {"nodes": '[{"lost_node": "n-1", "since": 7}, {"lost_node": "n-2", "since": 7}]', "limit": 10_000},
     "cancel": {"ids": IDS, "reason": "r"},
     "request_cancel": {"ids": IDS, "reason": "r"},
     "job": {"id": JOB},
@@ -215,6 +219,7 @@ ORDERED = {
     "claim (skipping)",
     "due",
     "promote",
+    "apart",
     "expired",
     "overdue",
     "dead",
@@ -227,6 +232,9 @@ KEY = "headway_jobs_pkey|sqlite_autoindex_headway_jobs_1"
 BY: dict[str, str] = {
     **dict.fromkeys(("claim", "claim (skipping)", "ready_queues", "ahead"), "headway_jobs_ready"),
     **dict.fromkeys(("extend", "settle", "settle_completed", "report", "hold_attempt", "unpark_jobs"), KEY),
+    "claim_apart": f"{KEY}|headway_jobs_apart",
+    "apart": "headway_jobs_apart",
+    "held_by_node": "headway_jobs_leased",
     "settled_already": f"{KEY}|headway_attempts_pkey|sqlite_autoindex_headway_attempts_1",
     "overdue": "headway_jobs_expiring",
     "asked_to_stop": "headway_jobs_asked",
@@ -259,6 +267,10 @@ UNDER_LOAD = (
     "extend",
     "expired",
     "any_expired",
+    "apart",
+    "claim_apart",
+    "held_by_node",
+    "beside",
     "promote",
     "jobs_by_key",
     "enqueue",
@@ -298,7 +310,7 @@ COLD = {
 
 BIG = "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps)"
 # Partial indexes that hold only what is waiting or running: reading all of one is reading what there is to do.
-SMALL = "headway_jobs_(?:ready|waiting|blocked|leased)|headway_schedules_delay"
+SMALL = "headway_jobs_(?:ready|waiting|blocked|leased|apart)|headway_schedules_delay"
 
 
 def test_every_statement_is_hot_or_cold() -> None:
@@ -327,7 +339,7 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
     plan = _sqlite_plan(sqlite, name)
     scans = [line for line in plan if re.search(r"\bSCAN\b", line) and "json_each" not in line]
     allowed = re.compile(
-        rf"SCAN (?:\w+ USING (?:COVERING )?INDEX (?:{SMALL})\b|due|free|picked|old|gone|r|t|found|before_it|"
+        rf"SCAN (?:\w+ USING (?:COVERING )?INDEX (?:{SMALL})\b|due|free|picked|old|gone|r|t|found|leased|ran|before_it|"
         r"headway_all_attempts$|headway_events_v$|CONSTANT ROW|\(.*\))"
     )
     if name == "next_due":  # Walks along the index until the first schedule of its shards.

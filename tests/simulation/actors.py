@@ -209,6 +209,7 @@ class WorkerActor(NodeActor):
     def __init__(self, place: Place, index: int) -> None:
         super().__init__(place, index)
         self.crew: SimulatedCrew | None = None
+        self._supervisor: Supervisor | None = None
 
     def knows(self) -> tuple[str, ...]:
         """Return the tasks of this worker; one is known to the first worker alone."""
@@ -216,14 +217,24 @@ class WorkerActor(NodeActor):
 
     def _make(self, process: Process, world: World, settings: Settings) -> EngineNode:
         queue, clock = process.store.queue, process.clock
-        supervisor = Supervisor(queue, clock=clock, lease=settings.worker_lease, poll=settings.poll)
+        self._supervisor = supervisor = Supervisor(queue, clock=clock, lease=settings.worker_lease, poll=settings.poll)
         self.crew = SimulatedCrew(
-            self._place, supervisor, self.knows(), heard=process.gate.passed, new_id=lambda: clock.new_id("job")
+            self._place,
+            supervisor,
+            self.knows(),
+            heard=process.gate.passed,
+            new_id=lambda: clock.new_id("job"),
+            kill=lambda: self._killed(process),
         )
         self.crew.is_calm = self._place.mishaps is NO_MISHAPS
         supervisor.crew = self.crew
         schedules = self._chance.random() < 0.3 and not self.crew.is_calm
         return EngineNode(world, settings, clock, schedules=schedules, supervisor=supervisor)
+
+    def _killed(self, process: Process) -> None:
+        """Die of a job."""
+        if self.process is process:
+            self.crash(again_after_s=self._chance.uniform(0.1, 1.0) * self._place.scenario.job_lease_s)
 
     def crash(self, *, again_after_s: float | None = None) -> None:
         """Die, and all children with it."""
@@ -256,6 +267,11 @@ class WorkerActor(NodeActor):
         if process is None or not self.is_alive or process.gate.is_dead or process.gate.is_frozen:
             return False
         return asyncio.get_running_loop().time() - process.thawed_at > 1.0
+
+    @property
+    def keeps_others_out(self) -> bool:
+        """Say whether it takes nothing, for the sake of a job that has to run alone."""
+        return self._supervisor is not None and self._supervisor.claimer.keeps_others_out
 
     def runs(self, job_id: str) -> int:
         """Return the attempt whose code runs here; 0 when none does."""

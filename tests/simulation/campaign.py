@@ -52,6 +52,12 @@ MUST_SEE: Final = (
     "step reused",
     "rescued from a dead worker",
     "retried by hand",
+    "worker killed by its job",
+    "claim unheard",
+    "suspect taken",
+    "given up for killing its worker",
+    "attempt lost: we did not hear that we had them",
+    "handed back for a worker that lives",
 )
 
 

@@ -6,7 +6,7 @@ They keep their own picture of the store and share no code with the planner or t
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from headway.instants import SECOND, Duration, Instant, isoformat
@@ -35,7 +35,7 @@ MOVES: Final[Mapping[str, frozenset[str]]] = {
     "PENDING": frozenset({"RUNNING", "CANCELLED"}),
     "RUNNING": frozenset({"PENDING", "RETRYING", "BLOCKED", *FINAL}),
 }
-COUNTED: Final = frozenset({"failed", "crashed", "timed_out", "expired"})  # Ends that cost an attempt.
+COUNTED: Final = frozenset({"failed", "crashed", "timed_out"})  # Ends that cost an attempt.
 LOSSES_MAX: Final = 3
 HOUSEKEEPING: Final = "housekeeping"
 
@@ -54,7 +54,13 @@ class Checker:
     """The store as it must be, and what was seen on the way."""
 
     def __init__(
-        self, *, shards: int, retention: Duration, holds: Callable[[], Mapping[str, Mapping[str, int]]]
+        self,
+        *,
+        shards: int,
+        retention: Duration,
+        holds: Callable[[], Mapping[str, Mapping[str, int]]],
+        beat_at: Callable[[str], Instant] = lambda node: 0,
+        has: Callable[[str, str], bool] = lambda node, job_id: True,
     ) -> None:
         self.seen: Counter[str] = Counter()
         self.jobs: dict[str, JobRow] = {}
@@ -66,6 +72,9 @@ class Checker:
         self._shards = shards
         self._retention = retention
         self._holds = holds
+        self._beat_at = beat_at
+        self._has = has
+        self._losses: list[_Loss] = []
         self._live: defaultdict[str, set[str]] = defaultdict(set)
         self._unfinished: defaultdict[str, set[str]] = defaultdict(set)
         self._line: defaultdict[str, dict[str, str]] = defaultdict(dict)
@@ -256,17 +265,50 @@ class Checker:
         if outcome == "expired":
             require((old.lease_until or 0) < now, "L3: a live job was rescued", now, old, new)
             self.seen["job lease expired"] += 1
+            self._lost(now, old, new)
+        elif outcome == "released" and actor != old.node:
+            require((old.lease_until or 0) < now, "L3: a live job was handed back by others", now, old, new)
+            self.seen["handed back for a worker that lives"] += 1
         else:
             require(actor == old.node, "S3: settled by", actor, outcome, old, new)
         if outcome == "completed":
             require(new.result == str(old.attempt), "S3: the result of a stale attempt", old, new)
         counted = outcome in COUNTED
         require(new.failures == old.failures + counted, "L7: what counts as a failure", outcome, old, new)
-        most = max(old.max_attempts, LOSSES_MAX) if outcome == "expired" else old.max_attempts
-        if new.status == "RETRYING":
-            require(counted and new.failures < most, "L6: retried too often", outcome, old, new)
+        if new.status == "RETRYING" and outcome != "expired":
+            require(counted and new.failures < old.max_attempts, "L6: retried too often", outcome, old, new)
         elif counted:
             require(new.status in ("FAILED", "TIMED_OUT"), "lifecycle: a failure", outcome, old, new)
+
+    def _lost(self, now: Instant, old: JobRow, new: JobRow) -> None:
+        """A job is given up only if its worker was lost again and again, the last time with nothing beside it."""
+        loss = _Loss(old.id, old.node or "", old.started_at or 0, now)
+        if new.status == "FAILED":
+            beside = [job.id for job in self.held_by(loss.node) if job.id != old.id]
+            beside += [one.job_id for one in self._losses if one.node == loss.node and one.ended_at > loss.started_at]
+            require(not beside, "L6: given up, though others ran beside it", old, new, beside)
+            lost = [one for one in self._losses if one.job_id == old.id and self._beat_at(one.node) <= one.ended_at]
+            enough = len(lost) + 1 >= max(LOSSES_MAX, old.max_attempts)
+            require(enough, "L6: given up, though its workers lived", old, new, lost)
+            self.seen["given up for killing its worker"] += 1
+        self._losses.append(loss)
+
+    def claimed(self, now: Instant, job: JobRow) -> None:
+        """Nothing is taken beside a job that has to run alone, and not more suspects at a time than may be."""
+        watched = [
+            one
+            for one in self.held_by(job.node or "")
+            if one.company is not None
+            and one.id != job.id
+            and self._has(one.node or "", one.id)
+            and now < (one.started_at or 0) + (one.apart_for or 0) // 2
+        ]
+        alone = [one for one in watched if one.company == 0]
+        require(not alone, "L6: taken beside a job that has to run alone", job, alone)
+        if job.company is not None:
+            self.seen["suspect taken"] += 1
+            most = min((one.company or 0 for one in (job, *watched)), default=0)
+            require(not watched or len(watched) < most, "L6: suspects run together", job, watched)
 
     def said(self, actor: str, row: LogRow | StepRow) -> None:
         """A line or a step is of the attempt that runs, written by the worker that has it."""
@@ -349,6 +391,15 @@ def next_instant(spec: ScheduleSpec, after: Instant) -> Instant | None:
         after = spec.start - 1
     instant = spec.trigger.next_after(after)
     return None if instant is not None and spec.end is not None and instant > spec.end else instant
+
+
+class _Loss(NamedTuple):
+    """One attempt that ended with its lease."""
+
+    job_id: str
+    node: str
+    started_at: Instant
+    ended_at: Instant
 
 
 class _Commit:
@@ -452,6 +503,8 @@ class _Commit:
             self._created[new.id] = new
         else:
             self._checker.moved(self._now, old, new)
+            if old.status == "PENDING" and new.status == "RUNNING":
+                self._checker.claimed(self._now, new)
             if old.status == "RUNNING" and new.status == "RUNNING":
                 self._checker.reported(self._actor, old, new)
             elif old.status == "RUNNING":

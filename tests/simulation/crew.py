@@ -25,6 +25,7 @@ from tests.simulation.scenario import CHILDREN, TASKS
 SLOTS: Final = {"loop": 4, "process": 2}
 SPARE: Final = 2  # As many more may wait behind those that run.
 STEPS: Final = ("fetch", "convert")
+CULPRITS: Final = 0.01
 ERROR: Final = '{"type":"Simulated"}'
 
 
@@ -68,11 +69,13 @@ class SimulatedCrew:
         *,
         heard: Callable[[], Awaitable[None]],
         new_id: Callable[[], str],
+        kill: Callable[[], None],
     ) -> None:
         self._stage = stage
         self._supervisor = supervisor
         self._heard = heard
         self._new_id = new_id
+        self._kill = kill
         self.tasks = {name: TaskInfo(name=name, isolation=TASKS[name]) for name in knows}
         kinds = {info.isolation for info in self.tasks.values()}
         self.kinds = {kind: frozenset(name for name in knows if TASKS[name] == kind) for kind in sorted(kinds)}
@@ -174,6 +177,13 @@ class SimulatedCrew:
     async def _live(self, run: _Run) -> None:
         claimed = run.claimed
         chance = self._stage.chance(f"run {claimed.job_id} {claimed.attempt}")
+        if self._is_culprit(claimed):
+            await asyncio.sleep(chance.choice((0.0, 0.5, 2.0)))
+            await self._hears()
+            if self._running.get(claimed.job_id) is run and not self.is_calm:
+                self._stage.saw("worker killed by its job")
+                asyncio.get_running_loop().call_soon(self._kill)
+                return
         try:
             for at in range(chance.choice((0, 1, 1, 2, 4))):
                 await asyncio.sleep(self._length(chance))
@@ -189,6 +199,10 @@ class SimulatedCrew:
             self._take_down_neighbours(outcome)
             self._begin()
             self._supervisor.has_room()
+
+    def _is_culprit(self, claimed: Claimed) -> bool:
+        """Say whether a job kills its whole worker, whenever it runs."""
+        return not self.is_calm and self._stage.chance(f"culprit {claimed.job_id}").random() < CULPRITS
 
     async def _act(self, run: _Run, at: int, chance: random.Random) -> None:
         claimed = run.claimed

@@ -80,6 +80,7 @@ class FaultyDriver:
         self.mishaps = NO_MISHAPS
         self.is_cut_off = False
         self.calls = 0
+        self.loses_claims = 0  # The answers to the next claims that take something get lost.
         self._sea = sea
         self._actor = actor
         self._gate = gate
@@ -95,7 +96,12 @@ class FaultyDriver:
     async def fetch(self, statement: Call) -> Rows:
         """Run one call."""
         likely = _LIKELY.get(statement.statement, 1.0)
-        return await self._send(lambda: one(statement), lambda: self._sea.fetch(self._actor, statement), likely)
+        rows = await self._send(lambda: one(statement), lambda: self._sea.fetch(self._actor, statement), likely)
+        if statement.statement == "claim" and rows and self.loses_claims:
+            self.loses_claims -= 1
+            self._sea.saw("claim unheard")
+            raise StoreUnavailable("simulated: claimed, and the answer was lost")
+        return rows
 
     async def peek(self, statement: Call) -> Rows:
         """Run one call."""

@@ -88,6 +88,9 @@ class JobRow(NamedTuple):
     parent: str | None
     rerun_of: str | None
     args: str
+    company: int | None
+    apart_for: int | None
+    started_at: int | None
 
 
 class LogRow(NamedTuple):

@@ -156,7 +156,13 @@ class Simulation:
         self._stops_at_claim = False
         self._failed: asyncio.Future[None] | None = None
         self._calls: Counter[str] = Counter()
-        self.checker = Checker(shards=scenario.shards, retention=scenario.settings.retention, holds=self._holds)
+        self.checker = Checker(
+            shards=scenario.shards,
+            retention=scenario.settings.retention,
+            holds=self._holds,
+            beat_at=self._beat_at,
+            has=self._has,
+        )
 
     # What actors see.
 
@@ -167,6 +173,18 @@ class Simulation:
     def chance(self, whose: str) -> random.Random:
         """Return randomness that depends on the seed and the name alone."""
         return random.Random(f"{self.scenario.seed} {whose}")
+
+    def _beat_at(self, node: str) -> Instant:
+        rows = self._connection.raw.execute("select beat_at from headway_nodes where id = ?", (node,)).fetchall()
+        return rows[0][0] if rows else 0
+
+    def _has(self, node: str, job_id: str) -> bool:
+        """Say whether a worker runs a job, or is about to."""
+        return any(
+            worker.crew.has(job_id)
+            for worker in self._workers
+            if worker.crew is not None and worker.process is not None and worker.process.id == node
+        )
 
     def saw(self, what: str) -> None:
         """Count something."""
@@ -413,6 +431,8 @@ class Simulation:
             now = self.checker.jobs.get(job.id)
             if now is None or now.status in FINAL or now.parked or now.attempt > job.attempt:
                 self.saw("rescued from a dead worker")
+            elif now.company is not None:
+                self.saw("suspect waits")  # For its turn.
             elif now.status != "PENDING" or await self._is_ignored(now):
                 raise Violation(f"L3: not restarted in time: {job} is {now}")
 
@@ -430,6 +450,7 @@ class Simulation:
         return any(
             worker.crew is not None and worker.stays and job.task in worker.crew.tasks and worker.crew.room(kind)
             for worker in self._workers
+            if not worker.keeps_others_out
         )
 
     async def _recover(self) -> None:
@@ -442,6 +463,9 @@ class Simulation:
         await asyncio.sleep(poll_s + 1.0)
         orphans: Counter[tuple[str, int]] = Counter()
         ignored: Counter[str] = Counter()
+        for worker in self._workers:
+            if worker.stays and worker.process is not None:
+                worker.process.driver.loses_claims = 2
         for _ in range(12):
             now = self.store_now()
             liveness.leaders(self._holds())
@@ -459,13 +483,17 @@ class Simulation:
                 for job in self.checker.held_by(worker.process.id):
                     if not worker.crew.has(job.id):
                         found[job.id, job.attempt] = before[job.id, job.attempt] + 1
-                        if found[job.id, job.attempt] * 1.0 > self.scenario.job_lease_s + self.scenario.poll_s:
+                        if found[job.id, job.attempt] * 1.0 > self.scenario.poll_s + 2.0:
                             raise Violation(f"L3: nobody runs it, and its lease goes on: {job}")
         return found
 
     def _ignored(self, before: Counter[str]) -> Counter[str]:
         """A ready job is not left lying while there is room for it."""
-        ready = [job for job in self.checker.jobs.values() if job.status == "PENDING" and self._has_room(job)]
+        ready = [
+            job
+            for job in self.checker.jobs.values()
+            if job.status == "PENDING" and job.company is None and self._has_room(job)
+        ]
         found = Counter({job.id: before[job.id] + 1 for job in ready})
         for job in ready:
             if found[job.id] > self.scenario.poll_s + 2.0:

@@ -16,9 +16,10 @@ import headway.store.ledger
 from headway import lifecycle
 from headway.coordination.elector import Elector
 from headway.errors import StoreUnavailable
-from headway.lifecycle import Attempt, Outcome, Released, Settlement
+from headway.lifecycle import Attempt, LeaseExpired, Outcome, Released, Settlement
 from headway.model import Lease
 from headway.ports import Fence
+from headway.store import queue
 from headway.store.transaction import Transaction
 from headway.worker import settler
 from headway.worker.claimer import Claimer
@@ -282,3 +283,28 @@ def test_a_lost_instant_is_caught() -> None:
     broken = Sabotage(statements={"record": ("where true", "where r.outcome <> 'coalesced'")})
     problem = next(caught(broken), "")
     assert "S1: passed over" in problem or "S1: not the next instant" in problem, problem
+
+
+def test_blaming_who_ran_beside_the_culprit_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
+        if isinstance(outcome, LeaseExpired):
+            outcome = msgspec.structs.replace(outcome, beside=0)
+        return lifecycle.settle(attempt, outcome, spread)
+
+    monkeypatch.setattr(queue, "settle", settle)
+    assert any("L6: given up, though others ran beside it" in problem for problem in caught(within=3 * CAUGHT_WITHIN))
+
+
+def test_suspects_that_run_together_are_caught() -> None:
+    broken = Sabotage(statements={"claim": ("and company is null", "")})
+    problem = next(caught(broken, within=3 * CAUGHT_WITHIN), "")
+    assert "L6: " in problem, problem
+
+
+def test_a_claim_that_is_forgotten_with_its_answer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget(self: Claimer) -> None:
+        """Wait for the lease to run out."""
+
+    monkeypatch.setattr(Claimer, "hand_back_unknown", forget)
+    problems = {problem.partition(":")[2][:30] for problem in caught(within=CAUGHT_WITHIN)}
+    assert any("L3: nobody runs it" in problem or "L7: a clean stop" in problem for problem in problems), problems

@@ -5,8 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.errors import DefinitionError
-from headway.instants import DAY, MINUTE, SECOND
+from headway.instants import DAY, HOUR, MINUTE, SECOND
 from headway.lifecycle import (
+    APART_MAX,
+    APART_MIN,
     FINAL,
     LOSS_WAIT_MAX,
     LOSSES_MAX,
@@ -52,8 +54,8 @@ def attempt(failures: int = 0, max_attempts: int = 3, backoff: Backoff = Backoff
         (TimedOut(ERROR, retryable=False), 0, Status.TIMED_OUT, "timed_out", 1),
         (TimedOut(ERROR), 1, Status.RETRYING, "timed_out", 2),
         (TimedOut(ERROR), 2, Status.TIMED_OUT, "timed_out", 3),
-        (LeaseExpired(), 1, Status.RETRYING, "expired", 2),
-        (LeaseExpired(), 2, Status.FAILED, "expired", 3),
+        (LeaseExpired(), 2, Status.RETRYING, "expired", 2),
+        (LeaseExpired(losses=3), 1, Status.FAILED, "expired", 1),
     ],
 )
 def test_what_an_attempt_makes_of_its_job(
@@ -81,18 +83,39 @@ def test_results_errors_and_reasons_are_carried() -> None:
 
 
 def test_a_lost_worker_is_not_the_fault_of_its_job() -> None:
-    """However few failures it is allowed, it is lost three times before it is given up; and starts again soon."""
+    """However few failures it is allowed, it starts again soon, and loses none of its attempts."""
     patient = Backoff(first=DAY, most=DAY)
-    lost = [settle(attempt(failures, 1, patient), LeaseExpired(), 0.5) for failures in range(LOSSES_MAX)]
+    lost = [settle(attempt(0, 1, patient), LeaseExpired(losses=losses), 0.5) for losses in (1, 2, LOSSES_MAX)]
     assert [settled.status for settled in lost] == [Status.RETRYING, Status.RETRYING, Status.FAILED]
     assert [settled.retry_in for settled in lost] == [0, LOSS_WAIT_MAX, 0]
-    assert lost[-1].reason == "worker lost, failure 3 of 3"
-    assert settle(attempt(3, 9), LeaseExpired(), 0.5).status is Status.RETRYING  # More are allowed.
+    assert [settled.failures for settled in lost] == [0, 0, 0]
+    assert lost[-1].reason == "worker lost 3 times, the last time with no other job on it"
+    assert settle(attempt(0, 9), LeaseExpired(losses=8), 0.5).status is Status.RETRYING  # More are allowed.
     hasty = Backoff(first=SECOND, most=SECOND)
-    assert settle(attempt(1, 1, hasty), LeaseExpired(), 0.0).retry_in == SECOND // 2
-    # What it does by itself counts as ever, and so do the losses before; then "2 of 1" would be nonsense.
+    assert settle(attempt(0, 1, hasty), LeaseExpired(losses=2), 0.0).retry_in == SECOND // 2
+    # An older version counted losses as failures; then "2 of 1" would be nonsense.
     failed = settle(attempt(1, 1), Raised(ERROR), 0.5)
     assert (failed.status, failed.reason) == (Status.FAILED, "raised, failure 2")
+
+
+def test_who_ran_beside_others_is_not_given_up_but_kept_apart() -> None:
+    def company(**lost: int) -> int | None:
+        settled = settle(attempt(0, 1), LeaseExpired(**lost), 0.5)  # type: ignore[arg-type]
+        assert settled.status is Status.RETRYING
+        return settled.company
+
+    assert company(losses=1, beside=99) is None, "the first loss costs nothing"
+    assert company(losses=2, beside=99) == 12
+    assert company(losses=2, beside=7) == 1
+    assert company(losses=2) == 0, "it was alone"
+    assert company(losses=3, beside=30, suspects=11, was_suspect=True) == 1
+    assert company(losses=3, beside=30, suspects=0, was_suspect=True) == 0, "and then it runs alone,"
+    assert company(losses=50, beside=1, suspects=0, was_suspect=True) == 0, "however often"
+    windows = [
+        settle(attempt(), LeaseExpired(losses=losses, beside=1, longest=longest), 0.5).apart_for
+        for losses, longest in ((2, SECOND), (2, MINUTE), (2, HOUR), (5, HOUR), (5, 40 * DAY), (40, 40 * DAY))
+    ]
+    assert windows == [APART_MIN, 2 * MINUTE, 4 * MINUTE, 32 * MINUTE, 32 * MINUTE, APART_MAX]
 
 
 def test_a_task_may_say_when_to_try_again() -> None:
@@ -111,7 +134,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Parked, texts, texts),
     st.builds(Cancelled, texts),
     st.builds(Released, texts),
-    st.just(LeaseExpired()),
+    st.builds(LeaseExpired, st.integers(1, 2_000), st.integers(0, 5), st.integers(0, 5), st.booleans()),
 )
 backoffs = st.tuples(st.integers(0, DAY), st.integers(0, DAY)).map(
     lambda pair: Backoff(first=min(pair), most=max(pair))
@@ -130,11 +153,13 @@ def test_what_holds_for_every_outcome(tried: Attempt, outcome: Outcome, spread: 
     settled = settle(tried, outcome, spread)
     assert settled.status in TRANSITIONS["settle"][1]
     assert (settled.job_id, settled.attempt) == (tried.job_id, tried.attempt)  # The fence is never touched.
-    is_failure = isinstance(outcome, Raised | Crashed | TimedOut | LeaseExpired)
-    most = max(tried.max_attempts, LOSSES_MAX) if isinstance(outcome, LeaseExpired) else tried.max_attempts
-    assert settled.failures == tried.failures + is_failure
-    assert settled.failures <= most
-    given_up = settled.failures >= most or (isinstance(outcome, Raised | TimedOut) and not outcome.retryable)
+    assert settled.failures == tried.failures + isinstance(outcome, Raised | Crashed | TimedOut)
+    assert settled.failures <= tried.max_attempts
+    given_up = settled.failures >= tried.max_attempts or (
+        isinstance(outcome, Raised | TimedOut) and not outcome.retryable
+    )
+    if isinstance(outcome, LeaseExpired):
+        given_up = not outcome.beside and outcome.losses >= max(tried.max_attempts, LOSSES_MAX)
     match outcome:
         case Succeeded() | Cancelled():
             assert settled.status in (Status.COMPLETED, Status.CANCELLED)
@@ -148,7 +173,7 @@ def test_what_holds_for_every_outcome(tried: Attempt, outcome: Outcome, spread: 
             assert (settled.status is Status.TIMED_OUT) == (given_up and isinstance(outcome, TimedOut))
     assert settled.retry_in >= 0
     assert settled.retry_in == 0 or settled.status is Status.RETRYING
-    assert (settled.error is not None) == is_failure
+    assert (settled.error is not None) == isinstance(outcome, Raised | Crashed | TimedOut | LeaseExpired)
     assert settled.result is None or isinstance(outcome, Succeeded)
 
 

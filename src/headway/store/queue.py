@@ -24,8 +24,18 @@ from headway.errors import (
     NotFinal,
     StoreUnavailable,
 )
-from headway.instants import DAY, DURATION_MAX, HOUR, Duration, Instant
-from headway.lifecycle import FINAL, Attempt, Backoff, LeaseExpired, Settlement, Status, settle
+from headway.instants import DAY, DURATION_MAX, HOUR, SECOND, Duration, Instant
+from headway.lifecycle import (
+    FINAL,
+    Attempt,
+    Backoff,
+    LeaseExpired,
+    Outcome,
+    Released,
+    Settlement,
+    Status,
+    settle,
+)
 from headway.model import (
     ARGS_BYTES_MAX,
     LOG_LINE_OVERHEAD,
@@ -36,6 +46,7 @@ from headway.model import (
     NewJob,
     Report,
     ScheduleSpec,
+    Suspect,
     storable,
 )
 from headway.store.coordination import keep_tallies
@@ -48,6 +59,8 @@ ENQUEUE_STEP: Final = 1_000  # Rows in one statement; a larger one does not fit 
 PAGE_MAX: Final = 200
 LOG_PAGE_MAX: Final = 10_000
 QUEUES_MAX: Final = 1_000
+HELD_MAX: Final = 100_000
+LIVES_AFTER: Final = SECOND
 _LAST_ID: Final = "~"  # Sorts after every id.
 _LAST_SEQ: Final = 2**63 - 1
 _LINE: Final = ("seq", "attempt", "at", "stream", "line", "version")
@@ -197,13 +210,14 @@ def read_job(row: Row) -> Job:
         reviewed_at=row["reviewed_at"],
         exclusive=row["exclusive"] == 1,
         callback=row["callback"],
+        company=row["company"],
     )
 
 
 _DEFAULT_BACKOFF: Final = Backoff()
 
 
-def read_claimed(row: Row) -> Claimed:
+def read_claimed(row: Iterable[Any]) -> Claimed:
     """Make of a claimed row what a worker needs; what cannot be read is said, and stops nobody else's job."""
     (
         job_id,
@@ -425,6 +439,8 @@ def _settlement_row(settlement: Settlement) -> dict[str, object]:
         "to_error": settlement.error,
         "to_parked": settlement.parked,
         "retry_in": settlement.retry_in,
+        "to_company": settlement.company,
+        "to_apart_for": settlement.apart_for,
     }
 
 
@@ -454,13 +470,41 @@ def record_events(events: Sequence[tuple[str, str, dict[str, Any]]]) -> Transact
 
 def _expire(limit: int, clock: Clock) -> Transaction[list[str]]:
     rows = yield call("expired", limit=limit)
-    settlements = [settle(_expired_attempt(row), LeaseExpired(), clock.chance.random()) for row in rows]
-    if settlements:
-        yield from settle_attempts(settlements)
+    if not rows:
+        return []
+    beside = yield from _beside(rows)
+    settlements = [settle(_lost_attempt(row), _loss(row, beside), clock.chance.random()) for row in rows]
+    yield from settle_attempts(settlements)
     return [row["id"] for row in rows]
 
 
-def _expired_attempt(row: Row) -> Attempt:
+def _beside(rows: Sequence[Row]) -> Transaction[dict[str, tuple[int, int]]]:
+    """Count by worker the jobs that it had while it had the lost ones, and the suspects among them."""
+    since: dict[str, Instant] = {}
+    for row in rows:
+        node = row["node"] or ""
+        since[node] = min(since.get(node, row["started_at"]), row["started_at"])
+    nodes = as_json([{"lost_node": node, "since": started_at} for node, started_at in since.items()])
+    return {row["node"]: (row["jobs"], row["suspects"]) for row in (yield call("beside", nodes=nodes, limit=HELD_MAX))}
+
+
+def _loss(row: Row, beside: dict[str, tuple[int, int]]) -> Outcome:
+    """Say what it means that a lease ran out. A worker that was heard of later lives, and has not got the job."""
+    is_alive = (row["beat_at"] or 0) > row["lease_until"] + LIVES_AFTER
+    if is_alive and row["lease_until"] >= row["started_at"]:  # Else somebody has ended the lease by hand.
+        return Released("handed back: its worker lives, but could not keep its lease")
+    jobs, suspects = beside.get(row["node"], (1, 0))
+    was_suspect = row["company"] is not None
+    return LeaseExpired(
+        losses=row["losses"] + 1,
+        beside=jobs - 1,
+        suspects=max(0, suspects - was_suspect),
+        was_suspect=was_suspect,
+        longest=max(row["longest"] or 0, row["lease_until"] - row["started_at"]),
+    )
+
+
+def _lost_attempt(row: Row) -> Attempt:
     return Attempt(
         job_id=row["id"],
         attempt=row["attempt"],
@@ -469,6 +513,22 @@ def _expired_attempt(row: Row) -> Attempt:
         schedule=row["schedule"],
         backoff=_read_options(row["options"]).patience() or _DEFAULT_BACKOFF,
     )
+
+
+def _hand_back_unknown(
+    node: str, known: Collection[tuple[str, int]], given_up: Collection[tuple[str, int]]
+) -> Transaction[list[str]]:
+    rows = yield call("held_by_node", node=node, limit=HELD_MAX)
+    unknown = [
+        row
+        for row in rows
+        if (attempt := (row["id"], row["attempt"])) not in known
+        and (attempt not in given_up or row["lease_until"] < row["now"])  # Until then its code may not be dead yet.
+    ]
+    reason = Released("handed back: its worker did not hear that it had it, or could not keep its lease")
+    if unknown:
+        yield from settle_attempts([settle(_lost_attempt(row), reason, 0.0) for row in unknown])
+    return [row["id"] for row in unknown]
 
 
 def _promote(limit: int) -> Transaction[int]:
@@ -702,6 +762,33 @@ class StoreQueue:
         if len(jobs) > 1:
             jobs.sort(key=lambda job: (-job.priority, job.run_at, job.job_id))  # RETURNING has no order.
         return jobs
+
+    async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
+        """Find ready jobs of these tasks, and of these queues or any, that have to run apart."""
+        rows = await self._driver.fetch(
+            call(
+                "apart",
+                tasks=as_json(sorted(tasks)),
+                queues=as_json(sorted(queues)),
+                any_queue=int(not queues),
+                limit=limit,
+            )
+        )
+        return [Suspect(row["id"], row["task"], row["company"], row["waited"] or 0) for row in rows]
+
+    async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
+        """Take a job that has to run apart; return it, and for how long it has to."""
+        rows = await self._driver.fetch(call("claim_apart", id=job_id, node=node, lease=lease))
+        if not rows:
+            return None
+        *columns, _, apart_for = rows[0]
+        return read_claimed(columns), apart_for or 0
+
+    async def hand_back_unknown(
+        self, node: str, *, known: Collection[tuple[str, int]], given_up: Collection[tuple[str, int]]
+    ) -> list[str]:
+        """Hand back what a node has and does not know of; of what it gave up, only what has run out."""
+        return await self._driver.run(lambda: _hand_back_unknown(node, known, given_up))
 
     async def ready_queues(self) -> list[str]:
         """Return the queues in which anything is ready."""

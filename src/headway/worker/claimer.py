@@ -7,11 +7,12 @@ from typing import Final
 
 from headway.clock import Clock
 from headway.errors import StoreFull, StoreUnavailable
-from headway.events import Timed, emit
-from headway.instants import Duration
+from headway.events import AttemptsLost, Timed, emit
+from headway.instants import SECOND, Duration
 from headway.lifecycle import Outcome, Parked, Released
 from headway.model import REASON_LENGTH_MAX, Claimed, Node, storable
 from headway.ports import Work
+from headway.worker.apart import Suspects
 from headway.worker.crew_port import CrewPort
 from headway.worker.held import HeldAttempts
 from headway.worker.hints import HintTaker
@@ -22,6 +23,7 @@ QUEUE_USUAL: Final = "default"
 SEEN_MAX: Final = 1_000
 PROBE_EVERY_S: Final = 0.25
 PROBE_SHARE: Final = 20.0
+RIVAL_SILENT_MAX: Final = 10 * SECOND  # Who was not heard of for longer makes no room for others.
 
 
 class Claimer:
@@ -57,6 +59,13 @@ class Claimer:
         self._seen: set[str] = set(queues) or {QUEUE_USUAL}  # The queues that we take from, as far as we know them.
         self._looked: set[str] = set()  # Queues that were looked into, with nothing heard of them meanwhile.
         self._unpark_at = 0.0
+        self._compared_at = -1e9  # When we last compared what we have with what the store says.
+        self._suspects = Suspects(work, held, clock=clock, lease=lease, poll_s=poll_s, queues=self.queues)
+
+    @property
+    def keeps_others_out(self) -> bool:
+        """Whether nothing is taken now, for the sake of a job that has to run alone."""
+        return self._suspects.keep_others_out()
 
     # --- what others tell
 
@@ -86,16 +95,22 @@ class Claimer:
         crew = self._held.crew
         if crew is None or not crew.tasks:
             return
+        newest = max((peer.beat_at for peer in peers), default=0)
         known: set[str] = set()
+        rivals: dict[str, frozenset[str]] = {}
         is_alike = True
         for peer in peers:
             worker = peer.state.get("worker")
             if peer.id != self._clock.node and isinstance(worker, dict):
-                tasks = worker.get("tasks", ())
+                tasks = frozenset(worker.get("tasks", ()))
                 known.update(tasks)
-                is_alike &= set(tasks) == crew.tasks.keys() or not self._shares_queues(worker.get("queues", ()))
+                if self._shares_queues(worker.get("queues", ())):
+                    is_alike &= tasks == crew.tasks.keys()
+                    if peer.beat_at >= newest - RIVAL_SILENT_MAX and not worker.get("draining"):
+                        rivals[peer.id] = tasks
         self._foreign = frozenset(known - crew.tasks.keys())
         self._is_alike = is_alike
+        self._suspects.peers = rivals
 
     def _shares_queues(self, queues: Collection[str]) -> bool:
         return not self.queues or "*" in queues or not set(queues).isdisjoint(self.queues)
@@ -143,9 +158,43 @@ class Claimer:
 
     async def _claim(self, crew: CrewPort) -> float:
         """Take from the queues that we know to have something; who waits there does not wait for a look around."""
-        rest_s = await self._fill(crew)
+        await self.hand_back_unknown()
+        await self._claim_suspects(crew)
+        rest_s = self._poll_s if self.keeps_others_out else await self._fill(crew)
+        await self._suspects.look(crew.tasks)
+        await self._claim_suspects(crew)
         await self._unpark(crew)
+        if self.keeps_others_out:
+            return self._poll_s
         return min(rest_s, await self._fill(crew)) if await self._finds_queues() else rest_s
+
+    async def hand_back_unknown(self) -> None:
+        """Hand back what the store says we have and we have not: whoever waited for the lease would wait for nothing.
+
+        A claim whose answer was lost may be committed later, so we look again for as long as its lease would last.
+        """
+        now, lease_s = self._clock.monotonic(), self._lease / SECOND
+        if now > self._held.doubted_at + lease_s + self._poll_s:
+            self._held.given_up.clear()
+            return
+        if self._compared_at > self._held.doubted_at and now - self._compared_at < lease_s / 6:
+            return
+        known = self._held.attempts()  # Before the question: what ends meanwhile is not unknown.
+        returned = await self._work.hand_back_unknown(self._clock.node, known=known, given_up=self._held.given_up)
+        self._compared_at = now
+        if returned:
+            emit(
+                AttemptsLost(node=self._clock.node, job_ids=tuple(returned), reason="we did not hear that we had them")
+            )
+
+    async def _claim_suspects(self, crew: CrewPort) -> None:
+        while True:
+            tasks = [name for kind, names in crew.kinds.items() if crew.room(kind) > 0 for name in names]
+            taken = await self._suspects.claim(tasks)
+            if taken is None:
+                break
+            claimed, sent = taken
+            await self._take(crew, [claimed], sent)
 
     async def _fill(self, crew: CrewPort) -> float:
         room = {kind: min(crew.room(kind), CLAIM_MAX) for kind in crew.kinds}
@@ -201,7 +250,11 @@ class Claimer:
                 return 0, True
             skip.update(*(crew.kinds[kind] for kind in full))
         limit = -(-min(room[kind] for kind in (mix - full or room.keys() - full)) // max(1, len(self._ready)))
-        jobs = await self._work.claim(queue, node=self._clock.node, lease=self._lease, limit=limit, skip=skip)
+        try:
+            jobs = await self._work.claim(queue, node=self._clock.node, lease=self._lease, limit=limit, skip=skip)
+        except StoreUnavailable:
+            self._held.doubt()
+            raise
         took_s = self._clock.monotonic() - started
         emit(Timed(node=self._clock.node, what="claim", lots=((took_s, 1),)))
         if mix & full:

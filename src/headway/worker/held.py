@@ -45,6 +45,8 @@ class HeldAttempts:
         self.crew: CrewPort | None = None
         self.draining: str | None = None  # Why no more jobs are taken.
         self.on_removed: Callable[[Held], None] = lambda _: None
+        self.given_up: set[tuple[str, int]] = set()  # Attempts that we lost and the store may still call ours.
+        self.doubted_at = -1e9  # When we last could not know what the store says that we have.
         self._by_id: dict[str, Held] = {}
         self._is_claiming = False
         self._idle = asyncio.Event()
@@ -94,8 +96,20 @@ class HeldAttempts:
             if self.crew is not None:
                 self.crew.abandon(held.claimed.job_id, held.claimed.attempt)
             self.remove(held)
+            self.given_up.add((held.claimed.job_id, held.claimed.attempt))
+        self.doubt()
         emit(AttemptsLost(node=self._clock.node, job_ids=tuple(h.claimed.job_id for h in lost), reason=reason))
         self.note_idle()
+
+    # --- doubt
+
+    def doubt(self) -> None:
+        """Note that the store may say that we have what we have not: the answer to a claim was lost, or a lease."""
+        self.doubted_at = self._clock.monotonic()
+
+    def attempts(self) -> set[tuple[str, int]]:
+        """Return all attempts that are held."""
+        return {(held.claimed.job_id, held.claimed.attempt) for held in self}
 
     # --- idle
 

@@ -108,20 +108,50 @@ from headway_jobs where status in ('SCHEDULED', 'RETRYING');
 
 -- name: claim
 -- transition: PENDING -> RUNNING
--- Take up to :limit ready jobs of one queue, unless it is paused; tasks in :skip are left for others. What is picked is
--- ready and locked, so it is found again by its address; nothing has to be asked twice.
+-- Take up to :limit ready jobs of one queue, unless it is paused; tasks in :skip are left for others, and suspects for
+-- claim_apart. What is picked is ready and locked, so it is found again by its address; nothing has to be asked twice.
 update headway_jobs
 set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
   progress = 0, detail = null, updated_at = {now_once}, version = version + 1
 where {addressed} from headway_jobs
   where status = 'PENDING' and queue = :queue and (expires_at is null or expires_at > {now_once})
-    and task not in {list skip}
+    and task not in {list skip} and company is null
     and not exists (select 1 from headway_queues where name = :queue and paused_at is not null)
   order by priority desc, run_at, id
   limit :limit {skip_locked}
 {end_addressed}
 returning id, task, args, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at, options,
   metadata, reason, run_at, log_bytes;
+
+-- name: apart
+-- Find ready suspects of these queues and tasks: jobs that have to run apart, because workers were lost with them.
+select id, task, company, {now} - ready_at as waited from headway_jobs
+where status = 'PENDING' and company is not null and task in {list tasks}
+  and (cast(:any_queue as integer) = 1 or queue in {list queues})
+  and (expires_at is null or expires_at > {now})
+  and not exists (select 1 from headway_queues q where q.name = headway_jobs.queue and q.paused_at is not null)
+order by priority desc, run_at, id
+limit :limit;
+
+-- name: claim_apart
+-- transition: PENDING -> RUNNING
+-- Take one suspect.
+update headway_jobs
+set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
+  progress = 0, detail = null, updated_at = {now_once}, version = version + 1
+where {addressed} from headway_jobs
+  where id = :id and status = 'PENDING' and company is not null
+  limit 1 {skip_locked}
+{end_addressed}
+returning id, task, args, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at, options,
+  metadata, reason, run_at, log_bytes, company, apart_for;
+
+-- name: held_by_node
+-- Which jobs does a node have? All leases are looked at, in their order, so that the planner takes their index.
+select id, attempt, failures, max_attempts, schedule, options, lease_until, {now} as now from (
+  select id, attempt, failures, max_attempts, schedule, options, lease_until, node from headway_jobs
+  where lease_until is not null order by lease_until limit :limit
+) as leased where node = :node;
 
 -- name: ready_queues
 -- Find the queues in which anything is ready, skipping from one to the next in the index.
@@ -164,9 +194,11 @@ update headway_jobs
 set status = r.to_status, failures = r.to_failures, reason = r.to_reason, error = r.to_error,
   run_at = case when r.final = 1 then run_at else {now} + r.retry_in end,
   finished_at = case when r.final = 1 then {now} end, parked = r.to_parked,
+  company = case when r.to_status in ('PENDING', 'BLOCKED') then company else r.to_company end,
+  apart_for = case when r.to_status in ('PENDING', 'BLOCKED') then apart_for else r.to_apart_for end,
   lease_until = null, updated_at = {now}, version = version + 1
 from {rows settlements as r (job_id text, job_attempt integer, to_status text, final integer, to_failures integer,
-  to_reason text, to_error text, to_parked text, retry_in bigint)}
+  to_reason text, to_error text, to_parked text, retry_in bigint, to_company integer, to_apart_for bigint)}
 where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'
 returning id, attempt, schedule, node, ready_at, started_at, finished_at, updated_at, cancel_requested_at,
   {notify_again};
@@ -195,11 +227,36 @@ where r.outcome = 'completed';
 select 1 as found from headway_jobs where lease_until is not null and lease_until < {now} order by lease_until limit 1;
 
 -- name: expired
--- Find running attempts whose lease has run out. Only the lease is looked at, never names or ages.
-select id, attempt, failures, max_attempts, schedule, options from headway_jobs
+-- Find running attempts whose lease has run out. Only the lease is looked at, never names or ages. What comes with it
+-- says what the loss means: whether the worker was heard of since, and how often and after how long workers were lost
+-- with this job; a worker that was heard of later, or took the job again, was not lost.
+select id, attempt, failures, max_attempts, schedule, options, node, company, started_at, lease_until,
+  (select n.beat_at from headway_nodes n where n.id = headway_jobs.node) as beat_at,
+  (
+    select count(*) from headway_attempts a left join headway_nodes n on n.id = a.node
+    where a.job_id = headway_jobs.id and a.outcome = 'expired' and (n.beat_at is null or n.beat_at <= a.ended_at)
+      and coalesce(a.node, '') <> headway_jobs.node
+  ) as losses,
+  (
+    select max(a.ended_at - a.started_at) from headway_attempts a
+    where a.job_id = headway_jobs.id and a.outcome = 'expired'
+  ) as longest
+from headway_jobs
 where lease_until is not null and lease_until < {now}
 order by lease_until
 limit :limit {skip_locked};
+
+-- name: beside
+-- Count by worker what ran on it at some time since :since: what it still has, and what was lost with it before.
+select node, count(*) as jobs, count(company) as suspects from (
+  select leased.node, leased.company from (
+    select node, company from headway_jobs where lease_until is not null order by lease_until limit :limit
+  ) as leased where leased.node in (select lost_node from {rows nodes as r (lost_node text, since bigint)})
+  union all
+  select a.node, j.company from {rows nodes as r (lost_node text, since bigint)}
+  join headway_attempts a on a.node = r.lost_node and a.outcome = 'expired' and a.ended_at > r.since
+  join headway_jobs j on j.id = a.job_id
+) as ran group by node;
 
 -- name: cancel
 -- transition: SCHEDULED, PENDING, RETRYING, BLOCKED -> CANCELLED
