@@ -16,7 +16,6 @@ from headway.instants import HOUR, SECOND
 from headway.status import bulk, deliverer, follow, hub, letters, outbound, series, web
 from headway.store import bulk as store_bulk
 from headway.store import failures, queue, statements, webhooks
-from headway.store.migrations import migrations
 from headway.worker import reporter
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +107,7 @@ def test_numbers_are_those_of_the_code(page: str) -> None:
 # What is said in many places: each of them must have one of these numbers.
 EVERYWHERE = {
     r"\b([\w,]+) times a second": {str(PER_SECOND), WORD_OF[PER_SECOND], WORD_OF[UNHEARD], "few"},
-    r"[Ss]chema version (\d+)": {str(len(list(migrations(statements.SQLITE))))},
+    r"[Ss]chema version (\d+)": {str(len(list(statements.migrations(statements.SQLITE))))},
 }
 
 
