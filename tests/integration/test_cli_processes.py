@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from headway.cli.root import run
@@ -24,6 +26,7 @@ from tests.support.command_line import Cli, be_patient
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.proxy import CLEAR, REFUSED, Proxies
+from tests.support.server import free_port
 from tests.support.waiting import DEADLINE_S, wait_until
 
 HEADWAY = str(Path(sys.executable).with_name("headway"))
@@ -225,6 +228,27 @@ def test_dev_runs_jobs_restarts_when_the_app_changes_and_survives_its_mistakes(t
         assert process.wait(DEADLINE_S) == 0
     assert told(file_store(tmp_path), "schedules", "show", "hello")["rule"] == "every 2h"
     assert told(file_store(tmp_path), "status")["nodes"] == []
+
+
+def test_a_killed_dev_node_comes_back_and_another_node_answers_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    own = {"HEADWAY_PORT": str(free_port())}
+    url = f"http://127.0.0.1:{own['HEADWAY_PORT']}/livez"
+    with started(tmp_path, "dev", "dev", "shop:app", **own) as (dev, log):
+        wait_until(says(log, "listening"), "the API of dev")
+        with started(tmp_path, "serve", "serve", "--app", "shop:app", **own) as (serve, other):
+            wait_until(says(other, "no_API_here"), "the second node")
+            [first] = re.findall(r"starting node=\S+ name=\S+-(\d+) ", log.read_text())
+            os.kill(int(first), signal.SIGKILL)
+            wait_until(says(log, 'restarting reason="the node was killed by SIGKILL"'), "dev to notice")
+            wait_until(lambda: len(re.findall(" starting node=", log.read_text())) == 2, "dev to start again")
+            wait_until(
+                lambda: (log.read_text() + other.read_text()).count("listening url=") == 2, "one of them to answer"
+            )
+            assert httpx.get(url, trust_env=False, timeout=DEADLINE_S).status_code == 200
+            for process in (serve, dev):
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(DEADLINE_S) == 0
 
 
 def test_an_app_that_fails_to_load_is_told_once(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from headway.cli.session import Session, new_command
 from headway.clock import Clock
 from headway.events import ChildEnded, ChildStarted, Draining, Event, TermLost, TermWon
 from headway.settings import FILE_DEFAULT
+from headway.worker.process import how_it_ended
 
 LOOK_EVERY_S: Final = 0.5
+KILLED_REST_S: Final = 1.0
 FILES_MAX: Final = 5_000
 GRACE: Final = "1s"  # Who has changed a file does not want to wait for jobs; they are handed back and start again.
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
@@ -33,25 +35,43 @@ async def dev(
 ) -> None:
     """Run your app while you write it: its schedules are decided, its jobs are run.
 
-    Restarts when a Python file or headway.toml in the folder changes. All of it is on the configured store, by
-    default sqlite:///headway.db in this folder. Ctrl-C ends it.
+    Restarts when a Python file or headway.toml in the folder changes, and when somebody has killed it. All of it is on
+    the configured store, by default sqlite:///headway.db in this folder. Ctrl-C ends it.
     """
     options = {"app_path": path or session.app_path, "store_url": session.store_url, "as_json": session.as_json}
     log = EventLog.on_stderr(as_json=session.as_json)
     stopping, clock = asyncio.Event(), Clock()
     with stopped_by_signals(stopping, log):
         while not stopping.is_set():
-            seen, has_ended = snapshot(watch), False
+            seen = snapshot(watch)
             child = await offspring.start("headway.cli.dev:run_child", options)
-            while not stopping.is_set() and snapshot(watch) == seen:
-                if child.returncode is not None and not has_ended:
-                    has_ended = True
-                    log.write("waiting for a change", level="warning", ended_with=child.returncode)
-                await clock.rest(LOOK_EVERY_S, stopping)
-            changed = _changed(seen, snapshot(watch), watch)
+            changed = await _watch(child, watch, seen, log, stopping)
             await offspring.stop(child)
-            if not stopping.is_set():
+            if changed:
                 log.write("restarting", changed=changed)
+            elif not stopping.is_set():
+                log.write("restarting", level="warning", reason=f"the node {how_it_ended(child.returncode)}")
+                await clock.rest(KILLED_REST_S, stopping)
+
+
+async def _watch(
+    child: asyncio.subprocess.Process, folder: Path, seen: dict[str, int], log: EventLog, stopping: asyncio.Event
+) -> str:
+    """Wait until a file changes, and name it; return nothing when the node was killed, or we are to stop.
+
+    A node that has ended by itself is not started again: without a change it would end in the same way.
+    """
+    clock, is_told = Clock(), False
+    while not stopping.is_set():
+        if changed := _changed(seen, snapshot(folder), folder):
+            return changed
+        if child.returncode is not None and child.returncode < 0:
+            return ""
+        if child.returncode is not None and not is_told:
+            is_told = True
+            log.write("waiting for a change", level="warning", ended_with=child.returncode)
+        await clock.rest(LOOK_EVERY_S, stopping)
+    return ""
 
 
 def snapshot(folder: Path) -> dict[str, int]:

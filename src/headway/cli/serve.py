@@ -16,7 +16,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -42,6 +42,7 @@ from headway.worker.frames import Hello
 
 INTERRUPTED: Final = 130
 CREW_GOODBYE_S: Final = 0.3
+PORT_REST_S: Final = 2.0  # Between two looks whether the port of the API is free.
 
 NodeOption = Annotated[str | None, typer.Option("--node", metavar="NAME", help="What people call this process.")]
 ModeOption = Annotated[
@@ -156,7 +157,7 @@ async def serve(
     """Be scheduler, worker and API in one process, as one of any number of them.
 
     Needs --app (or HEADWAY_APP), or tasks in headway.toml. The app's schedules are brought into the store first. Where
-    another process has the API's port already, this one leaves the API to it.
+    another process has the API's port already, this one leaves the API to it, and takes over when that one ends.
     """
     settings = session.loaded(
         node=node,
@@ -261,8 +262,9 @@ async def _work(
         node, supervisor = worker_node(store, settings, clock, __version__, schedules=schedules)
         supervisor.crew, crew.foreman = crew, supervisor
         async with asyncio.TaskGroup() as group:
-            if api and (listening := _bind(settings, log, must=api == "must")) is not None:
-                group.create_task(serve_api(store, settings, clock, listening, log, stopping, node=node))
+            if api:
+                listening = _bind(settings, log, must=api == "must")
+                group.create_task(_serve_api_when_free(store, settings, clock, listening, log, stopping, node))
             await run_node(node, stopping, hurrying)
             stopping.set()  # It may have been asked to leave by others; then the API leaves too.
     finally:
@@ -278,8 +280,29 @@ def _bind(settings: Settings, log: EventLog, *, must: bool) -> socket.socket | N
     except InvalidConfig as error:
         if must:
             raise
-        log.write("no API here", level="warning", reason=str(error))
+        log.write("no API here", level="warning", reason=str(error), again_in=f"{PORT_REST_S:g}s")
         return None
+
+
+async def _serve_api_when_free(
+    store: Store,
+    settings: Settings,
+    clock: Clock,
+    listening: socket.socket | None,
+    log: EventLog,
+    stopping: asyncio.Event,
+    node: EngineNode,
+) -> None:
+    """Serve the API once its port is free: the process that has it may end, and then somebody has to answer."""
+    from headway.status.server import bind
+
+    while listening is None:
+        await clock.rest(PORT_REST_S, stopping)
+        if stopping.is_set():
+            return
+        with suppress(InvalidConfig):
+            listening = bind(settings.host, settings.port)
+    await serve_api(store, settings, clock, listening, log, stopping, node=node)
 
 
 async def serve_api(
