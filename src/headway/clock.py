@@ -107,6 +107,10 @@ class Clock:
         except TimeoutError:
             pass
 
+    async def give_way(self) -> None:
+        """Let everything else on the loop have its turn, in the middle of something long."""
+        await asyncio.sleep(0)
+
 
 async def cancel_until_done(*tasks: "asyncio.Future[Any]") -> None:
     """Cancel tasks until they have ended. A client library can miss a cancellation, for instance while it connects."""

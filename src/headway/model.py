@@ -479,7 +479,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the store has it."""
+    """A job as the store has it. `omitted` names the texts that were too large to be read with it."""
 
     id: str
     task: str
@@ -522,6 +522,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     callback: str | None = None
     company: int | None = None
+    omitted: tuple[str, ...] = ()
 
 
 class EnqueuedRow(msgspec.Struct, frozen=True):

@@ -4,10 +4,13 @@ Times are ISO 8601 with `Z`. What looks like a secret by its name is masked here
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, Literal
 from zoneinfo import ZoneInfo
+
+import msgspec
 
 from headway.errors import InvalidSchedule
 from headway.instants import DAY, INSTANT_MAX, INSTANT_MIN, Instant, format_duration, isoformat, to_datetime
@@ -20,6 +23,7 @@ from headway.why import Detail, eta_seconds, glance, read_detail, read_error, re
 
 MASK: Final = "***"
 DEPTH_SHOWN: Final = 100  # More than anybody can hand in over HTTP.
+LISTED_BYTES_MAX: Final = 4_096  # Larger values are left out of lists; `omitted` names them.
 # A word of a name after which a secret follows, in small letters. Some people write two words as one: dbpassword.
 _SECRET: Final = re.compile(
     r"""
@@ -35,6 +39,7 @@ _SECRET: Final = re.compile(
 _WORD_ENDS: Final = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NO_LETTERS: Final = re.compile(r"[\W\d_]+")
 _MEASURES: Final = frozenset({"bits", "count", "length", "limit", "size", "total", "ttl"})
+_NESTED: Final = frozenset({dict, list})
 _NAMES_KEPT: Final = 4_096
 _NAME_LENGTH_KEPT: Final = 64
 
@@ -51,13 +56,21 @@ def stamp(instant: Instant | None) -> str | None:
 
 def masked(value: Any, depth: int = DEPTH_SHOWN) -> Any:
     """Hide what looks like a secret by its name, however deep it is; what is deeper than anybody reads is left out."""
-    if isinstance(value, dict | list) and not depth:
+    kind = type(value)  # As JSON was read: nothing is derived from these two, and asking so costs a fifth.
+    if kind is not dict and kind is not list:
+        return value
+    if not depth:
         return "…"
-    if isinstance(value, dict):
-        return {name: MASK if _is_secret(name, inner) else masked(inner, depth - 1) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [masked(inner, depth - 1) for inner in value]
-    return value
+    if kind is list:
+        return [masked(inner, depth - 1) if inner and type(inner) in _NESTED else inner for inner in value]
+    return {
+        name: MASK
+        if _is_secret(name, inner)
+        else masked(inner, depth - 1)
+        if inner and type(inner) in _NESTED
+        else inner
+        for name, inner in value.items()
+    }
 
 
 def unmasked(value: Any, stored: Any) -> Any:
@@ -106,9 +119,49 @@ def job_outlook(job: Job, now: Instant, *, why: str | None = None, node_name: st
 
 
 def job_facts(job: Job) -> Shape:
-    """Write what stays the same until the job changes."""
-    detail = read_detail(job)
-    live = {"live": detail.serial} if detail.serial and job.status is Status.RUNNING else {}
+    """Write what stays the same until the job changes; what was too large to be read with it is null, and named."""
+    return {
+        **_state(job, masked(read_metadata(job))),
+        "args": masked(read_json(job.args)),
+        "result": masked(read_json(job.result)),
+        "error": read_error(job.error),
+        **_version(job),
+        **({"omitted": list(job.omitted)} if job.omitted else {}),
+    }
+
+
+CONTENT: Final = ("args", "result", "metadata")
+
+
+def listed(job: Job, *, parts: Collection[str] = CONTENT, largest: int = LISTED_BYTES_MAX) -> Job:
+    """Return a job as lists have it: what is large is left out, and named in `omitted`; so is a large traceback."""
+    large = [name for name in parts if (text := getattr(job, name)) is not None and _is_longer(text, largest)]
+    changes: dict[str, Any] = {name: "null" if name == "args" else None for name in large}
+    if job.error is not None and _is_longer(job.error, largest) and (error := read_error(job.error)) is not None:
+        if error.pop("traceback", None) is not None:
+            large.append("error.traceback")
+        changes["error"] = msgspec.json.encode(error).decode()
+    if not changes:
+        return job
+    return msgspec.structs.replace(job, **changes, omitted=(*job.omitted, *large))
+
+
+def _is_longer(text: str, size: int) -> bool:
+    return len(text) > size or (4 * len(text) > size and len(text.encode("utf-8", "replace")) > size)
+
+
+def job_news(job: Job) -> Shape:
+    """Write what followers of many jobs are told when one changes: no arguments, result or error."""
+    return {**_state(job, masked(read_metadata(job))), **_version(job)}
+
+
+def _version(job: Job) -> Shape:
+    serial = read_detail(job).serial if job.status is Status.RUNNING else 0
+    return {"version": job.version, "live": serial} if serial else {"version": job.version}
+
+
+def _state(job: Job, metadata: Shape) -> Shape:
+    """Write a job without what it was given and what came of it."""
     return {
         "id": job.id,
         "type": job.task,
@@ -122,8 +175,8 @@ def job_facts(job: Job) -> Shape:
         "ready_at": stamp(job.ready_at),
         "cancel_requested_at": stamp(job.cancel_requested_at),
         "reviewed_at": stamp(job.reviewed_at),
-        "metadata": masked(read_metadata(job)),
-        "detail": _detail_shape(detail),
+        "metadata": metadata,
+        "detail": _detail_shape(read_detail(job)),
         "attempts": job.attempt,
         "failures": job.failures,
         "max_attempts": job.max_attempts,
@@ -143,11 +196,6 @@ def job_facts(job: Job) -> Shape:
         "blocked_by": job.blocked_by,
         "parked": job.parked,
         "reason": job.reason,
-        "args": masked(read_json(job.args)),
-        "result": masked(read_json(job.result)),
-        "error": read_error(job.error),
-        "version": job.version,
-        **live,
     }
 
 
@@ -196,6 +244,14 @@ def occurrence_shape(occurrence: Occurrence) -> Shape:
         "decided_at": stamp(occurrence.decided_at),
         "job_id": occurrence.job_id,
     }
+
+
+def listed_schedule(schedule: Schedule, now: Instant) -> Shape:
+    """Write a schedule for a list: arguments of more than so many bytes are left out, and named in `omitted`."""
+    if not _is_longer(schedule.spec.args, LISTED_BYTES_MAX):
+        return schedule_shape(schedule, now)
+    brief = replace(schedule, spec=replace(schedule.spec, args="null"))
+    return {**schedule_shape(brief, now), "omitted": ["args"]}
 
 
 def schedule_shape(schedule: Schedule, now: Instant) -> Shape:

@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, isoformat, parse_instant
 from headway.lifecycle import Cancelled, Raised, Succeeded, TimedOut
-from headway.model import Report
+from headway.model import Report, encode_args
 from headway.scheduling.triggers import Every
 from headway.store import Store
+from headway.store.queue import WHOLE
 from headway.store.schedules import STATES
+from headway.store.selection import JobFilter
+from headway.store.transaction import as_json, call
 from tests.conformance.arrange import after, claim_one, decide, end, enqueue, run_one, spec
 from tests.conformance.backend import Backend
 
@@ -242,3 +246,36 @@ async def test_a_run_that_began_before_reaches_into_the_year(backend: Backend) -
     for first, reaches in ((begin, 1), (begin + 2 * DAY, 0)):
         _, runs = await backend.store.ledger.calendar("s", first, end_, [(first, end_, 0)], limit=9, runs_limit=9)
         assert len(runs) == reaches
+
+
+async def test_lists_of_jobs_are_read_without_what_makes_them_large(store: Store) -> None:
+    text = "ä" * 3_000
+    large = await enqueue(store, args=encode_args({"text": text}), metadata='{"a":1}')
+    small = await enqueue(store, args='{"n":1}')
+    await run_one(store, Succeeded(result=encode_args({"text": text})))
+    for listed in (
+        await store.queue.page(),
+        await store.queue.chosen(JobFilter(), largest=4_096),
+        await store.feed.jobs([large, small], largest=4_096),
+        await store.queue.chosen(JobFilter(tenant="default"), largest=4_096),
+    ):
+        found = {job.id: job for job in listed}
+        assert found[small] == await store.queue.get(small)
+        whole = await store.queue.get(large)
+        if found[large].omitted:
+            assert found[large].omitted == ("args", "result")
+            without = msgspec.structs.replace(whole, args="null", result=None, omitted=("args", "result"))
+            assert found[large] == without
+        else:
+            assert found[large] == whole
+    [job] = await store.feed.jobs([large], largest=3_100)  # Bytes count, not characters.
+    assert job.omitted == ("args", "result")
+
+
+async def test_every_column_of_a_job_is_read_in_lists(backend: Backend) -> None:
+    await enqueue(backend.store)
+    [job] = await backend.store.queue.page()
+    [listed] = await backend.store.driver.fetch(call("jobs_by_id", ids=as_json([job.id]), largest=WHOLE))
+    [table] = await backend.store.driver.fetch(call("job", id=job.id))
+    names: Any = [set(row.keys()) for row in (listed, table)]  # type: ignore[attr-defined]
+    assert names[0] == {*names[1], "omitted"}, "add the new column to _JOB_COLUMNS in store/statements.py"

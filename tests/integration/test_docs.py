@@ -43,7 +43,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headway import After, Cron, Every, Headway, errors, lifecycle, model, task
+from headway import After, Cron, Every, Headway, errors, lifecycle, model, shapes, task
 from headway.app import THREADS_MAX
 from headway.cli import root
 from headway.instants import (
@@ -59,7 +59,7 @@ from headway.instants import (
 from headway.model import Decided, Decision, LiveJobs, Pause, Schedule, ScheduleSpec
 from headway.scheduling import expression, planner, scheduler, triggers
 from headway.settings import SHARDS_MAX, Settings
-from headway.status import follow, hub, openapi, quotas, web
+from headway.status import follow, hub, jobs, offload, openapi, quotas, web
 from headway.status.api import ROUTES
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
@@ -350,6 +350,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "priority": f"to {number(model.PRIORITY_MAX)}",
         "`max_attempts`": f"1 to {number(model.ATTEMPTS_MAX)}",
         "page of jobs or occurrences": number(queue.PAGE_MAX),
+        "arguments, result or metadata of a job in a list over HTTP": number(shapes.LISTED_BYTES_MAX),
         "cron text": f"{expression.TEXT_LENGTH_MAX} characters; a list in it {expression.LIST_ITEMS_MAX} items; years "
         f"{expression.YEAR_MIN}–{expression.YEAR_MAX}",
         "interval of `Every`, delay of `After`": f"{format_duration(triggers.INTERVAL_MIN)} to "
@@ -391,7 +392,15 @@ def test_the_limits_of_the_api_are_those_of_the_code() -> None:
         "body": f"{web.BODY_BYTES_MAX >> 20} MiB; {web.BULK_BYTES_MAX >> 20} MiB",
         "nesting of JSON": number(web.DEPTH_MAX),
         "parameter of the query or part of a path": number(web.TEXT_LENGTH_MAX),
-        "page": number(web.PAGE_MAX),
+        "page": f"{web.PAGE_MAX}, and {web.PAGE_BYTES_MAX >> 20} MiB",
+        "value in a list": f"{shapes.LISTED_BYTES_MAX >> 10} KiB",
+        "values in a body: objects, lists, texts, numbers": f"{number(web.VALUES_MAX)}; {number(web.BULK_VALUES_MAX)}",
+        f"large bodies (over {offload.SMALL_BYTES_MAX >> 10} KiB) under way at one process": (
+            f"{quotas.BODIES_BYTES_MAX >> 20} MiB; {quotas.BODIES_BYTES_OF_ONE_MAX >> 20} MiB"
+        ),
+        "attempts of a job that are listed": (
+            f"{number(jobs.ATTEMPTS_SHOWN)}, the newest; tracebacks up to {web.PAGE_BYTES_MAX >> 20} MiB"
+        ),
         "long poll": f"{follow.WAIT_S_MAX:g} s",
         "open streams of one process: event streams, long polls, WebSockets, their subscriptions after the first": (
             f"{number(hub.FOLLOWERS_MAX)}; the last {number(quotas.STREAMS_RESERVED)} are kept for tenants and tokens"

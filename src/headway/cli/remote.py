@@ -336,7 +336,11 @@ class _Schedules:
 
     async def page(self, *, owner: str | None = None, after: str = "", limit: int = 200) -> list[Schedule]:
         found = self._client.schedules.list(owner=owner, after=after or None, limit=limit)
-        return [self._store.schedule(shape) async for shape in found]
+        return [self._store.schedule(await self._whole(shape)) async for shape in found]
+
+    async def _whole(self, shape: Shape) -> Shape:
+        """Read a schedule whose arguments are too large for a list."""
+        return await self._client.schedules.get(shape["name"]) if shape.get("omitted") else shape
 
     async def get(self, name: str) -> Schedule:
         return self._store.schedule(await self._client.schedules.get(name))
@@ -567,6 +571,7 @@ def job_of(shape: Shape, now: Instant) -> Job:
         parked=shape["parked"],
         expires_at=_maybe(shape["expires_at"]),
         reviewed_at=_maybe(shape["reviewed_at"]),
+        omitted=tuple(shape.get("omitted", ())),
     )
 
 

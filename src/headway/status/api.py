@@ -50,6 +50,7 @@ from headway.status.health import Health
 from headway.status.hub import Hub
 from headway.status.jobs import TaskLike, Tasks
 from headway.status.metrics import Metrics
+from headway.status.offload import Offload
 from headway.status.proxies import TrustedProxies, is_forwarded
 from headway.status.quotas import Quotas
 from headway.status.reader import JobReader, NodeNames, Shown
@@ -99,6 +100,7 @@ class Services:
     hub: Hub
     gate: Gate
     quotas: Quotas
+    offload: Offload
     tasks: Tasks
     reader: JobReader
     names: NodeNames
@@ -172,8 +174,9 @@ class Api:
 
     def _make_services(self, store: Store) -> Services:
         self._view = live = self._open_live()
-        hub = Hub(store, self._clock, live)
-        deliverer = Deliverer(store, self._settings, self._clock)
+        offload = Offload()
+        hub = Hub(store, self._clock, live, offload)
+        deliverer = Deliverer(store, self._settings, self._clock, offload=offload)
         loops = [
             Loop("hub", hub.tick, clock=self._clock, rest_s_max=5.0),
             Loop("deliverer", deliverer.tick, clock=self._clock, rest_s_max=5.0),
@@ -186,6 +189,7 @@ class Api:
             hub=hub,
             gate=Gate(store, self._clock, is_loopback=self._is_loopback, token=token),
             quotas=Quotas(store, self._settings, self._clock),
+            offload=offload,
             tasks=Tasks(self._tasks),
             reader=JobReader(store, live),
             names=NodeNames(store, self._clock),
@@ -238,6 +242,7 @@ class Api:
         _, late = await asyncio.wait(self._running, timeout=5.0)
         await cancel_until_done(*late)
         await asyncio.gather(*self._running, return_exceptions=True)
+        services.offload.close()
         await services.deliverer.close()
         if self._view is not None:
             await self._view.close()

@@ -21,7 +21,9 @@ from headway.events import RequestFailed, emit
 from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, Instant
 from headway.settings import Settings
 from headway.status.messages import headers_for, job_message, trial_message
+from headway.status.offload import Offload
 from headway.status.outbound import Answer, Sender
+from headway.status.reader import length_of
 from headway.store import Store
 from headway.store.webhooks import Delivery, Endpoint, Outcome
 from headway.urls import check_url, target_of
@@ -91,6 +93,7 @@ class Deliverer:
         clock: Clock,
         *,
         sender: Sender | None = None,
+        offload: Offload | None = None,
         lease: Duration = LEASE,
         concurrency: int = CONCURRENCY,
     ) -> None:
@@ -98,6 +101,7 @@ class Deliverer:
         self.wake: Callable[[], None] = lambda: None
         self._store = store
         self._clock = clock
+        self._offload = offload or Offload()
         self._sender = sender or Sender(clock, settings.webhook_allow)
         self._retention = settings.retention
         self._poll_s = settings.poll / SECOND
@@ -211,7 +215,9 @@ class Deliverer:
     async def _body(self, delivery: Delivery) -> bytes:
         if delivery.job_id is None:
             return trial_message(delivery.event, delivery)
-        return job_message(delivery.event, await self._store.queue.get(delivery.job_id))
+        async with self._offload.turn(delivery.tenant):
+            job = await self._store.queue.get(delivery.job_id)
+            return await self._offload.run(length_of(job), job_message, delivery.event, job)
 
     def _url(self, delivery: Delivery, endpoint: Endpoint) -> str | None:
         """Return where to send it: rows are written by triggers, so nothing has looked at the text before."""

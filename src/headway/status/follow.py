@@ -24,10 +24,11 @@ from headway.errors import HeadwayError, JobNotFound, StoreUnavailable
 from headway.instants import SECOND, parse_duration
 from headway.lifecycle import Status
 from headway.model import Job
-from headway.shapes import job_outlook
+from headway.shapes import LISTED_BYTES_MAX, job_outlook
 from headway.status.around import why
 from headway.status.hub import Event, Follower, Hub, Place, change_shape, job_event, log_event
-from headway.status.reader import JobReader, Shown, serial_of
+from headway.status.offload import SMALL_BYTES_MAX, Offload
+from headway.status.reader import JobReader, Page, length_of, serial_of
 from headway.status.web import Answer, Call, Param, Principal, Refused, Route, refusal_of
 from headway.store.feed import Change, Line
 
@@ -38,6 +39,7 @@ SEND_S_MAX: Final = 30.0
 WAIT_S_MAX: Final = 60.0
 SUBSCRIPTIONS_MAX: Final = 100
 MESSAGE_BYTES_MAX: Final = 4_096
+REPLAY_BYTES_MAX: Final = 256 << 10  # Of versions that are told again; instead of more, the job as it is.
 
 FILTERS: Final = (
     Param("status", "only jobs in this state", choices=tuple(Status), example="RUNNING"),
@@ -83,7 +85,7 @@ async def follow_job(hub: Hub, call: Call, job_id: str, known: Place | None) -> 
     """Start to follow a job; return also what comes first: all of it, or what came after the version that is known."""
     follower = await hub.follow_job(job_id)
     try:
-        found = await call.store.feed.jobs([job_id])
+        found = await call.store.feed.jobs([job_id], largest=LISTED_BYTES_MAX)
         if not found:
             raise JobNotFound(f"no job has the id {job_id!r}")
         job = found[0]
@@ -107,20 +109,26 @@ async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> li
         return live
     logged = await call.store.feed.log_between(job.id, version, job.version)
     lines = [line for line in logged if not _was_told(line, known)]
+    final = None
+    if job.status.is_final and not job.omitted:
+        final = job_event("done", job, now)
+    elif job.status.is_final:
+        async with call.services.offload.turn(call.principal.holder):
+            final = await call.services.hub.whole_event("done", job, now)
     if known is not None and version < job.version:
         fed = [change for change in await call.store.feed.of_job(job.id, version) if change.job.version <= job.version]
-        if len(fed) == job.version - version:
-            return [*_replayed(fed, lines, job, now), *live]
-    kind = "done" if job.status.is_final else "status" if known is None else "resync"
+        if len(fed) == job.version - version and sum(length_of(change.job) for change in fed) <= REPLAY_BYTES_MAX:
+            return [*_replayed(fed, lines, final, now), *live]
     first = [log_event(lines, None, 0)] if lines else []
-    return [*first, _unnumbered(job_event(kind, shown, now))]
+    last = final or job_event("status" if known is None else "resync", shown, now)
+    return [*first, _unnumbered(last)]
 
 
 def _was_told(line: Line, known: Place | None) -> bool:
     return known is not None and line.attempt == known.attempt and line.at <= known.at
 
 
-def _replayed(fed: list[Change], lines: list[Line], job: Job, now: int) -> list[Event]:
+def _replayed(fed: list[Change], lines: list[Line], final: Event | None, now: int) -> list[Event]:
     events: list[Event] = []
     before: tuple[str, int] | None = None
     for change in fed:
@@ -128,8 +136,8 @@ def _replayed(fed: list[Change], lines: list[Line], job: Job, now: int) -> list[
         mine = [line for line in lines if line.version == version]
         if mine:
             events.append(log_event(mine, None, 0))
-        if version == job.version and job.status.is_final:
-            events.append(_unnumbered(job_event("done", job, now)))
+        if change is fed[-1] and final is not None:
+            events.append(_unnumbered(final))
             continue
         kind = "progress" if before == (change.job.status, change.job.attempt) else "status"
         before = (change.job.status, change.job.attempt)
@@ -360,7 +368,7 @@ async def _changed(call: Call, job: Job, known: tuple[int, int], limit_s: float)
 
 async def _looked_at(call: Call, job: Job) -> Job:
     hub: Hub = call.services.hub
-    [latest] = await call.store.feed.jobs([job.id]) or [job]
+    [latest] = await call.store.feed.jobs([job.id], largest=LISTED_BYTES_MAX) or [job]
     return hub.overlaid(latest)
 
 
@@ -513,20 +521,36 @@ _PLAIN: Final = frozenset({Status.COMPLETED, Status.RUNNING, Status.CANCELLED, S
 
 
 async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """Answer with a job and why it is where it is."""
+    """Answer with a job and why it is where it is; what is large is read and written beside the loop."""
+    etag = _etag(job)
+    if not job.omitted and length_of(job) <= SMALL_BYTES_MAX:
+        page = call.services.shown.page(job, is_whole=call.principal.may("operator"))
+        return Answer(await _told(call, job, page), status, headers or {}, etag=etag)
+    if call.request.headers.get("if-none-match") == etag:
+        return Answer(b"", status, headers or {}, etag=etag)  # Known: nobody will read it.
+    offload: Offload = call.services.offload
+    async with offload.turn(call.principal.holder):
+        job = await call.services.reader.whole(job)
+        page = await offload.run(length_of(job), Page, job, is_whole=call.principal.may("operator"))
+        return Answer(await _told(call, job, page), status, headers or {}, etag=_etag(job))
+
+
+def _etag(job: Job) -> str:
+    """Return the version, weak: what the job says about time goes on without a change."""
+    serial = serial_of(job)
+    return f'W/"{job.version}.{serial}"' if serial else f'W/"{job.version}"'
+
+
+async def _told(call: Call, job: Job, page: Page) -> bytes:
     now = call.clock.now()
     second = now // SECOND
-    shown: Shown = call.services.shown
-    page = shown.page(job, is_whole=call.principal.may("operator"))
     is_plain = job.status in _PLAIN
     body = page.at(second) if is_plain else None
     if body is None:
         words = None if is_plain else (await why(call.store, job, now)).why
         node_name = await call.services.names.of(job.node)
         body = page.tell(second, job_outlook(job, now, why=words, node_name=node_name))
-    # Weak: what it says about time goes on without a change.
-    serial = serial_of(job)
-    return Answer(body, status, headers or {}, etag=f'W/"{job.version}.{serial}"' if serial else f'W/"{job.version}"')
+    return body
 
 
 ROUTES: Final = (

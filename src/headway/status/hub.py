@@ -26,8 +26,9 @@ from headway.instants import SECOND, Instant
 from headway.lifecycle import Status
 from headway.model import Job
 from headway.ports import Latest, LiveView
-from headway.shapes import job_shape, line_shape
-from headway.status.reader import overlaid, serial_of
+from headway.shapes import LISTED_BYTES_MAX, job_news, job_outlook, job_shape, line_shape, listed
+from headway.status.offload import Offload
+from headway.status.reader import length_of, overlaid, serial_of
 from headway.store import Store
 from headway.store.feed import EVERYTHING, Change, Line, all_before, low_of
 
@@ -43,7 +44,11 @@ STATES_MAX: Final = 20_000
 FOLLOWERS_MAX: Final = 20_000
 LIVE_EVERY_S: Final = 0.025
 LIVE_PER_SECOND_MAX: Final = 10_000  # To all followers together.
+LIVE_BYTES_PER_SECOND_MAX: Final = 128 << 10  # Of one job; who says more at a time is told more rarely.
 LIVE_LINES_MAX: Final = 200
+AGAIN_BYTES_MAX: Final = 4 << 20  # Of what a follower of everything has missed; of more, it reads everything anew.
+BREATH_BYTES: Final = 64 << 10
+EVENT_BYTES: Final = 512
 STRANGERS_MAX: Final = 500
 _FED: Final = (
     "id type tenant queue schedule key tags status progress attempts failures max_attempts metadata detail "
@@ -75,6 +80,10 @@ class Event:
         self.data = data if isinstance(data, bytes) else msgspec.json.encode(data)
         place = b"" if id is None else b"id: " + id.encode() + b"\n"
         self.sse = b"event: " + kind.encode() + b"\n" + place + b"data: " + self.data + b"\n\n"
+
+    def at(self, place: str) -> "Event":
+        """Return the same event with another place; its words are not written again."""
+        return self if place == self.id else Event(self.kind, self.data, id=place, version=self.version, live=self.live)
 
     def message(self) -> bytes:
         """Write the event for a WebSocket."""
@@ -201,8 +210,11 @@ class _Channel:
 class Hub:
     """Who follows what in this process. Its tick is run by a `Loop`, which is woken when the feed grows."""
 
-    def __init__(self, store: Store, clock: Clock, live: LiveView | None = None) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, live: LiveView | None = None, offload: Offload | None = None
+    ) -> None:
         self._store = store
+        self._offload = offload or Offload()
         self._clock = clock
         self._live = live
         self._heard: set[str] = set()  # Jobs whose live values come, and EVERYTHING.
@@ -216,6 +228,7 @@ class Hub:
         self._since = 0
         self._extend_at = self._sweep_at = self._prune_at = 0.0
         self._reading = asyncio.Lock()
+        self._written = 0  # Bytes, since others could go on.
         self.wake: Callable[[], None] = lambda: None
         self.is_woken = True  # Whether commits of others wake us; said by whoever listens.
         if live is not None:
@@ -238,7 +251,7 @@ class Hub:
                 await self._store.feed.follow([job_id], FOLLOW_FOR)
             await self._begin()
             if not channel.version:
-                for job in await self._store.feed.jobs([job_id]):
+                for job in await self._store.feed.jobs([job_id], largest=LISTED_BYTES_MAX):
                     channel.learn(job)
             await self._begin_to_hear(job_id)
         except BaseException:
@@ -309,7 +322,14 @@ class Hub:
         changes = await self._store.feed.again(int(low))
         if changes is None:
             return None
-        return [self._told_job(change.job, cursor) for change in changes if wants(change.job)]
+        wanted = [change.job for change in changes if wants(change.job)]
+        if sum(length_of(job) for job in wanted) > AGAIN_BYTES_MAX:
+            return None
+        told = []
+        for job in wanted:
+            told.append(self._told_job(job, cursor))
+            await self._breathe(job)
+        return told
 
     async def _begin(self) -> None:
         """Have a position to read from: taken after the triggers know whom we follow."""
@@ -376,9 +396,10 @@ class Hub:
             return is_more
 
     async def _tell(self, changes: Sequence[Change], cursor: str) -> None:
-        if self._everything:  # All at once: they are told nothing a second time, also where the store fails below.
+        if self._everything:  # First: they are told nothing a second time, also where the store fails below.
             for change in changes:
                 self._tell_everybody(self._told(change, cursor), change.job)
+                await self._breathe(change.job)
         ended: set[str] = set()
         gaps: set[str] = set()
         for change in changes:
@@ -393,6 +414,13 @@ class Hub:
                 await self._tell_change(channel, change)
         if ended or gaps:
             await self._tell_jobs(ended | gaps, gaps)
+
+    async def _breathe(self, job: Job) -> None:
+        """Let others go on after each so many bytes that were written."""
+        self._written += length_of(job) + EVENT_BYTES
+        if self._written > BREATH_BYTES:
+            self._written = 0
+            await self._clock.give_way()
 
     async def _tell_change(self, channel: _Channel, change: Change) -> None:
         job = change.job
@@ -410,18 +438,29 @@ class Hub:
 
     async def _tell_jobs(self, job_ids: set[str], gaps: set[str]) -> None:
         """Tell jobs as they are now, whole: they have ended, or a version of them was not fed."""
-        for job in await self._store.feed.jobs(job_ids):
+        for job in await self._store.feed.jobs(job_ids, largest=LISTED_BYTES_MAX):
             channel = self._channels.get(job.id)
             if channel is None or job.version <= channel.version:
                 continue
             lines = await self._store.feed.log_between(job.id, channel.version, job.version)
             is_gap = job.id in gaps and not job.status.is_final
             kind = "done" if job.status.is_final else "resync" if is_gap else "status"
+            event = await self.whole_event(kind, job, self._clock.now()) if job.status.is_final else None
             shown = channel.learn(job)
+            event = event or job_event(kind, shown, self._clock.now())
             for followers, new, place in channel.to_tell(lines):
                 logged = [log_event(new, None, job.version)] if new else []
-                _push(followers, [*logged, job_event(kind, shown, self._clock.now(), place)])
+                _push(followers, [*logged, event.at(place)])
             self._tell_live_soon(channel)
+            await self._breathe(job)
+
+    async def whole_event(self, kind: str, job: Job, now: Instant) -> Event:
+        """Tell a job that has ended, with its result however large that is; what is large is written in a thread."""
+        if "result" not in job.omitted:
+            return job_event(kind, job, now)
+        for found in await self._store.feed.jobs([job.id]):
+            job = listed(found, parts=("args",))
+        return await self._offload.run(length_of(job), job_event, kind, job, now)
 
     async def _sweep(self) -> None:
         """Look whether the jobs that are followed have versions that nobody told us of."""
@@ -495,7 +534,8 @@ class Hub:
     def _tell_live_soon(self, channel: _Channel) -> None:
         if self._live is None or channel.timer is not None:
             return
-        every_s = max(LIVE_EVERY_S, self.count() / LIVE_PER_SECOND_MAX)
+        size = 0 if channel.live is None else len(channel.live.metadata or "") + len(channel.live.detail or "")
+        every_s = max(LIVE_EVERY_S, self.count() / LIVE_PER_SECOND_MAX, size / LIVE_BYTES_PER_SECOND_MAX)
         rest_s = channel.told_at + every_s - self._clock.monotonic()
         if rest_s > 0:
             channel.timer = asyncio.get_running_loop().call_later(rest_s, self._tell_live, channel)
@@ -556,7 +596,7 @@ class Hub:
     async def _meet_strangers(self) -> None:
         """Read the jobs that somebody who follows everything has not heard of, and tell what they have said."""
         said, self._strangers = self._strangers, {}
-        for job in await self._store.feed.jobs(said):
+        for job in await self._store.feed.jobs(said, largest=LISTED_BYTES_MAX):
             base = self._bases.get(job.id)
             if job.status is Status.RUNNING and (base is None or base[0].version < job.version):
                 self._keep_base(job)
@@ -577,16 +617,16 @@ def _push(followers: Iterable[Follower], events: Iterable[Event]) -> None:
 
 def change_shape(job: Job, now: int) -> dict[str, Any]:
     """Write what the feed has of a job."""
-    shape = job_shape(job, now)
+    shape = {**job_news(job), **job_outlook(job, now)}
     return {name: shape[name] for name in _FED if name in shape}
 
 
-def job_event(kind: str, job: Job, now: int, place: str | None = None) -> Event:
-    """Tell a whole job. Where its error came from is not for everybody."""
+def job_event(kind: str, job: Job, now: int) -> Event:
+    """Tell a whole job. Where its error came from is not for everybody; large arguments are left out, and named."""
     shape = job_shape(job, now)
     if shape["error"] is not None:
         shape["error"].pop("traceback", None)
-    return Event(kind, shape, id=place or str(job.version), version=job.version, live=serial_of(job))
+    return Event(kind, shape, id=str(job.version), version=job.version, live=serial_of(job))
 
 
 def log_event(lines: list[Line], place: str | None, version: int) -> Event:

@@ -10,16 +10,30 @@ import msgspec
 
 from headway import deeds
 from headway.errors import DefinitionError, DuplicateKey, InvalidTask, JobNotFound, TaskNotFound
-from headway.instants import DAY, parse_start, to_datetime
+from headway.instants import DAY, Instant, parse_start, to_datetime
 from headway.lifecycle import Status
 from headway.model import KEY_LENGTH_MAX, EnqueuedRow, Job, NewJob, check_name, encode_args
-from headway.shapes import attempt_shape, job_facts, job_outlook, job_shape, line_shape, stamp, unmasked
+from headway.shapes import (
+    LISTED_BYTES_MAX,
+    Shape,
+    attempt_shape,
+    job_facts,
+    job_outlook,
+    job_shape,
+    line_shape,
+    listed,
+    stamp,
+    unmasked,
+)
 from headway.status.around import node_names, why
 from headway.status.follow import FILTERS, LIVE, SINCE, Stream, events_of_job, job_answer, visible_job, wait_for_change
+from headway.status.offload import Offload
+from headway.status.reader import length_of
 from headway.status.web import (
     BULK_BYTES_MAX,
     CURSOR,
     LIMIT,
+    PAGE_BYTES_MAX,
     Answer,
     Call,
     Param,
@@ -33,6 +47,10 @@ from headway.task import Options
 from headway.why import read_json
 
 JOBS_MAX: Final = 10_000
+ATTEMPTS_SHOWN: Final = 1_000
+AT_ONCE: Final = 50
+JOB_BYTES: Final = 1_024  # What a job has as JSON besides its texts, about.
+BULK_ANSWER_BYTES_MAX: Final = 4 << 20
 KNOWN_FOR_S: Final = 1.0
 JOB_ID: Final = re.compile(r"job_[0-9a-z]{26}")
 
@@ -129,21 +147,50 @@ class Tasks:
 # --- what routes have in common
 
 
-async def page_of_jobs(call: Call, found: Sequence[Job], limit: int) -> Answer:
-    """Answer with a page of jobs."""
-    names, now = await _names(call, found), call.clock.now()
-    facts = [_facts(call, job) for job in found]
-    outlooks = [job_outlook(job, now, node_name=names.get(job.node or "")) for job in found]
-    following = found[-1].id if len(found) == limit else None
-    items = [{**fact, **outlook} for fact, outlook in zip(facts, outlooks, strict=True)]
-    return Answer({"items": items, "next_cursor": following}, etag=etag_of([facts, following]))
+async def page_of_jobs(call: Call, found: Sequence[Job], limit: int, *, following: str | None = None) -> Answer:
+    """Answer with a page of jobs, of those that fit into it: bounded by their number, and by their bytes.
+
+    `following` is where the next page begins if this one has all that was found, and they are fewer than the limit.
+    """
+    shown = _fitting(found)
+    if len(shown) < len(found) or len(found) == limit:
+        following = shown[-1].id
+    names, size = await _names(call, shown), sum(map(length_of, shown))
+    offload: Offload = call.services.offload
+    with_traceback = call.principal.may("operator")
+    facts = await offload.take_turn(call.principal.holder, size, _written, shown, with_traceback=with_traceback)
+    now = call.clock.now()
+    outlooks = [job_outlook(job, now, node_name=names.get(job.node or "")) for job in shown]
+    items = b",".join(_joined(fact, outlook) for fact, outlook in zip(facts, outlooks, strict=True))
+    body = b'{"items":[%b],"next_cursor":%b}' % (items, msgspec.json.encode(following))
+    return Answer(body, etag=etag_of(b",".join([*facts, str(following).encode()])))
 
 
-def _facts(call: Call, job: Job) -> dict[str, Any]:
-    facts = job_facts(job)
-    if facts["error"] is not None and not call.principal.may("operator"):
-        facts["error"].pop("traceback", None)
-    return facts
+def _fitting(found: Sequence[Job]) -> list[Job]:
+    """Return the first jobs whose texts fit into a page, at least one; what is too large for a list is left out."""
+    shown: list[Job] = []
+    size = 0
+    for job in map(listed, found):
+        size += length_of(job) + JOB_BYTES
+        if shown and size > PAGE_BYTES_MAX:
+            break
+        shown.append(job)
+    return shown
+
+
+def _written(jobs: Iterable[Job], *, with_traceback: bool) -> list[bytes]:
+    """Write what stays the same of jobs until they change."""
+    written = []
+    for job in jobs:
+        facts = job_facts(job)
+        if facts["error"] is not None and not with_traceback:
+            facts["error"].pop("traceback", None)
+        written.append(msgspec.json.encode(facts))
+    return written
+
+
+def _joined(facts: bytes, outlook: Shape) -> bytes:
+    return facts[:-1] + b"," + msgspec.json.encode(outlook)[1:]
 
 
 async def _names(call: Call, jobs: Iterable[Job]) -> Mapping[str, str]:
@@ -166,7 +213,10 @@ async def enqueue(call: Call) -> Answer:
     [row] = await _hand_in(call, [job])
     headers = {"Location": f"/api/jobs/{row.id}"}
     if row.is_new:
-        return Answer(_enqueued(job, row), 201, headers)
+        offload: Offload = call.services.offload
+        size = len(job.args)
+        shape = await offload.take_turn(call.principal.holder, size, job_shape, row.job_of(job), row.created_at)
+        return Answer(shape, 201, headers)
     return await job_answer(call, (await _earlier(call, [row]))[row.id], headers=headers)
 
 
@@ -177,6 +227,8 @@ async def enqueue_many(call: Call) -> Answer:
     body = await call.body(BulkBody)
     jobs = []
     for number, one in enumerate(body.jobs):
+        if number % AT_ONCE == 0:
+            await call.clock.give_way()
         try:
             jobs.append(await _new_job(call, one, None))
         except (DefinitionError, TaskNotFound, Refused) as error:
@@ -186,17 +238,30 @@ async def enqueue_many(call: Call) -> Answer:
     rows = await _hand_in(call, jobs)
     earlier = await _earlier(call, rows)
     names, now = await _names(call, earlier.values()), call.clock.now()
-    shown = {job.id: job_shape(job, now, node_name=names.get(job.node or "")) for job in earlier.values()}
-    items = [_enqueued(job, row) if row.is_new else shown[row.id] for job, row in zip(jobs, rows, strict=True)]
+    shown = [row.job_of(job) if row.is_new else earlier[row.id] for job, row in zip(jobs, rows, strict=True)]
     created = sum(row.is_new for row in rows)
-    return Answer({"items": items, "created": created, "existing": len(rows) - created}, 201 if created else 200)
+    offload: Offload = call.services.offload
+    size = sum(map(length_of, shown)) + JOB_BYTES * len(shown)
+    items = await offload.take_turn(call.principal.holder, size, _written_all, shown, now, names)
+    counts = b'"created":%d,"existing":%d' % (created, len(rows) - created)
+    return Answer(b'{"items":[%b],%b}' % (items, counts), 201 if created else 200)
+
+
+def _written_all(jobs: Iterable[Job], now: Instant, names: Mapping[str, str]) -> bytes:
+    """Write the answer about many new jobs; once it has so many bytes of values, those of the others are left out."""
+    written, size = [], 0
+    for job in jobs:
+        job = listed(job, largest=LISTED_BYTES_MAX if size < BULK_ANSWER_BYTES_MAX else 0)
+        size += length_of(job)
+        written.append(msgspec.json.encode(job_shape(job, now, node_name=names.get(job.node or ""))))
+    return b",".join(written)
 
 
 async def _hand_in(call: Call, jobs: list[NewJob]) -> list[EnqueuedRow]:
     await call.services.quotas.jobs(call.principal, len(jobs))
     store = call.acting(deeds.enqueue(jobs)) if call.services.audits_enqueues else call.store
     try:
-        return await store.queue.enqueue(jobs)
+        return await store.queue.enqueue(jobs, largest=LISTED_BYTES_MAX)
     except DuplicateKey as error:
         raise Refused(409, "duplicate_key", str(error)) from None
 
@@ -234,11 +299,6 @@ async def _earlier(call: Call, rows: Sequence[EnqueuedRow]) -> dict[str, Job]:
     return {job.id: job for job in await call.services.reader.overlaid([*found.values()])} if found else {}
 
 
-def _enqueued(job: NewJob, row: EnqueuedRow) -> dict[str, Any]:
-    """Write a new job as the store has it, without reading it again."""
-    return job_shape(row.job_of(job), row.created_at)
-
-
 # --- look at
 
 
@@ -248,7 +308,7 @@ async def list_jobs(call: Call) -> Answer:
     chosen = chosen_by(call, call.query)
     if chosen is None:
         return Answer({"items": [], "next_cursor": None})
-    found = await call.store.queue.chosen(chosen, before=before, limit=limit)
+    found = await call.store.queue.chosen(chosen, before=before, limit=limit, largest=LISTED_BYTES_MAX)
     return await page_of_jobs(call, await call.services.reader.overlaid(found), limit)
 
 
@@ -315,11 +375,20 @@ async def latest_job(call: Call) -> Answer:
 async def attempts_of_job(call: Call) -> Answer:
     """Read the attempts of a job that have ended."""
     job = await visible_job(call, call.path("job_id"))
-    items = [attempt_shape(attempt) for attempt in await call.store.queue.attempts(job.id)]
-    for item in items:
-        if item["error"] is not None and not call.principal.may("operator"):
-            item["error"].pop("traceback", None)
-    return Answer({"items": items, "next_cursor": None})
+    found = await call.store.queue.attempts(job.id, newest=ATTEMPTS_SHOWN)
+    left = PAGE_BYTES_MAX if call.principal.may("operator") else 0
+    items = []
+    for attempt in reversed(found):  # Where not all tracebacks fit into the answer, the newest do.
+        left -= len(attempt["error"] or "")
+        items.append(_attempt(attempt, with_traceback=left >= 0))
+    return Answer({"items": items[::-1], "next_cursor": None})
+
+
+def _attempt(attempt: Mapping[str, Any], *, with_traceback: bool) -> Shape:
+    shape = attempt_shape(attempt)
+    if shape["error"] is not None and not with_traceback:
+        shape["error"].pop("traceback", None)
+    return shape
 
 
 async def log_of_job(call: Call) -> Answer:
@@ -381,7 +450,10 @@ async def retry_job(call: Call) -> Answer:
 async def _other_args(call: Call, job: Job, given: dict[str, Any]) -> str:
     """Check arguments for a job that repeats another one; a task that nobody here knows may be known elsewhere."""
     tasks: Tasks = call.services.tasks
-    args: dict[str, Any] = unmasked(given, read_json(job.args))
+    offload: Offload = call.services.offload
+    async with offload.turn(call.principal.holder):
+        stored = (await call.services.reader.whole(job)).args
+        args: dict[str, Any] = await offload.run(len(stored), lambda: unmasked(given, read_json(stored)))
     with suppress(TaskNotFound):
         _, args = await tasks.options_of(call, job.task, args)
     return encode_args(args)

@@ -13,7 +13,7 @@ from headway import deeds
 from headway.errors import HeadwayError, JobNotFound, NotFinal, NotFound, StoreError
 from headway.lifecycle import Status
 from headway.model import Job
-from headway.shapes import Shape, stamp
+from headway.shapes import LISTED_BYTES_MAX, Shape, stamp
 from headway.status.follow import job_answer, visible_job
 from headway.status.jobs import JOB_ID, page_of_jobs
 from headway.status.web import CURSOR, LIMIT, PAGE_MAX, Answer, Call, Param, Refused, Route, require_printable
@@ -87,15 +87,15 @@ async def list_dead(call: Call) -> Answer:
     tenant = _tenant(call, query.get("tenant"))
     filters = {"task": query.get("type"), "queue": query.get("queue"), "schedule": query.get("schedule")}
     if "error" not in query:
-        found = await call.store.queue.dead(**filters, tenant=tenant, before=before, limit=limit)
+        found = await call.store.queue.dead(
+            **filters, tenant=tenant, before=before, limit=limit, largest=LISTED_BYTES_MAX
+        )
         return await page_of_jobs(call, found, limit)
     letters, following = await call.store.failures.letters(
         **filters, tenant=tenant, error=query["error"], before=before, limit=limit
     )
-    page = await page_of_jobs(call, await call.store.failures.jobs([letter.id for letter in letters]), limit)
-    if following is not None and page.body["next_cursor"] is None:  # A page may be short: the scan has its bound.
-        return Answer({**page.body, "next_cursor": following})
-    return page
+    found = await call.store.failures.jobs([letter.id for letter in letters], largest=LISTED_BYTES_MAX)
+    return await page_of_jobs(call, found, limit, following=following)  # It may be short: the scan has its bound.
 
 
 async def retry_dead(call: Call) -> Answer:

@@ -24,6 +24,8 @@ from headway.store import Store
 TENANTS_MAX: Final = 10_000
 STREAMS_RESERVED: Final = 2_000  # Of all places; for holders that have few of them.
 STREAMS_FEW: Final = 20
+BODIES_BYTES_MAX: Final = 256 << 20  # Of all large bodies that are under way.
+BODIES_BYTES_OF_ONE_MAX: Final = 64 << 20
 FRESH_S: Final = 2.0
 COUNTING_SHARE: Final = 0.05
 
@@ -40,6 +42,7 @@ class Quotas:
         self._left: dict[str, tuple[float, float]] = {}  # Requests that may still come, as of when.
         self._streams: dict[str, int] = {}
         self._streams_open = 0
+        self._bodies: dict[str, int] = {}
         self._jobs: dict[str, Recent[int]] = {}
         self._admitted: dict[str, int] = {}  # Jobs that were let in here since they were counted.
 
@@ -59,7 +62,7 @@ class Quotas:
     def stream(self, principal: Principal) -> Iterator[None]:
         """Count a stream for as long as it is open; refuse it where its holder, or all of them, have too many."""
         most = self._settings.tenant_streams
-        holder = principal.one_tenant or f"*{principal.token_id or principal.name}"  # No tenant begins with it.
+        holder = principal.holder
         held = self._streams.get(holder, 0)
         if principal.one_tenant is not None and 0 < most <= held:
             raise _too_much(f"a tenant may have {most:,} streams open here", retry_after=5)
@@ -74,6 +77,23 @@ class Quotas:
             self._streams[holder] -= 1
             if not self._streams[holder]:
                 del self._streams[holder]
+
+    @contextmanager
+    def body(self, principal: Principal, size: int) -> Iterator[None]:
+        """Count a large body for as long as it is received and read; refuse it where too many are under way."""
+        holder = principal.holder
+        held = self._bodies.get(holder, 0)
+        if held + size > BODIES_BYTES_OF_ONE_MAX:
+            raise _too_much(f"{BODIES_BYTES_OF_ONE_MAX:,} bytes may be under way here at once", retry_after=1)
+        if sum(self._bodies.values()) + size > BODIES_BYTES_MAX:
+            raise Refused(503, "busy", "too many large requests are under way here", headers={"Retry-After": "1"})
+        self._bodies[holder] = held + size
+        try:
+            yield
+        finally:
+            self._bodies[holder] -= size
+            if not self._bodies[holder]:
+                del self._bodies[holder]
 
     async def jobs(self, principal: Principal, more: int) -> None:
         """Refuse jobs beyond what a tenant may have waiting and running."""

@@ -19,7 +19,7 @@ from headway.errors import JobNotFound
 from headway.lifecycle import Status
 from headway.model import METADATA_BYTES_MAX, UNFINISHED_MAX, Job
 from headway.ports import Latest, LiveView
-from headway.shapes import Shape, job_facts
+from headway.shapes import LISTED_BYTES_MAX, Shape, job_facts
 from headway.status.around import node_names
 from headway.store import Store
 from headway.why import read_detail
@@ -64,7 +64,7 @@ async def overlaid_all(live: LiveView | None, jobs: Sequence[Job]) -> list[Job]:
 
 
 class JobReader:
-    """Reads jobs by their whole id."""
+    """Reads jobs by their whole id, without large arguments and results: `omitted` names those."""
 
     def __init__(self, store: Store, live: LiveView | None = None) -> None:
         self._store = store
@@ -77,6 +77,14 @@ class JobReader:
     async def overlaid(self, jobs: Sequence[Job]) -> list[Job]:
         """Return jobs with what they have said live."""
         return await overlaid_all(self._live, jobs)
+
+    async def whole(self, job: Job) -> Job:
+        """Return a job with everything that belongs to it, as it is by now."""
+        if not job.omitted:
+            return job
+        for found in await self.overlaid(await self._store.feed.jobs([job.id])):
+            return found
+        raise JobNotFound(f"no job has the id {job.id!r}")
 
     async def get(self, job_id: str) -> Job:
         """Return a job; `JobNotFound` when there is none."""
@@ -121,16 +129,17 @@ class JobReader:
                 if stamps.get(job_id) == (known.version, known.lease_until):
                     found[job_id] = self._known[job_id] = known
         if len(found) < len(job_ids):
-            for job in await self._store.feed.jobs([job_id for job_id in job_ids if job_id not in found]):
+            missing = [job_id for job_id in job_ids if job_id not in found]
+            for job in await self._store.feed.jobs(missing, largest=LISTED_BYTES_MAX):
                 found[job.id] = job
-                if _length(job) <= KEPT_LENGTH_MAX:
+                if length_of(job) <= KEPT_LENGTH_MAX:
                     self._known[job.id] = job
         while len(self._known) > KNOWN_MAX:  # Those that nobody has asked for longest.
             del self._known[next(iter(self._known))]
         return found
 
 
-def _length(job: Job) -> int:
+def length_of(job: Job) -> int:
     """Return how much a job has to say, about."""
     return sum(len(text) for text in (job.args, job.result, job.error, job.detail, job.metadata) if text is not None)
 

@@ -31,6 +31,7 @@ from headway.scheduling.triggers import After, describe
 from headway.scheduling.zones import zone
 from headway.shapes import (
     Shape,
+    listed_schedule,
     masked,
     occurrence_shape,
     previews,
@@ -319,7 +320,7 @@ async def list_schedules(call: Call) -> Answer:
         limit=limit,
     )
     now = call.clock.now()
-    items = [schedule_shape(schedule, now) for schedule in found]
+    items = [listed_schedule(schedule, now) for schedule in found]
     if items and "recent" in call.query:
         recent = await call.store.ledger.recent([schedule.name for schedule in found], call.query["recent"])
         for item in items:

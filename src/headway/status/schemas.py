@@ -22,6 +22,10 @@ Time = Annotated[
 ]
 Span = Annotated[str, msgspec.Meta(description="a duration", examples=["1h30m"])]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Omitted = Annotated[
+    list[str],
+    msgspec.Meta(description="what was too large for this list; the object itself has it", examples=[["args"]]),
+]
 
 
 class Shape(msgspec.Struct):
@@ -104,6 +108,7 @@ class Job(Shape):
         Annotated[int, msgspec.Meta(ge=1, description="which of its reports a running job made last, if told live")]
         | Absent
     ) = UNSET
+    omitted: Omitted | Absent = UNSET
 
 
 class Attempt(Shape):
@@ -195,6 +200,7 @@ class Schedule(Shape):
     attention: str | None
     failing: Annotated[int, msgspec.Meta(description="how many of its last jobs failed in a row")]
     recent: Annotated[list[Recent], msgspec.Meta(description="its newest decisions, where asked for")] | Absent = UNSET
+    omitted: Omitted | Absent = UNSET
 
 
 class Problem(Shape):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterable, Iterator
-from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -103,18 +102,16 @@ class _SocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.conn.reject = _rejected  # type: ignore[assignment, method-assign]
+        self.conn.reject = self._rejected  # type: ignore[assignment, method-assign]
 
-
-def _rejected(status: int, _: str) -> Response:
-    """Return the answer to a handshake that cannot be accepted; without the reason, which quotes what was sent."""
-    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    code, message = ("internal", "it failed here") if is_ours else ("not_websocket", "the handshake is not valid")
-    found, headers, body = refused_answer(Refused(int(status), code, message), new_request_id())
-    named = Headers([(name.decode(), value.decode("latin-1")) for name, value in headers])
-    named["Date"] = formatdate(usegmt=True)
-    named["Connection"] = "close"
-    return Response(found, HTTPStatus(found).phrase, named, body)
+    def _rejected(self, status: int, _: str) -> Response:
+        """Return the answer to a handshake that cannot be accepted; without the reason, which quotes what was sent."""
+        is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        code, message = ("internal", "it failed here") if is_ours else ("not_websocket", "the handshake is not valid")
+        found, headers, body = refused_answer(Refused(int(status), code, message), new_request_id())
+        said = [*self.default_headers, *headers, (b"connection", b"close")]
+        named = Headers([(name.decode(), value.decode("latin-1")) for name, value in said])
+        return Response(found, HTTPStatus(found).phrase, named, body)
 
 
 def _send_whole(cycle: RequestResponseCycle, status: int, headers: Iterable[Header], body: bytes) -> bool:

@@ -40,12 +40,17 @@ from headway.errors import (
 )
 from headway.instants import Instant, parse_instant
 from headway.settings import Settings
+from headway.status.offload import SMALL_BYTES_MAX, Offload
 from headway.store import Store
 from headway.store.access import Deed, Doer
 
 BODY_BYTES_MAX: Final = 1 << 20
 BULK_BYTES_MAX: Final = 16 << 20
 DEPTH_MAX: Final = 64
+VALUES_MAX: Final = 100_000  # In one body: objects, lists, texts, numbers.
+BULK_VALUES_MAX: Final = 500_000
+PAGE_BYTES_MAX: Final = 1 << 20
+PIECE_BYTES: Final = 1 << 20
 DIGITS_MAX: Final = 400
 BODY_S_MAX: Final = 30.0
 PATH_LENGTH_MAX: Final = 80
@@ -124,6 +129,11 @@ class Principal:
     def one_tenant(self) -> str | None:
         """The tenant whose things may be seen; None for all."""
         return None if self.tenant == "*" else self.tenant
+
+    @property
+    def holder(self) -> str:
+        """Whose share this one takes of what all use: that of a tenant, or of one token for all tenants."""
+        return self.one_tenant or f"*{self.token_id or self.name}"  # No tenant begins with it.
 
     def sees(self, tenant: str) -> bool:
         """Say whether things of this tenant exist for this one."""
@@ -243,10 +253,16 @@ class Call(msgspec.Struct):
             kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise Refused(415, "not_json", "the body must be JSON with Content-Type: application/json")
-        data = await read_body(self.request, self.route.body_bytes_max)
-        if not data and self.route.body_is_optional:
-            return {}
-        return read_json_strictly(data)
+        limit = self.route.body_bytes_max
+        length = min(_announced(self.request), limit)
+        if length <= SMALL_BYTES_MAX:
+            data = await read_body(self.request, limit)
+            return {} if not data and self.route.body_is_optional else read_json_strictly(data)
+        offload: Offload = self.services.offload
+        with self.services.quotas.body(self.principal, length):
+            data = await read_body(self.request, limit)
+            most = VALUES_MAX if limit <= BODY_BYTES_MAX else BULK_VALUES_MAX
+            return await offload.take_turn(self.principal.holder, len(data), read_json_strictly, data, most)
 
     # --- who
 
@@ -298,6 +314,14 @@ def convert(value: Any, kind: type[T]) -> T:
         raise Refused(422, "invalid", f"{name}: {text}") from None
 
 
+def _announced(request: Request) -> int:
+    """Return how long a body will be; without a length it may be as long as any."""
+    length = request.headers.get("content-length")
+    if length is None:
+        return BULK_BYTES_MAX if "transfer-encoding" in request.headers else 0
+    return int(length[:18]) if length.isdecimal() else 0
+
+
 async def read_body(request: Request, limit: int) -> bytes:
     """Read the body, never more than the limit."""
     length = request.headers.get("content-length", "0")
@@ -318,8 +342,43 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(data)
 
 
-def read_json_strictly(data: bytes) -> Any:
+_COMMA: Final = ord(",")
+_STRING: Final = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
+
+
+def _has_more_values(data: bytes, most: int) -> bool:
+    """Say whether JSON has more values than that, without reading it.
+
+    Each value but the first comes after a comma or the beginning of what it is in. Texts may have such characters, too:
+    only where they would be too many, texts are looked at and left out.
+    """
+    if _separators(data) < most:
+        return False
+    found, end = 0, 0
+    for text in _STRING.finditer(data):
+        gap = text.start() - end
+        if gap:
+            found += 1 if gap == 1 and data[end] == _COMMA else _separators(data, end, end + gap)
+        end = text.end()
+        if found >= most:
+            return True
+    return found + _separators(data, end) >= most
+
+
+def _separators(data: bytes, start: int = 0, end: int | None = None) -> int:
+    """Count them, a piece at a time: other threads go on in between. An empty pair that is cut counts as one more."""
+    found, end = 0, len(data) if end is None else end
+    for at in range(start, end, PIECE_BYTES):
+        until = min(at + PIECE_BYTES, end)
+        opened = data.count(b"[", at, until) + data.count(b"{", at, until)
+        found += data.count(b",", at, until) + opened - data.count(b"[]", at, until) - data.count(b"{}", at, until)
+    return found
+
+
+def read_json_strictly(data: bytes, most: int = VALUES_MAX) -> Any:
     """Read JSON as one would wish it were: no name twice, no NaN, no NUL, not too deep, whole numbers exact."""
+    if _has_more_values(data, most):
+        raise Refused(413, "too_large", f"the body may have at most {most:,} values")
     try:
         value = json.loads(
             data,

@@ -14,7 +14,7 @@ import msgspec
 from headway.instants import Instant
 from headway.lifecycle import Status
 from headway.model import Job
-from headway.store.queue import read_job
+from headway.store.queue import WHOLE, read_listed_job
 from headway.store.transaction import Driver, Row, as_json, call
 
 COUNTED_MAX: Final = 10_000
@@ -230,7 +230,7 @@ class StoreFailures:
         rows = await self._driver.fetch(call("dead_letters_among", ids=as_json(sorted(set(job_ids))), head=HEAD))
         return {row["id"]: _letter(row) for row in rows}
 
-    async def jobs(self, job_ids: Sequence[str]) -> list[Job]:
-        """Read these jobs whole, newest first."""
-        rows = await self._driver.fetch(call("failed_jobs", ids=as_json(sorted(set(job_ids)))))
-        return [read_job(row) for row in rows]
+    async def jobs(self, job_ids: Sequence[str], *, largest: int = WHOLE) -> list[Job]:
+        """Read these jobs, newest first; arguments and results with more bytes than that are left out."""
+        rows = await self._driver.fetch(call("failed_jobs", ids=as_json(sorted(set(job_ids))), largest=largest))
+        return [read_listed_job(row) for row in rows]

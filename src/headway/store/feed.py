@@ -15,7 +15,7 @@ import msgspec
 from headway.instants import MINUTE, SECOND, Duration, Instant
 from headway.lifecycle import Status
 from headway.model import Job
-from headway.store.queue import read_job, read_tags
+from headway.store.queue import WHOLE, read_listed_job, read_tags
 from headway.store.transaction import Driver, Row, Rows, as_json, call
 
 EVERYTHING: Final = "*"
@@ -25,6 +25,7 @@ AGAIN_MAX: Final = 5_000
 PRUNE_MAX: Final = 20_000
 LOG_PAGE: Final = 1_000
 PEEK_MAX: Final = 100
+JOBS_PEEK_MAX: Final = 20  # Whole jobs can be large, and a peek holds up everything else.
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,19 +94,22 @@ class StoreFeed:
         rows = await self._driver.fetch(call("versions", ids=as_json(sorted(job_ids))))
         return {row["id"]: row["version"] for row in rows}
 
-    async def jobs(self, job_ids: Iterable[str]) -> list[Job]:
-        """Read these jobs."""
-        return [read_job(row) for row in await self._by_id("jobs_by_id", job_ids)]
+    async def jobs(self, job_ids: Iterable[str], *, largest: int = WHOLE) -> list[Job]:
+        """Read these jobs; texts with more bytes than that are left out, and named in `omitted`."""
+        rows = await self._by_id("jobs_by_id", job_ids, peek_max=JOBS_PEEK_MAX, largest=largest)
+        return [read_listed_job(row) for row in rows]
 
     async def stamps(self, job_ids: Iterable[str]) -> dict[str, tuple[int, Instant | None]]:
         """Read version and end of the lease of these jobs: while both are the same, everything else is."""
         rows = await self._by_id("stamps", job_ids)
         return {row["id"]: (row["version"], row["lease_until"]) for row in rows}
 
-    async def _by_id(self, statement: str, job_ids: Iterable[str]) -> Rows:
+    async def _by_id(
+        self, statement: str, job_ids: Iterable[str], *, peek_max: int = PEEK_MAX, **parameters: object
+    ) -> Rows:
         ids = sorted(job_ids)
-        read = self._driver.peek if len(ids) <= PEEK_MAX else self._driver.fetch
-        return await read(call(statement, ids=as_json(ids)))
+        read = self._driver.peek if len(ids) <= peek_max else self._driver.fetch
+        return await read(call(statement, ids=as_json(ids), **parameters))
 
     async def log_between(self, job_id: str, after: int, until: int) -> list[Line]:
         """Read the lines that a job logged after one of its versions, up to another; bounded, as its log is."""

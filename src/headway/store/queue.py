@@ -56,6 +56,8 @@ from headway.store.webhooks import ensure_callbacks
 
 ENQUEUE_MAX: Final = 10_000
 ENQUEUE_STEP: Final = 1_000  # Rows in one statement; a larger one does not fit into the memory that databases give it.
+WHOLE: Final = 2**62  # No text is so large.
+EARLIER_STEP: Final = 100  # Jobs that have the keys of new ones, read at once: whole, to be compared.
 PAGE_MAX: Final = 200
 LOG_PAGE_MAX: Final = 10_000
 QUEUES_MAX: Final = 1_000
@@ -214,6 +216,14 @@ def read_job(row: Row) -> Job:
     )
 
 
+def read_listed_job(row: Row) -> Job:
+    """Make a job of a row of `{job_columns}`, in which large texts may be left out."""
+    omitted = tuple(row["omitted"].split())
+    if not omitted:
+        return read_job(row)
+    return msgspec.structs.replace(read_job(row), args=row["args"] or "null", omitted=omitted)
+
+
 _DEFAULT_BACKOFF: Final = Backoff()
 
 
@@ -269,8 +279,11 @@ def read_claimed(row: Iterable[Any]) -> Claimed:
     )
 
 
-def enqueue(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
-    """Insert jobs, all or none. A key that exists with the same task and arguments gives the job that has it."""
+def enqueue(jobs: Sequence[NewJob], largest: int = WHOLE) -> Transaction[list[EnqueuedRow]]:
+    """Insert jobs, all or none. A key that exists with the same task and arguments gives the job that has it.
+
+    Of such a job, a result of more bytes than `largest` is left out.
+    """
     if len(jobs) > ENQUEUE_MAX:
         raise InvalidTask(
             f"at most {ENQUEUE_MAX:,} jobs can be enqueued at once, not {len(jobs):,}; enqueue them in parts"
@@ -283,25 +296,37 @@ def enqueue(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
             found[row["id"]] = EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True)
     if len(found) == len(jobs):
         return [found[job.id] for job in jobs]
-    return (yield from _with_earlier(jobs, found))
+    return (yield from _with_earlier(jobs, found, largest))
 
 
-def _with_earlier(jobs: Sequence[NewJob], found: dict[str, EnqueuedRow]) -> Transaction[list[EnqueuedRow]]:
-    absent = {number: job for number, job in enumerate(jobs) if job.id not in found}
-    keys = as_json([{"tenant": job.tenant, "key": job.key} for job in absent.values()])
+def _with_earlier(
+    jobs: Sequence[NewJob], found: dict[str, EnqueuedRow], largest: int = WHOLE
+) -> Transaction[list[EnqueuedRow]]:
+    absent = [(number, job) for number, job in enumerate(jobs) if job.id not in found]
+    for start in range(0, len(absent), EARLIER_STEP):
+        yield from _compare_earlier(absent[start : start + EARLIER_STEP], found, largest, is_one=len(jobs) == 1)
+    return [found[job.id] for job in jobs]
+
+
+def _compare_earlier(
+    absent: Sequence[tuple[int, NewJob]], found: dict[str, EnqueuedRow], largest: int, *, is_one: bool
+) -> Transaction[None]:
+    keys = as_json([{"tenant": job.tenant, "key": job.key} for _, job in absent])
     earlier = {(row["tenant"], row["key"]): row for row in (yield call("jobs_by_key", keys=keys))}
-    for number, job in absent.items():
+    for number, job in absent:
         row = earlier.get((job.tenant, job.key))
         if row is None:
             raise StoreUnavailable(f"the job with the key {job.key!r} was pruned at this moment; try again")
         if (row["task"], row["args"]) != (job.task, job.args):
-            which = f"jobs[{number}]: " if len(jobs) > 1 else ""
+            which = "" if is_one else f"jobs[{number}]: "
             raise DuplicateKey(
                 f"{which}key {job.key!r} was used for {row['id']} with other arguments;"
                 " use another key, or the same arguments"
             )
-        found[job.id] = EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], False, read_job(row))
-    return [found[job.id] for job in jobs]
+        same = msgspec.structs.replace(read_job(row), args=job.args)  # As they are equal, one of them is enough.
+        if same.result is not None and len(same.result) > largest:
+            same = msgspec.structs.replace(same, result=None, omitted=("result",))
+        found[job.id] = EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], False, same)
 
 
 def end(job_ids: Sequence[str], schedules: Iterable[str | None]) -> Transaction[None]:
@@ -621,7 +646,7 @@ def _enqueue_from(job_id: str, attempt: int, jobs: Sequence[NewJob]) -> Transact
 
 def _enqueued_before(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
     """Find the jobs that an earlier call has made of these."""
-    rows = yield call("jobs_by_id", ids=as_json([job.id for job in jobs]))
+    rows = yield call("jobs_by_id", ids=as_json([job.id for job in jobs]), largest=0)
     found = {row["id"]: EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows}
     return (yield from _with_earlier(jobs, found))
 
@@ -731,13 +756,13 @@ class StoreQueue:
         self._driver = driver
         self._clock = clock
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueuedRow]:
-        """Insert jobs, all or none; durable when it returns."""
+    async def enqueue(self, jobs: Sequence[NewJob], *, largest: int = WHOLE) -> list[EnqueuedRow]:
+        """Insert jobs, all or none; durable when it returns. Large results of earlier jobs can be left out."""
         # Nothing to compare afterwards and nobody to call back: one statement, one round trip.
         if len(jobs) == 1 and jobs[0].key is None and jobs[0].callback is None:
             rows = await self._driver.fetch(call("enqueue", jobs=as_json([job_row(jobs[0])])))
             return [EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows]
-        return await self._driver.run(lambda: enqueue(jobs)) if jobs else []
+        return await self._driver.run(lambda: enqueue(jobs, largest)) if jobs else []
 
     async def promote(self, limit: int) -> int:
         """Make waiting jobs ready whose time has come and whose predecessor has ended."""
@@ -888,12 +913,13 @@ class StoreQueue:
         schedule: str | None = None,
         before: str | None = None,
         limit: int = 50,
+        largest: int = WHOLE,
     ) -> list[Job]:
         """Read a page of dead letters, newest first."""
-        filters = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
+        filters = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule, "largest": largest}
         limit = max(1, min(limit, PAGE_MAX))
         rows = await self._driver.fetch(call("dead", **filters, before=before or _LAST_ID, limit=limit))
-        return [read_job(row) for row in rows]
+        return [read_listed_job(row) for row in rows]
 
     async def drop_dead(self, job_ids: Sequence[str], *, author: str) -> list[str]:
         """Take dead letters off the list; return those that were on it."""
@@ -920,9 +946,10 @@ class StoreQueue:
         jobs: int = (await self._driver.fetch(call("ahead", **place, limit=limit)))[0]["jobs"]
         return jobs
 
-    async def running(self, limit: int = PAGE_MAX) -> list[Job]:
+    async def running(self, limit: int = PAGE_MAX, *, largest: int = WHOLE) -> list[Job]:
         """Read the jobs that run, those that began first in front."""
-        return [read_job(row) for row in await self._driver.fetch(call("running", limit=limit))]
+        rows = await self._driver.fetch(call("running", limit=limit, largest=largest))
+        return [read_listed_job(row) for row in rows]
 
     async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[dict[str, Any]]:
         """Read a page of a job's log, oldest first."""
@@ -993,14 +1020,17 @@ class StoreQueue:
         )
         return await self.chosen(chosen, before=before, limit=limit)
 
-    async def chosen(self, chosen: JobFilter, *, before: str | None = None, limit: int = 50) -> list[Job]:
-        """Read a page of the jobs that a filter chooses, newest first."""
+    async def chosen(
+        self, chosen: JobFilter, *, before: str | None = None, limit: int = 50, largest: int = WHOLE
+    ) -> list[Job]:
+        """Read a page of the jobs that a filter chooses, newest first; texts with more bytes than that are left out."""
         statement = "jobs_of_tenant" if chosen.has_index else "jobs"
         if chosen.rerun_of is not None:
             statement = "jobs_rerunning"
         most = max(1, min(limit, PAGE_MAX))
-        rows = await self._driver.fetch(call(statement, **chosen.parameters(), before=before or _LAST_ID, limit=most))
-        return [read_job(row) for row in rows]
+        place = {"before": before or _LAST_ID, "limit": most, "largest": largest}
+        rows = await self._driver.fetch(call(statement, **chosen.parameters(), **place))
+        return [read_listed_job(row) for row in rows]
 
     async def latest(
         self, task: str, *, tenant: str | None = None, key: str | None = None, status: str | None = None
@@ -1010,11 +1040,11 @@ class StoreQueue:
         rows = await self._driver.fetch(call(statement, task=task, tenant=tenant, key=key, status=status))
         return read_job(rows[0]) if rows else None
 
-    async def attempts(self, job_id: str) -> list[dict[str, Any]]:
-        """Read the ended attempts of a job."""
+    async def attempts(self, job_id: str, *, newest: int = 1_000_000) -> list[dict[str, Any]]:
+        """Read the ended attempts of a job, oldest first; of more than that the newest."""
         columns = ("attempt", "node", "ready_at", "started_at", "ended_at", "outcome", "reason", "error")
-        rows = await self._driver.fetch(call("attempts", id=job_id))
-        return [{column: row[column] for column in columns} for row in rows]
+        rows = await self._driver.fetch(call("attempts", id=job_id, limit=newest))
+        return [{column: row[column] for column in columns} for row in reversed(rows)]
 
     async def depths(self) -> list[dict[str, Any]]:
         """Count what waits, by queue, with the age of the oldest in seconds."""

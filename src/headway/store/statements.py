@@ -13,6 +13,8 @@ SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL 
     {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
     {notify_ready} …                 a wake-up that travels with the commit; SQLite watches its data version instead
     {text} {bytewise}                text that sorts by its bytes, on every locale; a column read like that
+    {job_columns}                    every column of a job; a text with more than :largest bytes is null, and its name
+                                     in `omitted`, so that a page of jobs is read without what makes them large
     {chosen} {fit}                   the row is a job that a filter chooses; one that can be retried, or cancelled
     {task_of}                        the task in the definition of a schedule, as it is written in JSON
     {feed_position} {feed_since} …   where the feed of changes is, and what has been committed since
@@ -22,6 +24,7 @@ Rendering happens once per process and dialect.
 """
 
 import re
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -125,6 +128,36 @@ _FIT: Final = """\
       ))
     or (:verb = 'retry' and status = 'BLOCKED' and parked is not null))"""
 
+# Every column of headway_jobs, and which of them can be large; a test compares them with the table.
+_JOB_COLUMNS: Final = (
+    "id tenant task queue priority status run_at attempt failures max_attempts exclusive version lease_until node key"
+    " schedule occurrence_at blocked_by tags options created_at updated_at ready_at started_at finished_at"
+    " cancel_requested_at progress reason log_bytes parent rerun_of parked expires_at reviewed_at callback"
+    " company apart_for"
+).split()
+# How many bytes more than :largest they may have: arguments and results are left out of lists, of the others only what
+# no worker has written.
+_LARGE_COLUMNS: Final = {"args": 0, "result": 0, "error": 1 << 18, "metadata": 1 << 18, "detail": 1 << 18}
+
+
+def _job_columns(bytes_of: str) -> Fragment:
+    """Return the fragment `job_columns`, with the way to ask for the length of a text; its argument is a prefix."""
+
+    def render(table: str) -> str:
+        is_large = {
+            name: f"{bytes_of.format(table + name)} > cast(:largest as bigint) + {more}"
+            for name, more in _LARGE_COLUMNS.items()
+        }
+        large = [f"case when {is_large[name]} then null else {table}{name} end as {name}" for name in _LARGE_COLUMNS]
+        omitted = " || ".join(f"case when {is_large[name]} then '{name} ' else '' end" for name in _LARGE_COLUMNS)
+        return ", ".join([*(table + name for name in _JOB_COLUMNS), *large, f"{omitted} as omitted"])
+
+    return render
+
+
+# Where SQLite can, it tells the length of a text without reading it.
+_SQLITE_BYTES: Final = "octet_length({})" if sqlite3.sqlite_version_info >= (3, 43) else "length(cast({} as blob))"
+
 _SNAPSHOT: Final = "cast(cast(:position as text) as pg_snapshot)"
 _FED_BY: Final = "cast(cast(f.xid as text) as xid8)"
 _FEED_FROM: Final = f"f.xid >= cast(cast(pg_snapshot_xmin({_SNAPSHOT}) as text) as bigint)"
@@ -140,6 +173,7 @@ SQLITE: Final = Dialect(
         "jobs_of": lambda parameter: (
             f"(select * from headway_jobs where id in (select value from json_each(:{parameter}))) as job"
         ),
+        "job_columns": _job_columns(_SQLITE_BYTES),
         "addressed": _fixed("rowid in (select rowid"),
         "end_addressed": _fixed(")"),
         "skip_locked": _fixed(""),
@@ -189,6 +223,7 @@ POSTGRES: Final = Dialect(
             f"json_array_elements_text(cast(:{parameter} as json)) as wanted(id)"
             " cross join lateral (select * from headway_jobs where headway_jobs.id = wanted.id limit 1) as job"
         ),
+        "job_columns": _job_columns("octet_length({})"),
         "addressed": _fixed("ctid = any (array(select ctid"),
         "end_addressed": _fixed("))"),
         "skip_locked": _fixed("for update skip locked"),

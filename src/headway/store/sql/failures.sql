@@ -51,5 +51,5 @@ from (
 ) as failed group by task, status, reason, error;
 
 -- name: failed_jobs
--- Read these jobs whole, newest first.
-select job.* from {jobs_of ids} order by job.id desc;
+-- Read these jobs, newest first.
+select {job_columns job.} from {jobs_of ids} order by job.id desc;

@@ -49,7 +49,7 @@ select job.id, job.version, job.lease_until from {jobs_of ids};
 
 -- name: jobs_by_id
 -- Read these jobs.
-select job.* from {jobs_of ids};
+select {job_columns job.} from {jobs_of ids};
 
 -- name: log_since
 -- Read the lines that a job logged after one of its versions.

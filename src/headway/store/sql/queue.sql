@@ -346,7 +346,7 @@ limit :limit;
 
 -- name: dead
 -- Read a page of dead letters, newest first.
-select * from headway_jobs
+select {job_columns} from headway_jobs
 where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null and id < :before
   and (cast(:task as text) is null or task = :task)
   and (cast(:queue as text) is null or queue = :queue)
@@ -392,7 +392,7 @@ select count(*) as jobs from (
 
 -- name: running
 -- Read the jobs that run, those that began first in front.
-select * from headway_jobs where lease_until is not null order by started_at, id limit :limit;
+select {job_columns} from headway_jobs where lease_until is not null order by started_at, id limit :limit;
 
 -- name: running_counts
 -- Count the jobs that run, by queue.
@@ -417,21 +417,21 @@ select * from headway_jobs where id >= :low and id < :high order by id limit 2;
 
 -- name: jobs
 -- Read a page of jobs, newest first.
-select * from headway_jobs
+select {job_columns} from headway_jobs
 where id < :before and {chosen}
 order by id desc
 limit :limit;
 
 -- name: jobs_of_tenant
 -- The same for one tenant, by an index that those without tenants do not pay for.
-select * from headway_jobs
+select {job_columns} from headway_jobs
 where tenant = :tenant and tenant <> 'default' and id < :before and {chosen}
 order by id desc
 limit :limit;
 
 -- name: jobs_rerunning
 -- The same for the jobs that repeat another one.
-select * from headway_jobs
+select {job_columns} from headway_jobs
 where rerun_of = :rerun_of and id < :before and {chosen}
 order by id desc
 limit :limit;
@@ -494,8 +494,8 @@ where tenant = :tenant and tenant <> 'default' and task = :task and (cast(:key a
 order by id desc limit 1;
 
 -- name: attempts
--- Read the ended attempts of one job.
-select * from headway_all_attempts where job_id = :id order by attempt;
+-- Read the ended attempts of one job, the newest first.
+select * from headway_all_attempts where job_id = :id order by attempt desc limit :limit;
 
 -- name: queue_depths
 -- Count what waits, by queue.

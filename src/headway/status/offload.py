@@ -1,0 +1,59 @@
+"""Work that grows with what users have sent, done beside the event loop: reading large bodies, writing large jobs.
+
+A thread does it, one piece at a time, so that the loop goes on answering. What is small is done at once, which is
+cheaper. Nobody holds up the others: of one holder (a tenant, or a token for all of them) two pieces are taken up at a
+time, of all holders eight; the rest waits with nothing loaded yet.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Final, ParamSpec, TypeVar
+
+SMALL_BYTES_MAX: Final = 32 << 10  # Up to here it takes a few milliseconds at worst.
+PIECES_MAX: Final = 8
+PIECES_OF_ONE_MAX: Final = 2
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Offload:
+    """One thread for all large pieces of work of a process."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "headway-offload")
+        self._pieces = asyncio.Semaphore(PIECES_MAX)
+        self._holders: dict[str, tuple[asyncio.Semaphore, int]] = {}
+
+    @asynccontextmanager
+    async def turn(self, holder: str) -> AsyncIterator[None]:
+        """Wait for one's turn; load what is large only then."""
+        own, waiting = self._holders.get(holder, (asyncio.Semaphore(PIECES_OF_ONE_MAX), 0))
+        self._holders[holder] = own, waiting + 1
+        try:
+            async with own, self._pieces:
+                yield
+        finally:
+            own, waiting = self._holders[holder]
+            self._holders[holder] = own, waiting - 1
+            if waiting == 1:
+                del self._holders[holder]
+
+    async def take_turn(self, holder: str, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do a piece of work on that many bytes: at once if they are few, else in the thread when it is one's turn."""
+        if size <= SMALL_BYTES_MAX:
+            return work(*args, **options)
+        async with self.turn(holder):
+            return await self.run(size, work, *args, **options)
+
+    async def run(self, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do a piece of work on that many bytes, for who has a turn or needs none."""
+        if size <= SMALL_BYTES_MAX:
+            return work(*args, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **options))
+
+    def close(self) -> None:
+        """Take nothing more; what runs is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
