@@ -159,7 +159,8 @@ async function settle(verb: "retry" | "cancel", body: Body, of: string, line: st
 /** Enqueue a job of a schedule now. */
 export async function runNow(schedule: Schedule): Promise<void> {
   await perform(async () => {
-    const job = await post<Job>(["schedules", schedule.name, "trigger"], {});
+    const job = await post<Job & { outcome?: string; message?: string | null }>(["schedules", schedule.name, "trigger"], {});
+    if (job.outcome === "not started") return { words: `It was not started: ${job.message ?? "another job of it is live"}.`, tone: "warn", link: { href: href(["jobs", job.id]), words: "Open that job" } };
     return { words: `${schedule.name} runs now as ${shortId(job.id)}.`, link: { href: href(["jobs", job.id]), words: "Open it" } };
   }, command(["schedules", "trigger", schedule.name]));
 }

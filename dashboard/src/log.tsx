@@ -12,6 +12,11 @@ const PAGE = 200;
 const SHOWN_MAX = 5_000;
 const EVERY_MS = SECOND;
 
+/** Say who has logged a line, and how bad it is where that is worth a word. */
+function sourceOf({ level = "info", logger }: LogLine): string {
+  return [level === "info" ? "" : level.toUpperCase(), logger ?? ""].filter(Boolean).join(" ");
+}
+
 export function Log({ id, isOver }: { id: string; isOver: boolean }) {
   const [lines, setLines] = useState<readonly LogLine[]>([]);
   const [hasOlder, setHasOlder] = useState(false);
@@ -91,7 +96,7 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
   }, [lines, follows, wraps]);
 
   const needle = words.trim().toLowerCase();
-  const shown = useMemo(() => (needle ? lines.filter((line) => line.line.toLowerCase().includes(needle)) : lines), [lines, needle]);
+  const shown = useMemo(() => (needle ? lines.filter((line) => `${line.level ?? ""} ${line.logger ?? ""} ${line.line}`.toLowerCase().includes(needle)) : lines), [lines, needle]);
   const severalAttempts = lines.length > 0 && lines[0]!.attempt !== lines.at(-1)!.attempt;
   const onScroll = (): void => {
     const element = frame.current;
@@ -117,7 +122,7 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
           <label class="inline">
             <input type="checkbox" checked={wraps} onChange={() => setWraps(!wraps)} /> wrap
           </label>
-          <button type="button" class="small ghost" onClick={() => void copyText(shown.map((line) => `${line.at} ${line.line}`).join("\n"), counted(shown.length, "line"))}>
+          <button type="button" class="small ghost" onClick={() => void copyText(shown.map((line) => [line.at, sourceOf(line), line.line].filter(Boolean).join(" ")).join("\n"), counted(shown.length, "line"))}>
             Copy
           </button>
         </div>
@@ -140,11 +145,7 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
                 {inZone(instant(line.at), undefined).slice(11, 19)}
               </time>
               {severalAttempts && <span class="faint">#{line.attempt}</span>}
-              {line.logger && (
-                <span class="log-source">
-                  {line.level} {visible(line.logger)}
-                </span>
-              )}
+              {sourceOf(line) && <span class="log-source">{visible(sourceOf(line))}</span>}
               <span class="log-words">{visible(line.line)}</span>
             </div>
           ))}

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ async def tell(ctx: Context, lines: int = 10) -> None:
     """Say a lot, and be over."""
     for number in range(lines):
         ctx.log(f"told line {number}.")
+
+
+@app.task(retry=ONCE)
+async def chat() -> None:
+    """Say something on every level, as people do."""
+    logging.getLogger("shop.stock").warning("seven left")
+    logging.getLogger("shop.stock").error("none left")
+    print("a plain line")
 
 
 @app.task(name=NASTY_NAME, retry=ONCE)

@@ -225,6 +225,19 @@ def test_a_long_log_is_read_from_its_end(visit: Visit, api: httpx.Client) -> Non
     expect(log.get_by_role("button", name="Older lines")).to_have_count(0)
 
 
+def test_lines_of_a_log_tell_their_level_and_logger(visit: Visit, api: httpx.Client) -> None:
+    job_id = enqueue(api, "chat")
+    ended(api, job_id)
+    page = visit.open(f"jobs/{job_id}")
+    lines = page.get_by_role("log").locator(".log-line")
+    expect(lines).to_have_count(3)
+    expect(lines.filter(has_text="seven left")).to_contain_text("WARNING shop.stock")
+    expect(lines.filter(has_text="none left")).to_contain_text("ERROR shop.stock")  # A word beside the colour.
+    expect(lines.filter(has_text="a plain line").locator(".log-source")).to_have_count(0)
+    page.get_by_role("searchbox", name="Search the log").fill("error shop")
+    expect(lines).to_have_count(1)
+
+
 def test_run_a_schedule_now(visit: Visit, api: httpx.Client) -> None:
     page = visit.open("schedules")
     row = page.get_by_role("row").filter(has_text="nightly")

@@ -123,11 +123,11 @@ function LettersOf({ group }: { group: FailureGroup }) {
   return (
     <>
       <Problem words={read.problem} again={read.again} />
-      <ul class="lines">
+      <ul class="lines scrolls" tabIndex={0} aria-label={`Jobs of ${clip(group.type, 40)}`}>
         {read.data?.items.map((job) => (
           <li key={job.id}>
             <span>
-              <JobLink id={job.id} /> <span class="small-text faint"><Text of={job.error?.message ?? job.reason} most={120} /></span>
+              <JobLink id={job.id} /> {group.error.includes("…") && <span class="small-text faint"><Text of={job.error?.message ?? job.reason} most={120} /></span>}
             </span>
             <span>
               {job.schedule && <ScheduleLink name={job.schedule} />} <Time at={job.finished_at} />

@@ -292,12 +292,16 @@ class _LogWriter:
             if self._attempt is not None and line["attempt"] != self._attempt:
                 self._out.say(f"— attempt {line['attempt']}", "quiet")
             self._attempt = line["attempt"]
-            self._out.say(f"{_milliseconds(line['at'])}  {clean(_source(line) + line['line'])}")
+            shape = line_shape(line)
+            text = f"{_milliseconds(line['at'])}  {clean(_source(shape) + line['line'])}"
+            self._out.say(text, _LEVEL_STYLES.get(shape["level"], ""))
 
 
-def _source(line: dict[str, Any]) -> str:
+_LEVEL_STYLES: Final = {"debug": "quiet", "warning": "warn", "error": "bad", "critical": "bad"}
+
+
+def _source(shape: Shape) -> str:
     """Say who has logged a line, and how bad it is; what is only printed needs no name."""
-    shape = line_shape(line)
     if shape["logger"]:
         return f"{shape['level'].upper()} {shape['logger']}: "
     return "" if shape["stream"] in ("log", "stdout") else f"{shape['stream']}: "
