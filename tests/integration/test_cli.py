@@ -712,6 +712,7 @@ def test_doctor_names_what_is_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
         ("running", "warn"),
         ("audit", "ok"),
         ("permissions", "ok"),
+        ("api", "warn"),
     }
     (cli.folder / "headway.db").chmod(0o604)
     text = cli("doctor").out

@@ -27,7 +27,9 @@ from headway.store.postgres import POOL_SIZE, PostgresDriver
 from headway.store.transaction import Transaction, as_json, call
 from headway.store.wrapping import WrappingDriver
 from tests.conformance.arrange import claim_one, decide, due_plans, enqueue, new_job, run_one, spec
+from tests.support.certificates import make_certificate
 from tests.support.postgres import PostgresServer, database_name
+from tests.support.standby import configure
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
 pytestmark = pytest.mark.postgres
@@ -630,3 +632,25 @@ async def test_whatever_is_around_a_driver_it_says_what_it_is(store: Store) -> N
     known = await facts(WrappingDriver(WrappingDriver(store.driver)))
     assert known == await facts(store.driver)
     assert known.kind == "postgresql"
+
+
+async def test_a_connection_says_whether_it_is_encrypted(own_server: PostgresServer) -> None:
+    certificate, key = await asyncio.to_thread(make_certificate, own_server)
+    for name, value in (("ssl_cert_file", certificate), ("ssl_key_file", key), ("ssl", "on")):
+        await asyncio.to_thread(configure, own_server, name, str(value))
+
+    async def is_encrypted(options: str) -> str:
+        driver = PostgresDriver(f"{own_server.url()}?{options}")
+        try:
+            return (await facts(driver)).settings["encrypted"]
+        finally:
+            await driver.close()
+
+    async def is_offered() -> bool:
+        return await is_encrypted("sslmode=prefer") == "on"
+
+    await async_wait_until(is_offered, "the server to offer encryption")
+    assert await is_encrypted(f"sslmode=verify-full&sslrootcert={certificate}") == "on"
+    assert await is_encrypted("sslmode=disable") == "off"
+    with pytest.raises(StoreError, match=r"sslrootcert .*gone cannot be read"):
+        await is_encrypted(f"sslmode=verify-full&sslrootcert={certificate}.gone")

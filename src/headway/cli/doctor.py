@@ -15,6 +15,7 @@ from typing import Annotated, Final
 
 import typer
 
+from headway.cli import exposure
 from headway.cli.audit import verdict
 from headway.cli.recovery import recover
 from headway.cli.session import Desk, Session, new_command
@@ -191,6 +192,20 @@ def _postgres(known: Facts) -> Iterator[Finding]:
         yield Finding("durability", "ok", f"synchronous_commit={level}: what was acknowledged survives a crash")
 
 
+async def _exposure(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    """Warn of what others on the network could read or do."""
+    settings = session.settings()
+    known = await facts(desk.store.driver)
+    if known.kind == "postgresql":
+        is_safe, words = exposure.plain_store(settings.store, known.settings.get("encrypted") == "on")
+        yield Finding("encryption", "ok" if is_safe else "warn", words)
+    for words in exposure.plain_servers(settings):
+        yield Finding("encryption", "warn", words)
+    _, has_token = await desk.store.access.any_token()
+    is_shut, words = exposure.open_api(settings, has_token=has_token)
+    yield Finding("api", "ok" if is_shut else "warn", words)
+
+
 async def _wake_ups(session: Session, desk: Desk) -> AsyncIterator[Finding]:
     watch = await desk.store.watch(lambda _: None)
     try:
@@ -289,6 +304,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _clock,
     _database,
     _restored,
+    _exposure,
     _wake_ups,
     _coordination,
     _app,

@@ -61,10 +61,18 @@ async def _server_facts(driver: Driver) -> Facts:
         async with connection.transaction():  # One transaction, so that a pooler keeps to one server.
             columns = ", ".join(f"current_setting('{name}')" for name in _SERVER_SETTINGS)
             row = await connection.fetchrow(f"select {columns}", timeout=PROBE_S_MAX)
+        is_encrypted = _has_tls(connection)
     except Exception as error:
         raise translate(error) or StoreUnavailable(str(error)) from error
     finally:
         connection.terminate()
     settings = dict(zip(_SERVER_SETTINGS, row, strict=True))
     version = settings.pop("server_version").split()[0]
+    settings["encrypted"] = "on" if is_encrypted else "off"
     return Facts(kind="postgresql", version=version, settings=settings)
+
+
+def _has_tls(connection: object) -> bool:
+    """Say whether our own way to the server is encrypted; a pooler may go on without it."""
+    transport = getattr(connection, "_transport", None)
+    return transport is not None and transport.get_extra_info("ssl_object") is not None

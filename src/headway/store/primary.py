@@ -8,10 +8,11 @@ virtual IP, a DNS name) a server that was started later is right, too.
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 import asyncpg
@@ -179,12 +180,12 @@ class Primary:
         where: dict[str, Any] = {} if host is None else {"host": host[0]}
         if host is not None and host[1] is not None:
             where["port"] = host[1]
-        async with _translated(within_s):
+        async with _translated(within_s, self._url):
             connection = await asyncpg.connect(
                 self._url, timeout=within_s, target_session_attrs="any", **where, **self._options()
             )
         try:
-            async with _translated(IDENTIFY_S_MAX):
+            async with _translated(IDENTIFY_S_MAX, self._url):
                 await self._identify(connection, is_new=True)
         except BaseException:
             connection.terminate()
@@ -232,18 +233,20 @@ def _reasons(tries: "dict[asyncio.Task[asyncpg.Connection], tuple[str, int | Non
 
 
 @contextlib.asynccontextmanager
-async def _translated(within_s: float) -> AsyncIterator[None]:
+async def _translated(within_s: float, url: str) -> AsyncIterator[None]:
     """Say in our words why a connection cannot be had."""
     try:
         async with asyncio.timeout(within_s + SPARE_S):  # The library has its own limit, but not in all it does.
             yield
     except (ValueError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-        raise cannot_connect(error) from None
+        raise _cannot_connect(error, url) from None
 
 
-def cannot_connect(error: Exception) -> StoreError:
+def _cannot_connect(error: Exception, url: str) -> StoreError:
     """Make an error of what keeps us from connecting, without a password in it."""
     reason = str(error) or type(error).__name__
+    if isinstance(error, OSError) and (missing := _unreadable_file(url)):
+        return StoreError(f"the PostgreSQL address cannot be used: {missing} cannot be read")
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
         return StoreError(f"the PostgreSQL address cannot be used: {reason}")
     if isinstance(error, ValueError):  # Its text may quote a part of the password, when that has a / or @ in it.
@@ -252,3 +255,10 @@ def cannot_connect(error: Exception) -> StoreError:
             " special characters of the password percent-encoded"
         )
     return StoreUnavailable(f"cannot connect to PostgreSQL: {reason}")
+
+
+def _unreadable_file(url: str) -> str | None:
+    """Return which of the files for TLS that an address names cannot be read."""
+    named = parse_qs(urlsplit(url).query)
+    files = [(name, named[name][-1]) for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl") if name in named]
+    return next((f"{name} {file}" for name, file in files if not os.access(file, os.R_OK)), None)
