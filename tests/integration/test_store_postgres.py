@@ -121,17 +121,26 @@ async def connections(operator: asyncpg.Connection) -> list[int]:
 # Addresses
 
 
-@pytest.mark.parametrize("address", ["postgresql://127.0.0.1:1/x", "postgresql://nobody@127.0.0.1:1/x"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://127.0.0.1:1/x",
+        "postgresql://nobody:s3cret@127.0.0.1:1/x",
+        "postgresql://nobody:s3cret@127.0.0.1:1,127.0.0.1:2/x",
+    ],
+)
 async def test_nobody_answers(address: str) -> None:
     store = Store.on(PostgresDriver(address), Clock())
-    with pytest.raises(StoreUnavailable, match="cannot connect"):
+    words = r"cannot connect to PostgreSQL at postgresql://.*127\.0\.0\.1:1.*: .*; .*does HEADWAY_STORE name"
+    with pytest.raises(StoreUnavailable, match=words) as caught:
         await store.queue.page()
+    assert "s3cret" not in str(caught.value)
     await store.close()
 
 
 async def test_a_database_that_does_not_exist(postgres_server: PostgresServer) -> None:
     store = Store.on(PostgresDriver(postgres_server.url("missing")), Clock())
-    with pytest.raises(StoreUnavailable, match="missing"):
+    with pytest.raises(StoreUnavailable, match=r"/missing.*; create the database, or name another"):
         await store.queue.page()
 
 

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import asyncpg
 
 from headway.errors import StoreError, StoreUnavailable
+from headway.settings import mask_url
 
 CONNECT_S_MAX: Final = 5.0
 IDENTIFY_S_MAX: Final = 1.5
@@ -157,7 +158,10 @@ class Primary:
             opened = {task: host for task, host in tries.items() if _is_open(task)}
             fit = [task for task in opened if self._is_right(task.result())]
             if not fit:
-                raise StoreUnavailable(f"cannot connect to PostgreSQL: {_reasons(tries)}")
+                where = f"PostgreSQL at {mask_url(self._url)}"
+                raise StoreUnavailable(
+                    f"cannot connect to {where}: {_reasons(tries)}; does HEADWAY_STORE name the primary?"
+                )
             best = max(fit, key=lambda task: self._servers[task.result()].timeline)
             self._found = opened.pop(best)
             return best.result()
@@ -180,12 +184,13 @@ class Primary:
         where: dict[str, Any] = {} if host is None else {"host": host[0]}
         if host is not None and host[1] is not None:
             where["port"] = host[1]
-        async with _translated(within_s, self._url):
+        is_alone = host is None
+        async with _translated(within_s, self._url, is_alone=is_alone):
             connection = await asyncpg.connect(
                 self._url, timeout=within_s, target_session_attrs="any", **where, **self._options()
             )
         try:
-            async with _translated(IDENTIFY_S_MAX, self._url):
+            async with _translated(IDENTIFY_S_MAX, self._url, is_alone=is_alone):
                 await self._identify(connection, is_new=True)
         except BaseException:
             connection.terminate()
@@ -233,17 +238,20 @@ def _reasons(tries: "dict[asyncio.Task[asyncpg.Connection], tuple[str, int | Non
 
 
 @contextlib.asynccontextmanager
-async def _translated(within_s: float, url: str) -> AsyncIterator[None]:
+async def _translated(within_s: float, url: str, *, is_alone: bool) -> AsyncIterator[None]:
     """Say in our words why a connection cannot be had."""
     try:
         async with asyncio.timeout(within_s + SPARE_S):  # The library has its own limit, but not in all it does.
             yield
     except (ValueError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-        raise _cannot_connect(error, url) from None
+        raise _cannot_connect(error, url, is_alone=is_alone) from None
 
 
-def _cannot_connect(error: Exception, url: str) -> StoreError:
-    """Make an error of what keeps us from connecting, without a password in it."""
+def _cannot_connect(error: Exception, url: str, *, is_alone: bool) -> StoreError:
+    """Make an error of what keeps us from connecting: to which address, why and the cure, without a password in it.
+
+    Of one of several servers only the reason is said; the caller tells of all of them.
+    """
     reason = str(error) or type(error).__name__
     if isinstance(error, OSError) and (missing := _unreadable_file(url)):
         return StoreError(f"the PostgreSQL address cannot be used: {missing} cannot be read")
@@ -254,7 +262,17 @@ def _cannot_connect(error: Exception, url: str) -> StoreError:
             "the PostgreSQL address cannot be used; it must look like postgresql://user:password@host:5432/database,"
             " special characters of the password percent-encoded"
         )
-    return StoreUnavailable(f"cannot connect to PostgreSQL: {reason}")
+    if not is_alone:
+        return StoreUnavailable(reason)
+    return StoreUnavailable(f"cannot connect to PostgreSQL at {mask_url(url)}: {reason}{_cure(error)}")
+
+
+def _cure(error: Exception) -> str:
+    if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):  # A wrong password is one of these.
+        return "; check the user and the password in HEADWAY_STORE"
+    if isinstance(error, asyncpg.InvalidCatalogNameError):
+        return "; create the database, or name another one in HEADWAY_STORE"
+    return "; is it running, and does HEADWAY_STORE name it?" if isinstance(error, OSError | TimeoutError) else ""
 
 
 def _unreadable_file(url: str) -> str | None:
