@@ -789,6 +789,7 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
         leases=leases,
         nodes=store.nodes,
         watch=watch,
+        audit_log=store.access,
         admission=admission,
         dispatch=dispatch,
     )

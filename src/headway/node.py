@@ -29,7 +29,7 @@ from headway.errors import StoreError
 from headway.events import subscribed
 from headway.instants import SECOND
 from headway.model import JsonObject, Node
-from headway.ports import Leases, Ledger, Nodes, Queue, WakeUps
+from headway.ports import AuditLog, Leases, Ledger, Nodes, Queue, WakeUps
 from headway.queue import announcer
 from headway.queue.announcer import Dispatch
 from headway.queue.janitor import Janitor
@@ -60,6 +60,7 @@ class World:
     nodes: Nodes
     watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
     admission: AdmittedLeases | None = None  # The leases again, where another server than the store grants them.
+    audit_log: AuditLog | None = None  # Where there is one to be kept in bounds.
     dispatch: Dispatch | None = None  # Who carries hints about ready jobs, where the store does not do it alone.
 
 
@@ -294,6 +295,8 @@ class EngineNode:
             is_mine=self._keeps_house,
             poll=self._settings.poll,
             retention=self._settings.retention,
+            audit_log=self._world.audit_log,
+            audit_retention=self._settings.audit_retention,
         )
         return Loop("janitor", janitor.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
 

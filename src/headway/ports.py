@@ -164,6 +164,14 @@ class Queue(Protocol):
         ...
 
 
+class AuditLog(Protocol):
+    """What housekeeping needs of the log of what people did."""
+
+    async def prune(self, retention: Duration, limit: int) -> int:
+        """Delete entries older than the retention, the oldest first; return how many went."""
+        ...
+
+
 class Work(Protocol):
     """What a worker needs of the queue. An attempt that is over can write nothing, and is told so."""
 

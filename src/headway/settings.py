@@ -63,6 +63,7 @@ class Settings:
     task_env: tuple[str, ...] = ()
     retention: Duration = 30 * DAY
     audit_enqueues: str = "off"
+    audit_retention: Duration = 365 * DAY
     sqlite_synchronous: str = "full"
     host: str = HOST_DEFAULT
     port: int = PORT_DEFAULT
@@ -341,6 +342,7 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "task_env": _variables,
     "retention": _duration(60 * SECOND, 3650 * DAY),
     "audit_enqueues": _choice("off", "on"),
+    "audit_retention": _duration(30 * DAY, 3650 * DAY),  # The database deletes nothing younger than 29 days.
     "sqlite_synchronous": _choice("full", "normal"),
     "host": _host,
     "port": _whole(0, 65_535),

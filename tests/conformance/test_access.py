@@ -8,8 +8,8 @@ from dataclasses import replace
 import asyncpg
 import pytest
 
-from headway.clock import Clock
-from headway.errors import DefinitionError, NotFound
+from headway.clock import Clock, wall_now
+from headway.errors import DefinitionError, HeadwayError, NotFound
 from headway.instants import DAY, HOUR, MINUTE, SECOND
 from headway.model import Login, Token
 from headway.store import Store
@@ -277,6 +277,22 @@ async def test_nobody_writes_the_trail_anew(backend: Backend) -> None:
         assert await backend.sql("select * from headway_actions order by seq") == before, statement
     await record(backend.store, 3)
     assert len(await backend.store.access.actions()) == 3
+
+
+async def test_old_lines_leave_in_pieces_and_young_ones_cannot(backend: Backend) -> None:
+    access, now = backend.store.access, wall_now()  # The database guards them by its own clock.
+    ahead = await backend.now() - now
+    for days in (400, 399, 370, 366, 364, 31, 28):
+        await backend.sql(
+            "insert into headway_actions (at, actor, tenant, origin, action, target, detail)"
+            f" values ({now - days * DAY}, '{days}', '*', '', 'x', 'y', '{{}}')"
+        )
+    assert [await access.prune(ahead + 365 * DAY, 2) for _ in range(3)] == [2, 2, 0]
+    assert [line.actor for line in await access.actions()] == ["28", "31", "364"]
+    with pytest.raises(HeadwayError, match="only added to"):  # Whatever somebody asks for.
+        await access.prune(ahead + DAY, 10)
+    assert await access.prune(ahead + 30 * DAY, 10) == 2
+    assert [line.actor for line in await access.actions()] == ["28"]
 
 
 async def test_a_deed_and_its_line_are_written_together_or_not_at_all(backend: Backend) -> None:

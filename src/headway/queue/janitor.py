@@ -1,7 +1,8 @@
 """The janitor's tick: what others left lying about.
 
 Leases of dead workers are ended, and so are jobs that did not start within their time; fixed-delay schedules whose job
-is gone get their next instant; history older than the retention is deleted, a bounded piece at a time.
+is gone get their next instant; history older than the retention is deleted, a bounded piece at a time, and so is the
+audit log by its own retention.
 """
 
 from collections.abc import Callable
@@ -9,8 +10,8 @@ from typing import Final
 
 from headway.clock import Clock
 from headway.events import LeasesExpired, Pruned, emit
-from headway.instants import SECOND, Duration
-from headway.ports import Ledger, Queue
+from headway.instants import DAY, SECOND, Duration
+from headway.ports import AuditLog, Ledger, Queue
 
 BATCH: Final = 500
 REVIVE_EVERY_S: Final = 5.0
@@ -29,6 +30,8 @@ class Janitor:
         is_mine: Callable[[], bool],
         poll: Duration,
         retention: Duration,
+        audit_log: AuditLog | None = None,
+        audit_retention: Duration = 365 * DAY,
     ) -> None:
         self._queue = queue
         self._ledger = ledger
@@ -36,6 +39,8 @@ class Janitor:
         self._is_mine = is_mine
         self._poll_s = poll / SECOND
         self._retention = retention
+        self._audit_log = audit_log
+        self._audit_retention = audit_retention
         self._revive_at = self._prune_at = clock.monotonic()
 
     async def tick(self) -> float:
@@ -60,6 +65,8 @@ class Janitor:
         if self._clock.monotonic() < self._prune_at:
             return 0
         rows = await self._queue.prune(self._retention, BATCH)
+        if self._audit_log is not None:
+            rows += await self._audit_log.prune(self._audit_retention, BATCH)
         if rows:
             emit(Pruned(node=self._clock.node, rows=rows))
         if rows < BATCH:

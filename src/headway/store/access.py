@@ -119,6 +119,10 @@ class StoreAccess:
         )
         return [_action(row) for row in rows]
 
+    async def prune(self, retention: Duration, limit: int) -> int:
+        """Delete lines of the trail that are older than the retention, the oldest first; return how many."""
+        return len(await self._driver.fetch(call("prune_actions", age=retention, limit=limit)))
+
     async def create_token(
         self, *, name: str, tenant: str, role: str, lifetime: Duration | None, actor: str, origin: str
     ) -> tuple[Token, str]:

@@ -32,7 +32,17 @@ class House:
             is_mine=lambda: self.is_mine,
             poll=round(POLL_S * SECOND),
             retention=RETENTION,
+            audit_log=self,
+            audit_retention=RETENTION,
         )
+        self.old_entries = 0
+
+    async def prune(self, retention: int, limit: int) -> int:
+        """Be an audit log."""
+        assert retention == RETENTION
+        gone = min(self.old_entries, limit)
+        self.old_entries -= gone
+        return gone
 
     async def claimed(self, *, max_attempts: int = 2) -> str:
         """Enqueue a job and claim it."""
@@ -153,3 +163,12 @@ async def test_without_the_house_it_does_nothing_at_all() -> None:
         assert await house.janitor.tick() == POLL_S
         assert house.seat.driver.calls == calls
         assert await house.status(job) == "RUNNING"
+
+
+@virtual
+async def test_the_audit_log_is_kept_in_bounds_piece_by_piece() -> None:
+    async with Stage() as stage:
+        house = House(stage.seat())
+        house.old_entries = 2 * module.BATCH + 1
+        assert [await house.janitor.tick() for _ in range(3)] == [0.0, 0.0, POLL_S]
+        assert house.old_entries == 0

@@ -56,6 +56,14 @@ where seq < :before
   and (cast(:until as bigint) is null or at < :until)
 order by seq desc limit :limit;
 
+-- name: prune_actions
+-- Delete what was written longer ago than :age, the oldest first. What is younger than 29 days cannot be deleted at all.
+with old as materialized (
+  select seq from (select seq, at from headway_actions order by seq limit :limit) as first_ones
+  where at < {now} - cast(:age as bigint)
+)
+delete from headway_actions where seq in (select seq from old) returning seq;
+
 -- name: add_session
 -- Keep that somebody has signed in with a token.
 insert into headway_sessions (hash, token_hash, created_at, expires_at)
