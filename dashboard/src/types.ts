@@ -193,6 +193,7 @@ export interface Schedule {
   start: string | null;
   end: string | null;
   expect: string | null;
+  callback_url: string | null;
   owner: string;
   revision: number;
   created_at: string;

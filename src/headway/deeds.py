@@ -12,7 +12,7 @@ from typing import Any, Final
 from headway.instants import Instant
 from headway.model import EnqueuedRow, Job, NewJob, Node, Schedule, ScheduleSpec
 from headway.settings import mask_url
-from headway.shapes import masked, stamp
+from headway.shapes import definition_shape, stamp
 from headway.store.access import Deed
 from headway.store.bulk import Done
 from headway.store.failures import Letter
@@ -168,7 +168,7 @@ def remove_schedule(schedule: Schedule) -> Deed:
 
 
 def _definition(spec: ScheduleSpec | None) -> Mapping[str, Any] | None:
-    return None if spec is None else masked(spec.to_dict())
+    return None if spec is None else definition_shape(spec)
 
 
 def add_webhook(tenant: str, url: str, events: Sequence[str]) -> Deed:

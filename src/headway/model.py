@@ -32,6 +32,7 @@ from headway.instants import (
 )
 from headway.lifecycle import Attempt, Backoff, Status
 from headway.scheduling.triggers import After, At, Cron, Every, Trigger, trigger_from_dict, trigger_to_dict
+from headway.urls import check_url
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -135,6 +136,7 @@ class ScheduleSpec:
     start: Instant | None = None
     end: Instant | None = None
     expect: Duration | None = None
+    callback_url: str | None = None
 
     @classmethod
     def build(cls, /, *, task: str, trigger: Trigger, **options: Any) -> "ScheduleSpec":
@@ -345,6 +347,7 @@ _SPEC_READERS: Final[dict[str, Any]] = {
     "start": _read_instant,
     "end": _read_instant,
     "expect": _read_duration,
+    "callback_url": lambda name, value: check_url(value, name),
 }
 _SPEC_WRITERS: Final[dict[str, Any]] = {
     "args": msgspec.json.decode,

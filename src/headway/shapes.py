@@ -19,6 +19,7 @@ from headway.model import Action, Job, Occurrence, Pause, Schedule, ScheduleSpec
 from headway.scheduling.planner import first_at, next_instant
 from headway.scheduling.triggers import After, At, Cron, Trigger, describe, trigger_to_dict
 from headway.scheduling.zones import zone
+from headway.settings import mask_url
 from headway.why import Detail, eta_seconds, glance, read_detail, read_error, read_json, read_metadata
 
 MASK: Final = "***"
@@ -305,7 +306,14 @@ def spec_shape(spec: ScheduleSpec) -> Shape:
         "start": stamp(spec.start),
         "end": stamp(spec.end),
         "expect": _duration(spec.expect),
+        "callback_url": None if spec.callback_url is None else mask_url(spec.callback_url),
     }
+
+
+def definition_shape(spec: ScheduleSpec) -> Shape:
+    """Write a definition as its author would: what is the default is left out, and secrets are masked."""
+    shape: Shape = masked(spec.to_dict())
+    return shape if spec.callback_url is None else {**shape, "callback_url": mask_url(spec.callback_url)}
 
 
 def _duration(value: int | None) -> str | None:

@@ -21,7 +21,7 @@ from headway.store.webhooks import (
     callbacks_id,
     tenant_of_callbacks,
 )
-from tests.conformance.arrange import enqueue, run_one
+from tests.conformance.arrange import decide, enqueue, run_one, spec
 from tests.conformance.backend import Backend
 from tests.support.waiting import async_wait_until
 
@@ -406,3 +406,18 @@ async def test_absent_things(backend: Backend) -> None:
     ):
         with pytest.raises(NotFound):
             await absent
+
+
+async def test_ends_of_scheduled_jobs_are_told_to_the_callback_url(backend: Backend) -> None:
+    store, url = backend.store, "https://example.org/done?n="
+    for number, name in enumerate(("fired", "triggered", "backfilled")):
+        await store.schedules.put(name, spec("1d", callback_url=f"{url}{number}", queue=name))
+    begin = await backend.now()
+    await store.schedules.trigger("triggered", author="ada")
+    await backend.advance(3 * DAY)
+    await store.schedules.backfill("backfilled", begin, begin + DAY, author="ada")
+    await decide(store)
+    for name in ("fired", "triggered", "backfilled"):
+        await run_one(store, queue=name)
+    told = {delivery.url for delivery in await store.webhooks.deliveries(limit=50)}
+    assert told == {f"{url}{number}" for number in range(3)}

@@ -11,7 +11,8 @@ from headway.model import Node, ScheduleSpec
 from headway.scheduling.triggers import Every
 from headway.store import Store
 from tests.conformance.arrange import decide
-from tests.support.house import House
+from tests.support.command_line import Cli
+from tests.support.house import SECRET, House
 
 DAILY = {"task": "report", "cron": "0 6 * * *", "tz": "Europe/Berlin", "args": {"day": "yesterday"}}
 
@@ -46,6 +47,30 @@ def test_a_schedule_is_created_changed_and_guarded_by_what_was_read(home: House)
     assert home.acme.get("/api/schedules/guarded").json()["trigger"]["expr"] == "0 7 * * *"
     assert "If-Match" in error_of(home.acme.put("/api/schedules/guarded", json=DAILY, headers={"If-Match": "x"}), 422)
     put(home.acme, "guarded", headers={"If-Match": "*"})
+
+
+def test_a_callback_url_is_kept_without_showing_its_secret(home: House, cli: Cli) -> None:
+    hook, shown = "https://example.org/done?token=abc123&n=1", "https://example.org/done?token=***&n=1"
+    body = {**DAILY, "callback_url": hook, "tenant": "default"}
+
+    def stored() -> str | None:
+        return home.on_store(lambda store: store.schedules.get("called")).spec.callback_url
+
+    assert put(home.root, "called", body).json()["callback_url"] == shown
+    read = home.root.get("/api/schedules/called").json()
+    again = put(home.root, "called", {**body, "callback_url": read["callback_url"]})  # As it was read.
+    assert (again.json()["outcome"], stored()) == ("unchanged", hook)
+    assert "abc123" not in home.root.get("/api/trail", params={"target": "called"}).text
+    refused = home.root.put("/api/schedules/called", json={**body, "callback_url": "ftp://example.org/"})
+    assert "callback_url" in error_of(refused, 422)
+    words = ("schedules", "put", "called", "--task", "report", "--every", "1h", "--callback-url")
+    for number, way in enumerate((("--store", home.url), ("--server", home.api.url, "--token", SECRET))):
+        assert cli(*words, f"{hook}{number}", *way).code == 0
+        assert stored() == f"{hook}{number}"
+        assert "abc123" not in cli("schedules", "show", "called", "--json", *way).out
+    assert cli(*words, "gopher://x/", "--store", home.url).code == 2
+    put(home.root, "called", {**DAILY, "tenant": "default"})
+    assert stored() is None
 
 
 def test_an_instant_that_passes_is_nobodys_change(home: House) -> None:

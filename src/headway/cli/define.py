@@ -97,6 +97,9 @@ async def put(
         str | None, typer.Option("--backoff", metavar="RANGE", help="The wait between attempts: 5s..5m.")
     ] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="May be given several times.")] = None,
+    callback_url: Annotated[
+        str | None, typer.Option("--callback-url", metavar="URL", help="Where the end of its jobs is told.")
+    ] = None,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -126,6 +129,7 @@ async def put(
         "start": start,
         "end": end,
         "expect": expect,
+        "callback_url": callback_url,
         "queue": queue,
         "priority": priority,
         "tenant": tenant,

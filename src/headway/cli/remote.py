@@ -31,7 +31,7 @@ from headway.model import (
     Token,
 )
 from headway.scheduling.triggers import trigger_from_dict
-from headway.shapes import Shape, schedule_shape, spec_shape
+from headway.shapes import MASK, Shape, schedule_shape, spec_shape
 from headway.status.situation import PENDING, Situation
 from headway.store import Store
 from headway.store.access import ALL_TENANTS, Deed
@@ -603,6 +603,8 @@ _OPTIONS: Final = (
 def schedule_of(shape: Shape) -> Schedule:
     """Read a schedule."""
     options = {name: value for name, value in shape.items() if name in _OPTIONS}
+    if MASK in (options.get("callback_url") or ""):
+        del options["callback_url"]  # With a secret in it that is not shown.
     spec = ScheduleSpec.build(task=shape["task"], trigger=trigger_from_dict(shape["trigger"]), **options)
     pause = shape["pause"]
     return Schedule(
@@ -633,7 +635,8 @@ def definition_of(spec: ScheduleSpec) -> Shape:
     shape = {name: value for name, value in spec_shape(spec).items() if name != "rule" and value is not None}
     if spec.tenant == ScheduleSpec.__dataclass_fields__["tenant"].default:
         del shape["tenant"]  # The token says whose it is.
-    return {**shape, "args": read_json(spec.args)}
+    hook = {} if spec.callback_url is None else {"callback_url": spec.callback_url}
+    return {**shape, **hook, "args": read_json(spec.args)}
 
 
 def occurrence_of(shape: Shape) -> Occurrence:

@@ -29,10 +29,11 @@ from headway.instants import Instant
 from headway.model import KEY_LENGTH_MAX, Schedule, ScheduleSpec, check_name, encode_args
 from headway.scheduling.triggers import After, describe
 from headway.scheduling.zones import zone
+from headway.settings import mask_url
 from headway.shapes import (
     Shape,
+    definition_shape,
     listed_schedule,
-    masked,
     occurrence_shape,
     previews,
     require_instants,
@@ -115,6 +116,7 @@ class ScheduleBody(When, forbid_unknown_fields=True, kw_only=True):
     start: _Time | None = None
     end: _Time | None = None
     expect: _Duration | None = None
+    callback_url: _Text | None = None
 
 
 class PreviewBody(When, forbid_unknown_fields=True, kw_only=True, rename={"since": "from"}):
@@ -206,7 +208,7 @@ async def _present(call: Call, name: str) -> Schedule | None:
 
 
 def _definition(schedule: Schedule | None) -> Shape | None:
-    return None if schedule is None else masked(schedule.spec.to_dict())
+    return None if schedule is None else definition_shape(schedule.spec)
 
 
 class _Change:
@@ -286,6 +288,9 @@ async def _spec(call: Call, body: ScheduleBody, old: Schedule | None) -> Schedul
     trigger, task = take_trigger(options), check_name(options.pop("task"), "task")
     if old is not None and "args" in options:
         options["args"] = unmasked(options["args"], read_json(old.spec.args))
+    if old is not None and old.spec.callback_url is not None:
+        known = old.spec.callback_url
+        options["callback_url"] = known if body.callback_url == mask_url(known) else body.callback_url
     defaults = await _defaults(call, task, options.get("args", {}))
     kept = defaults.get("tenant", "default") if old is None else old.spec.tenant
     options["tenant"] = own or body.tenant or kept

@@ -190,6 +190,7 @@ class Schedule(Shape):
     start: Time | None
     end: Time | None
     expect: Span | None
+    callback_url: str | None
     owner: str
     revision: Annotated[int, msgspec.Meta(description="its ETag; grows with every change")]
     created_at: Time
@@ -323,6 +324,7 @@ EXAMPLES: Final[Mapping[type[Shape], tuple[Mapping[str, Any], frozenset[str]]]] 
             "start": None,
             "end": None,
             "expect": None,
+            "callback_url": None,
             "owner": "shop",
             "revision": 3,
             "created_at": _AT,

@@ -29,7 +29,7 @@ from headway.model import (
 )
 from headway.ports import Due, Fence, Shards
 from headway.scheduling.triggers import At
-from headway.store.queue import PAGE_MAX, JobRow, cancel, job_row
+from headway.store.queue import PAGE_MAX, JobRow, cancel, insert, job_row
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
 
 HELD_FOR: Final = MINUTE
@@ -183,7 +183,7 @@ class Writer:
         if occurrences:
             yield call("record", occurrences=as_json(occurrences))
         if jobs:
-            yield call("enqueue", jobs=as_json(jobs))
+            yield from insert(jobs)
         return refused
 
     def _add_rows(self, plan_: Plan, last: str | None, occurrences: list[_OccurrenceRow], jobs: list[JobRow]) -> None:
@@ -237,6 +237,7 @@ def job_of(job_id: str, schedule: Schedule, **more: Any) -> NewJob:
         max_attempts=spec.max_attempts,
         backoff=spec.backoff,
         tags=spec.tags,
+        callback=spec.callback_url,
         schedule=schedule.name,
         exclusive=spec.exclusive,
         **more,

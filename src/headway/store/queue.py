@@ -51,7 +51,7 @@ from headway.model import (
 )
 from headway.store.coordination import keep_tallies
 from headway.store.selection import JobFilter, has_index
-from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Transaction, as_json, call
+from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Rows, Transaction, as_json, call
 from headway.store.webhooks import ensure_callbacks
 
 ENQUEUE_MAX: Final = 10_000
@@ -277,6 +277,12 @@ def read_claimed(row: Iterable[Any]) -> Claimed:
         log_bytes=log_bytes,
         unreadable=unreadable,
     )
+
+
+def insert(rows: Sequence[JobRow]) -> Transaction[Rows]:
+    """Insert jobs as they are; those with a callback_url have what tells their end."""
+    yield from ensure_callbacks({row.tenant for row in rows if row.callback is not None})
+    return (yield call("enqueue", jobs=as_json(rows)))
 
 
 def enqueue(jobs: Sequence[NewJob], largest: int = WHOLE) -> Transaction[list[EnqueuedRow]]:

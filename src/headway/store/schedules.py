@@ -37,7 +37,7 @@ from headway.store.ledger import (
     read_schedule,
     show_schedule,
 )
-from headway.store.queue import PAGE_MAX, job_row
+from headway.store.queue import PAGE_MAX, insert, job_row
 from headway.store.selection import literally
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
 
@@ -315,7 +315,7 @@ def _trigger(
     blocked_by = yield from _make_room(schedule, live)
     job_id = clock.new_id("job")
     job = job_of(job_id, schedule, blocked_by=blocked_by, key=key)
-    if not (yield call("enqueue", jobs=as_json([job_row(job)]))):
+    if not (yield from insert([job_row(job)])):
         raise DuplicateKey(f"key {key!r} was used at the same moment; try again")
     yield call("schedule_touch", name=name, version=schedule.version)
     yield from _event(name, "triggered", author=author, job_id=job_id)
@@ -396,7 +396,7 @@ def _backfill(
             job_id = clock.new_id("job")
             jobs.append(job_row(job_of(job_id, schedule, blocked_by=last, occurrence_at=instant, key=key)))
             last = job_id if schedule.spec.exclusive else None
-        yield call("enqueue", jobs=as_json(jobs))
+        yield from insert(jobs)
         yield call("schedule_touch", name=name, version=schedule.version)
         yield from _event(name, "backfilled", author=author, jobs=len(jobs))
     return list(keys.values())
