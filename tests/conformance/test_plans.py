@@ -314,6 +314,7 @@ COLD = {
     *("job_count", "jobs_to_act"),
     *("follow_jobs", "forget_followed", "feed_position", "feed", "feed_again", "prune_feed"),
     *("tokens", "any_token", "token_by_id", "token_by_hash", "add_token", "revoke_token", "add_action", "actions"),
+    "prune_actions",
 }
 
 BIG = "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps)"

@@ -1,6 +1,6 @@
 -- Entries of the audit log may leave when they are old. Younger ones than 29 days cannot be deleted, and none be changed.
 
-insert into headway_schema (version, name) values (5, 'audit_retention');
+insert into headway_schema (version, name) values (6, 'audit_retention');
 
 -- only for postgresql, as one statement:
 drop trigger headway_actions_kept on headway_actions
