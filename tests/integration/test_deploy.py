@@ -374,6 +374,15 @@ def test_a_node_needs_no_folder_that_it_may_write_to(tmp_path: Path) -> None:
             asked = [program, "enqueue", task, "--store", store, "--wait", "--timeout", "90s", "--json"]
             done = subprocess.run(asked, capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False)
             assert (done.returncode, json.loads(done.stdout)["result"]) == (0, expected), done.stderr
+        demo = subprocess.run(
+            read_only(state, program, "demo"),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert (demo.returncode, "set TMPDIR" in demo.stderr) == (2, True), "it alone needs one, and says so"
     finally:
         process.terminate()
         assert process.wait(DEADLINE_S) == 0

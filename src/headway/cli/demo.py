@@ -153,7 +153,11 @@ async def demo(
         raise DefinitionError(f"there is no demo {scene[:40]!r}; there are `headway demo` and `headway demo crash`")
     asked = _asked_port(port)
     code = 0
-    with tempfile.TemporaryDirectory(prefix="headway-demo-", ignore_cleanup_errors=True) as folder:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="headway-demo-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise InvalidConfig(f"a demo needs a folder for its store: {error}; set TMPDIR to one") from None
+    with temporary as folder:
         url = f"sqlite:///{Path(folder) / 'headway.db'}"
         try:
             code = await (_play(session, url, seconds, asked) if scene is None else crash.play(session, url, seconds))
