@@ -1,5 +1,8 @@
 """Erasure, on every database: the content of a job goes, and that it ran stays."""
 
+import pytest
+
+from headway.errors import Conflict
 from headway.instants import MINUTE
 from headway.lifecycle import Raised, Status, Succeeded
 from headway.model import Report
@@ -56,6 +59,12 @@ async def test_nothing_that_a_job_was_given_or_said_is_left(backend: Backend) ->
     assert [attempt["outcome"] for attempt in await store.queue.attempts(job_id)] == ["failed", "completed"]
     assert (await store.queue.get(waiting)).args == '{"n":1}'
     assert attempt_of(again).attempt == 2
+    with pytest.raises(Conflict, match="erased"):  # It would run with nothing.
+        await store.queue.retry(job_id, author="ada")
+    assert (await store.bulk.retry([job_id], author="ada")).refused == (
+        (job_id, "it was erased, and its arguments with it"),
+    )
+    assert (await store.queue.retry(job_id, author="ada", args='{"n":2}')).rerun_of == job_id
 
 
 async def test_a_key_leads_to_every_job_that_repeats_it(backend: Backend) -> None:

@@ -13,7 +13,16 @@ from headway.clock import Clock
 from headway.errors import DefinitionError
 from headway.lifecycle import Status
 from headway.model import ScheduleSpec
-from headway.store.queue import cancel_in_line, cancel_words, job_row, last_in_line, record_events, repeated, review
+from headway.store.queue import (
+    ERASED,
+    cancel_in_line,
+    cancel_words,
+    job_row,
+    last_in_line,
+    record_events,
+    repeated,
+    review,
+)
 from headway.store.selection import JobFilter
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
@@ -59,6 +68,8 @@ def _unfit(row: Row | None, again: str | None) -> str | None:
         return None
     if not status.is_final:
         return f"it is {status}; only a job that has ended can be retried"
+    if row["reason"] == ERASED:
+        return "it was erased, and its arguments with it"
     return None if again is None else f"{again} repeats it already"
 
 

@@ -16,6 +16,7 @@ import msgspec
 from headway.clock import Clock
 from headway.errors import (
     AlreadyFinal,
+    Conflict,
     DefinitionError,
     DuplicateKey,
     InvalidTask,
@@ -61,6 +62,7 @@ EARLIER_STEP: Final = 100  # Jobs that have the keys of new ones, read at once: 
 PAGE_MAX: Final = 200
 LOG_PAGE_MAX: Final = 10_000
 QUEUES_MAX: Final = 1_000
+ERASED: Final = "erased"  # The reason of a job of which only its times and its end are left.
 HELD_MAX: Final = 100_000
 LIVES_AFTER: Final = SECOND
 _LAST_ID: Final = "~"  # Sorts after every id.
@@ -718,6 +720,8 @@ def _retry(
         return job_id
     if not job.status.is_final:
         raise NotFinal(f"{job_id} is {job.status}; only a job that has ended can be retried")
+    if job.reason == ERASED and args is None:
+        raise Conflict(f"{job_id} was erased, and its arguments with it: retry it with other arguments")
     exclusive = yield from _is_exclusive(job)
     blocked_by = None
     if exclusive and job.schedule:

@@ -472,7 +472,7 @@ order by id;
 -- name: jobs_to_repeat
 -- Read of these jobs what a job that repeats one is made of.
 select id, tenant, task, queue, priority, status, max_attempts, exclusive, schedule, occurrence_at, args, tags, options,
-  metadata, parent, parked, callback
+  metadata, parent, parked, callback, reason
 from headway_jobs where id in {list ids} order by id;
 
 -- name: job_states
