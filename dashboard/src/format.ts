@@ -57,6 +57,12 @@ export function countdown(at: number, now: number): string {
   return away >= HOUR ? `in ${duration(away)}` : relative(at, now);
 }
 
+/** Say how long a job will still take by its own account: `about 4m 12s left`; nothing once that time has passed. */
+export function timeLeft(at: string | null | undefined, now: number): string {
+  const left = instant(at) - now;
+  return left > 0 ? `about ${duration(Math.ceil(left / SECOND) * SECOND)} left` : "";
+}
+
 /** Read a time of the API; NaN when there is none. */
 export function instant(text: string | null | undefined): number {
   return text ? Date.parse(text) : Number.NaN;

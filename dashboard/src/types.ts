@@ -57,6 +57,7 @@ export interface JobNews {
   updated_at: string;
   why: string;
   eta_seconds: number | null;
+  eta_at: string | null;
   version: number;
   live?: number;
   error?: Failure | null;

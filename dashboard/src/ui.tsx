@@ -3,7 +3,7 @@ import { signal, useText } from "./signals.ts";
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { copyText } from "./copy.ts";
-import { clip, countdown, count, duration, inZone, instant, relative, SECOND, shortId, visible } from "./format.ts";
+import { clip, countdown, count, duration, inZone, instant, relative, SECOND, shortId, timeLeft, visible } from "./format.ts";
 import { lookOf, type Shape } from "./statuses.ts";
 import { now } from "./state.ts";
 import { go, goBack, href } from "./router.ts";
@@ -119,7 +119,7 @@ export function Since({ at }: { at: string | null | undefined }) {
 
 /** How far a job is, with a text that says the same. */
 export function Progress({ job, isLarge = false }: { job: JobNews; isLarge?: boolean }) {
-  const words = progressWords(job);
+  const words = useText(() => progressWords(job), [job]);
   const isUnknown = job.progress === 0 && !job.detail?.step && !job.detail?.total;
   return (
     <div class={`progress ${isLarge ? "large" : ""}`}>
@@ -148,7 +148,8 @@ export function progressWords(job: JobNews): string {
   const step = detail?.step ?? (typeof job.metadata["current_step"] === "string" ? job.metadata["current_step"] : "");
   if (step) parts.push(visible(clip(step, 60)) + (place >= 0 ? ` (step ${place + 1} of ${detail?.steps?.length ?? 0})` : ""));
   if (detail?.total && detail.done !== undefined) parts.push(`${count(Math.floor(detail.done))} of ${count(Math.ceil(detail.total))}`);
-  if (job.eta_seconds !== null && job.eta_seconds !== undefined) parts.push(`about ${duration(Math.max(1, job.eta_seconds) * SECOND)} left`);
+  const left = timeLeft(job.eta_at, now.value);
+  if (left) parts.push(left);
   return parts.join(" · ") || "no progress reported yet";
 }
 

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { clip, count, counted, countdown, dateIn, duration, inZone, percent, rate, relative, safeUrl, shellWord, shortId, tries, visible } from "../src/format.ts";
+import { clip, count, counted, countdown, dateIn, duration, inZone, percent, rate, relative, safeUrl, shellWord, shortId, timeLeft, tries, visible } from "../src/format.ts";
 import { commandAt } from "../src/cli.ts";
 
 const AT = Date.parse("2027-03-28T01:00:00Z");
@@ -22,6 +22,15 @@ test("durations have their two largest parts", () => {
     [Number.NaN, "–"],
   ];
   for (const [ms, words] of expected) assert.equal(duration(ms), words);
+});
+
+test("a job that is later than it has said has no time left", () => {
+  const at = new Date(AT).toISOString();
+  assert.equal(timeLeft(at, AT - 251_500), "about 4m 12s left");
+  assert.equal(timeLeft(at, AT - 1), "about 1s left");
+  for (const late of [0, 1, 1_000, 86_400_000]) assert.equal(timeLeft(at, AT + late), "");
+  assert.equal(timeLeft(null, AT), "");
+  assert.equal(timeLeft(undefined, AT), "");
 });
 
 test("times are relative to now, in one part", () => {

@@ -23,6 +23,7 @@ export function job(id: string, changes: Partial<Job> = {}): Job {
     updated_at: "2027-01-01T00:00:00Z",
     why: "",
     eta_seconds: null,
+    eta_at: null,
     version: 1,
     created_at: "2027-01-01T00:00:00Z",
     run_at: "2027-01-01T00:00:00Z",

@@ -20,7 +20,7 @@ from headway.scheduling.planner import first_at, next_instant
 from headway.scheduling.triggers import After, At, Cron, Trigger, describe, trigger_to_dict
 from headway.scheduling.zones import zone
 from headway.settings import mask_url
-from headway.why import Detail, eta_seconds, glance, read_detail, read_error, read_json, read_metadata
+from headway.why import Detail, eta_at, eta_seconds, glance, read_detail, read_error, read_json, read_metadata
 
 MASK: Final = "***"
 DEPTH_SHOWN: Final = 100  # More than anybody can hand in over HTTP.
@@ -178,6 +178,7 @@ def _state(job: Job, metadata: Shape) -> Shape:
         "reviewed_at": stamp(job.reviewed_at),
         "metadata": metadata,
         "detail": _detail_shape(read_detail(job)),
+        "eta_at": stamp(eta_at(job)),
         "attempts": job.attempt,
         "failures": job.failures,
         "max_attempts": job.max_attempts,

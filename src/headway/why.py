@@ -11,7 +11,18 @@ from typing import Annotated, Any, Final, assert_never
 
 import msgspec
 
-from headway.instants import DURATION_MAX, SECOND, Duration, Instant, away, format_duration, isoformat, quote, span
+from headway.instants import (
+    DURATION_MAX,
+    INSTANT_MAX,
+    SECOND,
+    Duration,
+    Instant,
+    away,
+    format_duration,
+    isoformat,
+    quote,
+    span,
+)
 from headway.lifecycle import Status
 from headway.model import Job, Node
 from headway.workers import Worker, workers_of
@@ -119,12 +130,27 @@ def _brief_error(text: str | None) -> Evidence | None:
     return None if error is None else {"type": error["type"], "message": error["message"]}
 
 
-def eta_seconds(job: Job, now: Instant) -> int | None:
-    """Return how long a running job will still take by its own account, less the time since it said so."""
+def eta_at(job: Job) -> Instant | None:
+    """Return when a running job will end by its own account; that time may have passed."""
     eta = read_detail(job).eta
     if job.status is not Status.RUNNING or eta is None:
         return None
-    return max(0, round(eta - max(0, now - job.updated_at) / SECOND))
+    return min(job.updated_at + round(eta * SECOND), INSTANT_MAX)
+
+
+def eta_seconds(job: Job, now: Instant) -> int | None:
+    """Return how long a running job will still take by its own account; None once that time has passed."""
+    at = eta_at(job)
+    if at is None or at <= now:
+        return None
+    left = min(at - now, at - job.updated_at)  # Less the time since it said so, unless our clock is behind.
+    return max(1, round(left / SECOND))
+
+
+def left_words(job: Job, now: Instant) -> str:
+    """Say how long a running job will still take: `4m 12s left`; nothing where nobody knows, or it should have ended."""
+    eta = eta_seconds(job, now)
+    return "" if eta is None else f"{span(eta * SECOND)} left"
 
 
 class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
@@ -413,12 +439,12 @@ def _running_words(job: Job, now: Instant, node: str | None) -> str:
     if job.cancel_requested_at is not None:
         asked = f"asked to stop {away(job.cancel_requested_at, now)}"
         return f"{asked} ({job.reason}), {running}" if job.reason else f"{asked}, {running}"
-    detail, eta = read_detail(job), eta_seconds(job, now)
+    detail, left = read_detail(job), left_words(job, now)
     words = [running]
     if job.progress or detail.step:
         words.append(f"{job.progress}%" + (f" ({detail.step})" if detail.step else ""))
-    if eta is not None:
-        words.append(f"about {span(eta * SECOND)} left" if eta else "nearly done")
+    if left:
+        words.append(f"about {left}")
     if job.attempt > 1:
         words.append(tries(job))
     return ", ".join(words)

@@ -5,16 +5,18 @@ from typing import Any
 
 import pytest
 
-from headway.instants import MINUTE, SECOND, Instant, parse_instant
+from headway.instants import DAY, HOUR, MINUTE, SECOND, Instant, parse_instant
 from headway.lifecycle import Backoff, Status
 from headway.model import Job, Node
 from headway.why import (
     Around,
     QueuePause,
     error_line,
+    eta_at,
     eta_seconds,
     explain,
     glance,
+    left_words,
     read_detail,
     read_error,
     read_json,
@@ -403,10 +405,17 @@ def test_metadata_is_what_the_task_noted_and_where_it_is() -> None:
     assert read_metadata(job(Status.PENDING)) == {}
 
 
-def test_time_left_shrinks_while_nothing_is_said_and_is_never_negative() -> None:
+def test_time_left_shrinks_while_nothing_is_said_and_then_nobody_claims_to_know() -> None:
     at_work = job(Status.RUNNING, **RUNNING, detail='{"eta": 10}', updated_at=NOW - 4 * SECOND)
     assert eta_seconds(at_work, NOW) == 6
-    assert eta_seconds(at_work, NOW + MINUTE) == 0
+    assert (left_words(at_work, NOW), eta_at(at_work)) == ("6s left", NOW + 6 * SECOND)
+    assert "about 6s left" in glance(at_work, NOW)
+    assert eta_seconds(at_work, NOW + 6 * SECOND - 1) == 1
+    for late in (0, SECOND, MINUTE, 7 * DAY):
+        assert eta_seconds(at_work, NOW + 6 * SECOND + late) is None
+        assert left_words(at_work, NOW + 6 * SECOND + late) == ""
+        assert "left" not in glance(at_work, NOW + 6 * SECOND + late)
+    assert eta_seconds(at_work, NOW - HOUR) == 10  # A clock that is behind adds nothing.
     assert eta_seconds(job(Status.COMPLETED, detail='{"eta": 10}'), NOW) is None
 
 

@@ -15,7 +15,7 @@ from headway.instants import SECOND, Duration, Instant
 from headway.lifecycle import Status
 from headway.model import Job, Schedule
 from headway.scheduling.triggers import describe as rule_of
-from headway.why import error_line, eta_seconds, read_detail
+from headway.why import error_line, left_words, read_detail
 
 NAME_WIDTH: Final = 15
 RULE_WIDTH: Final = 30
@@ -85,8 +85,7 @@ def _running_line(job: Job, now: Instant, width: int) -> Line:
     name: Line = [("  ", ""), (_fit(job.task, NAME_WIDTH), "name")]
     if job.status is Status.RETRYING:
         return [*name, (_cut(clean(f"{job.reason}, {away(job.run_at, now)}"), width - NAME_WIDTH - 2), "warn")]
-    eta, step = eta_seconds(job, now), clean(read_detail(job).step or "")
-    left = "" if eta is None else f"{span(eta * SECOND)} left" if eta else "nearly done"
+    left, step = left_words(job, now), clean(read_detail(job).step or "")
     bar_width = max(BAR_WIDTH_MIN, min(BAR_WIDTH_MAX, width - NAME_WIDTH - 47))
     line: Line = [
         *name,

@@ -28,7 +28,7 @@ from headway.shapes import job_shape
 from headway.status.attention import faults as faults_of
 from headway.status.figures import situation_shape
 from headway.status.situation import LATE, Situation
-from headway.why import eta_seconds, read_detail
+from headway.why import left_words, read_detail
 from headway.workers import Worker
 
 FRAME_S: Final = 1.0
@@ -291,7 +291,7 @@ def _running_lines(picture: Picture, width: int) -> list[Line]:
 
 def _job_line(job: Job, now: Instant, names: dict[str, str], task_width: int, width: int) -> Line:
     """Draw one job: the id whole, for it is what other commands want; the rest as far as there is room."""
-    detail, eta = read_detail(job), eta_seconds(job, now)
+    detail, left = read_detail(job), left_words(job, now)
     bar_width = max(BAR_WIDTH_MIN, min(BAR_WIDTH, width - task_width - 56))
     line: Line = [(f"  {job.id}  ", "quiet"), (_fit(job.task, task_width), "name"), ("  ", "")]
     if job.progress or detail.step or detail.done is not None:
@@ -302,7 +302,6 @@ def _job_line(job: Job, now: Instant, names: dict[str, str], task_width: int, wi
         return [*line, (f"  {'asked to stop':>13}", "warn")]
     if job.lease_until is not None and job.lease_until < now:
         return [*line, (f"  {'worker lost':>13}", "bad")]
-    left = "" if eta is None else f"{span(eta * SECOND)} left" if eta else "nearly done"
     elapsed = span(max(0, now - (job.started_at or now)) // SECOND * SECOND)
     line.append((f"  {left or 'for ' + elapsed:>13}", "time" if left else "quiet"))
     used = sum(len(piece) for piece, _ in line)

@@ -20,7 +20,7 @@ from headway.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instan
 from headway.lifecycle import Status
 from headway.model import Job
 from headway.shapes import job_shape
-from headway.why import Detail, Step, error_line, eta_seconds, read_detail, tries
+from headway.why import Detail, Step, error_line, left_words, read_detail, tries
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -211,7 +211,7 @@ def news(sight: Sight) -> str:
     if sight.trouble:
         return f"{head}  the store does not answer: {sight.trouble}"
     if job.status is Status.RUNNING:
-        place = [f"{job.progress}%", detail.step or "", _counts(detail)]
+        place = [f"{job.progress}%", detail.step or "", _counts(sight)]
         on = f"{tries(job)} on {sight.worker}"
         asked = "asked to stop" if job.cancel_requested_at is not None else ""
         return "  ".join(part for part in (head, *place, asked, on) if part)
@@ -283,12 +283,12 @@ def _body(sight: Sight, width: int, height: int) -> list[Line]:
             [[(f"  asked to stop: {job.reason}" if job.reason else "  asked to stop", "warn")]] if asked else []
         )
         if detail.steps:
-            lines = [_step_line(step, detail, width, _name_width(detail)) for step in _folded(detail.steps, height - 6)]
+            lines = [_step_line(step, sight, width, _name_width(detail)) for step in _folded(detail.steps, height - 6)]
             return [*lines, _whole_line(sight, width), *stop]
         return [_single_line(sight, detail, width), *stop]
     if job.status.is_final:
         return [
-            _step_line(step, detail, width, _name_width(detail), ended=True)
+            _step_line(step, sight, width, _name_width(detail), ended=True)
             for step in _folded(detail.steps, height - 6)
         ]
     return [[("  ", ""), (str(job.status), _STATUS_STYLES.get(job.status, "")), (f"  {sight.why}", "")]]
@@ -318,7 +318,8 @@ def _folded(steps: Sequence[Step], room: int) -> list[Step]:
     return kept
 
 
-def _step_line(step: Step, detail: Detail, width: int, name_width: int, *, ended: bool = False) -> Line:
+def _step_line(step: Step, sight: Sight, width: int, name_width: int, *, ended: bool = False) -> Line:
+    detail = read_detail(sight.job)
     name = _fitted(clean(step.name), name_width)
     if step.state == "done":
         took = "" if step.seconds is None else span(round(step.seconds * 1_000) * MILLISECOND)
@@ -327,7 +328,7 @@ def _step_line(step: Step, detail: Detail, width: int, name_width: int, *, ended
         return [("  ✗ ", "bad"), (name, "")]
     if step.state == "running":
         line: Line = [("  ▸ ", "time"), (name, "name")]
-        counts = _counts(detail)
+        counts = _counts(sight)
         if detail.total and detail.done is not None:
             share = detail.done / detail.total
             bar_width = _bar_width(width - name_width - 14 - len(counts))
@@ -350,7 +351,7 @@ def _whole_line(sight: Sight, width: int) -> Line:
 def _single_line(sight: Sight, detail: Detail, width: int) -> Line:
     """Draw a job that has no named steps."""
     name = _fitted(clean(detail.step or "running"), min(NAME_WIDTH_MAX, len(clean(detail.step or "running"))))
-    words = " · ".join(part for part in (_counts(detail, eta=False), _left(sight)) if part)
+    words = " · ".join(part for part in (_counts(sight, eta=False), _left(sight)) if part)
     if not sight.job.progress and detail.step is None and detail.done is None:
         return [("  ▸ ", "time"), (name, "name")]
     return [
@@ -364,19 +365,21 @@ def _single_line(sight: Sight, detail: Detail, width: int) -> Line:
 
 
 def _left(sight: Sight) -> str:
-    eta = eta_seconds(sight.job, sight.now)
-    return "" if eta is None else f"about {span(eta * SECOND)} left" if eta else "nearly done"
+    left = left_words(sight.job, sight.now)
+    return f"about {left}" if left else ""
 
 
-def _counts(detail: Detail, *, eta: bool = True) -> str:
-    """Write `1,310/2,016 · 42/s · 17s left`."""
+def _counts(sight: Sight, *, eta: bool = True) -> str:
+    """Write `1,310/2,016 · 42/s · 17s left`; the last only while the job is not later than it has said."""
+    detail = read_detail(sight.job)
     if detail.done is None:
         return ""
     parts = [f"{detail.done:,.0f}" + (f"/{detail.total:,.0f}" if detail.total is not None else "")]
     if detail.rate:
         parts.append(rate_text(detail.rate))
         left_s = (detail.total - detail.done) / detail.rate if detail.total else 0.0
-        if eta and 0.5 < left_s < DURATION_MAX / SECOND:
+        left_s -= max(0, sight.now - sight.job.updated_at) / SECOND
+        if eta and 0.5 < left_s < DURATION_MAX / SECOND and left_words(sight.job, sight.now):
             parts.append(f"{span(round(left_s) * SECOND)} left")
     return " · ".join(parts)
 

@@ -77,6 +77,9 @@ class Job(Shape):
         dict[str, Any], msgspec.Meta(description="facts for people; names that look like secrets are masked")
     ]
     detail: Detail | None
+    eta_at: Annotated[
+        Time | None, msgspec.Meta(description="when it will end by its own account; it may be later than that by now")
+    ]
     attempts: Count
     failures: Count
     max_attempts: Count
@@ -239,6 +242,7 @@ EXAMPLES: Final[Mapping[type[Shape], tuple[Mapping[str, Any], frozenset[str]]]] 
             "reviewed_at": None,
             "metadata": {},
             "detail": None,
+            "eta_at": None,
             "attempts": 1,
             "failures": 0,
             "max_attempts": 3,

@@ -420,6 +420,8 @@ class _Gauge:
         self._ended: dict[int, float] = {}
         self._at: int | None = None
         self._at_began = self._began
+        self._moved_to: object = None  # How far it was when that was told last, and since when.
+        self._moved_at = self._began
         self._lock = threading.Lock()
 
     def set(self, fraction: float, label: str | None) -> None:
@@ -481,7 +483,9 @@ class _Gauge:
         step = self._label or (self._steps[self._at][0] if self._at is not None else None)
         if step is not None:
             detail["step"] = step
-        elapsed = self._monotonic() - self._count_began
+        if self._moved_to != (place := (whole, self._done, self._total)):
+            self._moved_to, self._moved_at = place, self._monotonic()
+        elapsed = self._moved_at - self._count_began
         if self._done is not None:
             detail["done"] = self._done
             if self._total is not None:
@@ -489,8 +493,8 @@ class _Gauge:
             if self._done and elapsed > 0:
                 detail["rate"] = round(self._done / elapsed, 3)
         eta = self._time_left(whole, elapsed)
-        if eta is not None:
-            detail["eta"] = eta
+        if eta is not None and eta > (still := self._monotonic() - self._moved_at):
+            detail["eta"] = round(eta - still, 1)
         if self._steps:
             detail["steps"] = [self._step_row(at) for at in range(len(self._steps))]
         percent = int(whole * 100 + 1e-9)  # 0.29 * 100 is a little less than 29.
@@ -505,11 +509,10 @@ class _Gauge:
         return min((done + here) / total, 1.0)
 
     def _time_left(self, whole: float, elapsed: float) -> float | None:
+        """Return how long it would still have taken when it moved last; since then it stands still."""
         if not self._steps and self._done and self._total:
-            return round(elapsed / self._done * (self._total - self._done), 1)
-        if whole <= 0:
-            return None
-        return round((self._monotonic() - self._began) / whole * (1 - whole), 1)
+            return elapsed / self._done * (self._total - self._done)
+        return (self._moved_at - self._began) / whole * (1 - whole) if whole > 0 else None
 
     def _step_row(self, at: int) -> tuple[str, str, float | None]:
         name = self._steps[at][0]

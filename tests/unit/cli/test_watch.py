@@ -156,7 +156,7 @@ def test_a_line_is_written_for_what_is_new_only() -> None:
 
 
 def test_a_line_has_everything() -> None:
-    line = news(sight(progress=65, detail={"step": "720p", "done": 5, "total": 8, "rate": 2.0}))
+    line = news(sight(progress=65, detail={"step": "720p", "done": 5, "total": 8, "rate": 2.0, "eta": 60}))
     assert line == "2027-01-01 12:00:00Z  job_1  RUNNING  65%  720p  5/8 · 2.0/s · 2s left  attempt 1/3 on web-2"
     assert news(sight(Status.COMPLETED, finished_at=NOW, result="5")).endswith("COMPLETED  in 2m 31s  result 5")
     assert news(sight(Status.PENDING, why="no worker is alive")).endswith("PENDING  no worker is alive")

@@ -109,6 +109,25 @@ def test_tracking_counts_rates_and_estimates() -> None:
     assert task.detail() == {"step": "Nothing", "done": 1, "total": 0}
 
 
+def test_a_task_that_stands_still_does_not_go_on_to_say_that_it_is_nearly_done() -> None:
+    task = Task()
+    for number in task.ctx.track(range(100), "Writing"):
+        task.now += 1
+        if number == 97:
+            break
+    assert task.detail() == {"step": "Writing", "done": 97, "total": 100, "rate": 0.99, "eta": 3.0}
+    task.now += 2
+    task.ctx.log("waits for a lock")  # What it says meanwhile is news, how far it is is not.
+    assert task.detail() == {"step": "Writing", "done": 97, "total": 100, "rate": 0.99, "eta": 1.0}
+    for _ in range(3):
+        task.now += 100
+        task.ctx.log("still waits")
+        report = task.report()
+        assert "eta" not in json.loads(report.detail or "{}")
+    task.ctx.progress(99)
+    assert 0 < task.detail()["eta"] < 10  # It moves again, and knows again.
+
+
 def test_tracking_stops_when_asked() -> None:
     task = Task()
     items = task.ctx.track(iter(int, 1))
