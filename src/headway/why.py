@@ -148,7 +148,7 @@ def eta_seconds(job: Job, now: Instant) -> int | None:
 
 
 def left_words(job: Job, now: Instant) -> str:
-    """Say how long a running job will still take: `4m 12s left`; nothing where nobody knows, or it should have ended."""
+    """Say how long a running job will still take: `4m 12s left`; nothing where nobody knows, or it is late."""
     eta = eta_seconds(job, now)
     return "" if eta is None else f"{span(eta * SECOND)} left"
 
@@ -168,6 +168,7 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...] = ()
     pause: QueuePause | None = None
     ahead: int = 0
+    is_for_tenant: bool = False  # Who asks may learn nothing of other tenants; `ahead` has only its own jobs.
     predecessor: Job | None = None
     rivals: tuple[Job, ...] = ()
     reruns: tuple[str, ...] = ()
@@ -318,8 +319,34 @@ def _blocked(job: Job, around: Around) -> tuple[str, Evidence]:
     return f"{job.blocked_by} {gone}, so it is its turn; {_readier(around, evidence)}", evidence
 
 
+def _pending_for_tenant(job: Job, around: Around) -> tuple[str, Evidence]:
+    """Say what a ready job lacks without names and numbers of what all tenants share."""
+    ready = max(0, around.now - (job.ready_at or job.run_at))
+    workers = workers_of(around.nodes)
+    knowing = [worker for worker in workers if job.task in worker.tasks]
+    taking = [worker for worker in knowing if worker.takes(job.queue)]
+    evidence: Evidence = {"queue": job.queue, "ready_seconds": round(ready / SECOND, 3), "ahead": around.ahead}
+    if job.reason:
+        evidence["last"] = job.reason
+    if around.pause is not None:
+        evidence["paused_at"] = isoformat(around.pause.since)
+        return f"queue {quote(job.queue)} has been paused for {span(max(0, around.now - around.pause.since))}", evidence
+    if not workers:
+        return "no worker is alive", evidence
+    if not knowing:
+        return f"no live worker knows the task {quote(job.task)}", evidence
+    if not taking:
+        return f"no worker that knows the task takes from queue {quote(job.queue)}", evidence
+    if all(worker.draining for worker in taking):
+        return "all workers that could take it are draining", evidence
+    own = f"; {_count(around.ahead, 'job')} of its tenant ahead of it" if around.ahead else ""
+    return f"ready for {span(ready)}, waits for a worker{own}", evidence
+
+
 def _pending(job: Job, around: Around) -> tuple[str, Evidence]:
     """Go through what a ready job needs, in the order in which it needs it, up to what is missing."""
+    if around.is_for_tenant:
+        return _pending_for_tenant(job, around)
     ready = max(0, around.now - (job.ready_at or job.run_at))
     workers = workers_of(around.nodes)
     knowing = [worker for worker in workers if job.task in worker.tasks]

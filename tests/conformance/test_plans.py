@@ -150,7 +150,7 @@ HOT: dict[str, dict[str, Any]] = {
     },
     "review": {"ids": IDS},
     "reruns": {"ids": IDS},
-    "ahead": {"queue": "default", "priority": 1, "run_at": 2**50, "id": JOB, "limit": 10_000},
+    "ahead": {"queue": "default", "priority": 1, "run_at": 2**50, "id": JOB, "limit": 10_000, "tenant": None},
     "running": {"limit": 200, "largest": 4_096},
     "running_counts": {},
     "dead_counts": {"limit": 10_000, "tenant": None},

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,8 @@ PROXY = "10.0.0.1"
 
 @asynccontextmanager
 async def api_behind(folder: Path, settings: Settings, peer: str) -> AsyncIterator[httpx.AsyncClient]:
-    api = Api(Headway(f"sqlite:///{folder}/headway.db", settings=settings).store, settings, Clock())
+    settings = replace(settings, store=f"sqlite:///{folder}/headway.db")
+    api = Api(Headway(settings=settings).store, settings, Clock())
     transport = httpx.ASGITransport(app=api, client=(peer, 4711))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -28,20 +28,21 @@ async def node_names(store: Store) -> dict[str, str]:
     return {node.id: node.name for node in await known(store)}
 
 
-async def why(store: Store, job: Job, now: Instant) -> Why:
-    """Say why a job is where it is, after a look around."""
-    return explain(job, await look_around(store, job, now))
+async def why(store: Store, job: Job, now: Instant, *, tenant: str | None = None) -> Why:
+    """Say why a job is where it is, after a look around; to a tenant nothing that tells of others."""
+    return explain(job, await look_around(store, job, now, tenant=tenant))
 
 
-async def look_around(store: Store, job: Job, now: Instant) -> Around:
-    """Read what is around a job."""
+async def look_around(store: Store, job: Job, now: Instant, *, tenant: str | None = None) -> Around:
+    """Read what is around a job, as far as a tenant may know it."""
     if job.status.is_final:
         return Around(now=now, reruns=tuple(await store.queue.reruns(job.id)))
     nodes = tuple(await alive(store))
     match job.status:
         case Status.PENDING:
-            pause = await pauses(store)
-            return Around(now=now, nodes=nodes, pause=pause.get(job.queue), ahead=await store.queue.ahead(job))
+            pause = (await pauses(store, tenant=tenant)).get(job.queue)
+            ahead = await store.queue.ahead(job, tenant=tenant)
+            return Around(now=now, nodes=nodes, pause=pause, ahead=ahead, is_for_tenant=tenant is not None)
         case Status.BLOCKED if job.blocked_by is not None:
             before = await _job(store, job.blocked_by)
             return Around(now=now, nodes=nodes, predecessor=before, rivals=await _rivals(store, job, before))
@@ -51,10 +52,12 @@ async def look_around(store: Store, job: Job, now: Instant) -> Around:
             return Around(now=now, nodes=nodes)
 
 
-async def pauses(store: Store) -> dict[str, QueuePause]:
-    """Return the paused queues."""
+async def pauses(store: Store, *, tenant: str | None = None) -> dict[str, QueuePause]:
+    """Return the paused queues. By whom and why is for those who see all tenants: a queue belongs to none of them."""
     return {
-        name: QueuePause(since=row["paused_at"], author=row["paused_by"], reason=row["reason"])
+        name: QueuePause(since=row["paused_at"])
+        if tenant is not None
+        else QueuePause(since=row["paused_at"], author=row["paused_by"], reason=row["reason"])
         for name, row in (await store.queue.paused()).items()
     }
 
@@ -65,7 +68,7 @@ async def _rivals(store: Store, job: Job, before: Job | None) -> tuple[Job, ...]
         return ()
     found: list[Job] = []
     for status in (Status.RUNNING, Status.PENDING, Status.RETRYING, Status.SCHEDULED):
-        found += await store.queue.page(status=status, schedule=job.schedule, limit=RIVALS_SHOWN)
+        found += await store.queue.page(status=status, schedule=job.schedule, tenant=job.tenant, limit=RIVALS_SHOWN)
     return tuple(found[:RIVALS_SHOWN])
 
 

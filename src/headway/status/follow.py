@@ -547,7 +547,7 @@ async def _told(call: Call, job: Job, page: Page) -> bytes:
     is_plain = job.status in _PLAIN
     body = page.at(second) if is_plain else None
     if body is None:
-        words = None if is_plain else (await why(call.store, job, now)).why
+        words = None if is_plain else (await why(call.store, job, now, tenant=call.tenant)).why
         node_name = await call.services.names.of(job.node)
         body = page.tell(second, job_outlook(job, now, why=words, node_name=node_name))
     return body

@@ -419,7 +419,7 @@ async def history_of_job(call: Call) -> Answer:
 async def why_of_job(call: Call) -> Answer:
     """Say why a job is where it is."""
     job = await visible_job(call, call.path("job_id"))
-    reason = await why(call.store, job, call.clock.now())
+    reason = await why(call.store, job, call.clock.now(), tenant=call.tenant)
     return Answer({"id": job.id, "status": str(job.status), "why": reason.why, "evidence": reason.evidence})
 
 

@@ -182,7 +182,7 @@ async def queue_shapes(store: Store, tenant: str | None = None) -> list[Shape]:
 
 async def _jobs_of(store: Store, tenant: str) -> tuple[list[Shape], dict[str, int]]:
     """Read what one tenant has waiting and running: by queue, and by status."""
-    rows, paused = await store.queue.live_counts(tenant), await pauses(store)
+    rows, paused = await store.queue.live_counts(tenant), await pauses(store, tenant=tenant)
     waiting = {row["name"]: {**row, "pending": row["jobs"]} for row in rows if row["status"] == PENDING}
     running = {row["name"]: row["jobs"] for row in rows if row["status"] == RUNNING}
     statuses: dict[str, int] = {}

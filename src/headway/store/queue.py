@@ -950,9 +950,9 @@ class StoreQueue:
         rows = await self._driver.fetch(call("queues_paused"))
         return {row["name"]: {column: row[column] for column in columns} for row in rows}
 
-    async def ahead(self, job: Job, limit: int = 10_000) -> int:
-        """Count the ready jobs that come before a ready one, up to a limit."""
-        place = {"queue": job.queue, "priority": job.priority, "run_at": job.run_at, "id": job.id}
+    async def ahead(self, job: Job, limit: int = 10_000, *, tenant: str | None = None) -> int:
+        """Count the ready jobs, or those of one tenant, that come before a ready one; so many are looked at."""
+        place = {"queue": job.queue, "priority": job.priority, "run_at": job.run_at, "id": job.id, "tenant": tenant}
         jobs: int = (await self._driver.fetch(call("ahead", **place, limit=limit)))[0]["jobs"]
         return jobs
 

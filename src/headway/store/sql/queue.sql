@@ -382,13 +382,13 @@ update headway_queues set paused_at = null where name = :name and paused_at is n
 returning name, {notify_queue};
 
 -- name: ahead
--- How many ready jobs of its queue come before this one? Counted up to :limit.
+-- How many ready jobs of its queue, or of them those of a tenant, come before this one? Up to :limit are looked at.
 select count(*) as jobs from (
-  select 1 as one from headway_jobs other
+  select other.tenant from headway_jobs other
   where other.status = 'PENDING' and other.queue = :queue
     and (other.priority > :priority or (other.priority = :priority and (other.run_at, other.id) < (:run_at, :id)))
   limit :limit
-) as before_it;
+) as before_it where cast(:tenant as text) is null or tenant = :tenant;
 
 -- name: running
 -- Read the jobs that run, those that began first in front.
