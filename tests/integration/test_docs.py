@@ -257,7 +257,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
         row = table[f"`{setting.name}`"]
         assert row[1] == f"`HEADWAY_{setting.name.upper()}`"
         default: Any = setting.default
-        if setting.name in ("leader_lease", "worker_lease", "poll", "grace", "retention"):
+        if setting.name in ("leader_lease", "worker_lease", "poll", "grace", "retention", "audit_retention"):
             default = format_duration(default)
         if default not in (None, "", ()):
             assert row[2].strip("`") == str(default)
