@@ -34,6 +34,8 @@ def jobs_of_rows(
     rows: Iterable[Row], given: Mapping[str, Any], options: O, new_job: Callable[[Row, O], NewJob]
 ) -> tuple[list[NewJob], O]:
     """Make a job of each row; return them with the options that all have in common. An error names its row."""
+    if not isinstance(rows, Iterable):
+        raise InvalidTask(f"rows must be a list or another iterable of arguments, not {type(rows).__name__}")
     fixed, varying = _read(given)
     common = options.changed(fixed)
     jobs = []

@@ -1,7 +1,7 @@
 """Jobs as a program enqueues them: one and many, with keys, callbacks and options per row, on both databases."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -262,6 +262,11 @@ async def test_a_wrong_row_is_named_and_nothing_is_enqueued(app: Headway) -> Non
     for rows, options, words in wrong:
         with pytest.raises(InvalidTask, match=words):
             await report.enqueue_many(rows, **options)
+    async def stream() -> AsyncIterator[Any]:
+        yield good
+
+    with pytest.raises(InvalidTask, match="not async_generator"):
+        await report.enqueue_many(stream())  # type: ignore[arg-type]
     with pytest.raises(DuplicateKey, match=r"jobs\[1\]: key 'k:1' was used for job_"):
         await report.enqueue_many([good, {**good, "level": 2}], key="k:{tenant_id}")
     assert await app.jobs() == []
