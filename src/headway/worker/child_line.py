@@ -48,6 +48,7 @@ from headway.worker.handover import Inbox
 from headway.worker.surroundings import Surroundings
 
 REPORT_EVERY_S: Final = 0.25
+HURRIES_MAX: Final = 20  # So many lines go at once in the time between two reports.
 GATHER_PART: Final = 12  # A first word waits for others so small a part of the time between two reports.
 READ_BYTES: Final = 1 << 20
 LOOK_EVERY_S: Final = 0.2  # So often our thread looks whether the loop has time to read.
@@ -84,6 +85,8 @@ class Child:
         self._asked_to_stop: dict[str, int] = {}  # Jobs, and at which attempt.
         self._asked = 0
         self.report_every_s = REPORT_EVERY_S
+        self._hurried_since = float("-inf")
+        self._hurried = 0
         self._is_resting = False
         self._wake = os.pipe()
         self._reader: Reader[ToChild] = Reader(ToChild)
@@ -131,8 +134,23 @@ class Child:
         self._noted[context.job_id] = context
         if self._is_resting:  # The reading thread may wait without end: there was nothing to report.
             os.write(self._wake[1], b".")
-        if context.waiting_lines > LINES_WAITING_MAX:
+        if context.waiting_lines > LINES_WAITING_MAX or (context.waiting_lines and self._may_hurry()):
             self._report()
+
+    def _may_hurry(self) -> bool:
+        """Say whether lines can be sent at once: what is in the socket survives a crash. Of many only the first few.
+
+        Not while somebody sends: it may be this very thread, in a finaliser. And not where it would have to wait.
+        """
+        now = self._clock.monotonic()
+        if now - self._hurried_since >= self.report_every_s:
+            self._hurried_since, self._hurried = now, 0
+        if self._hurried >= HURRIES_MAX or self._telling.locked() or self._sending.locked():
+            return False
+        self._hurried += 1
+        room = select.poll()
+        room.register(self._line, select.POLLOUT)
+        return any(ready & select.POLLOUT for _, ready in room.poll(0))
 
     def ask(self, context: Context, question: str, body: str) -> str:
         """Ask the supervisor and wait for its answer."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -136,3 +137,12 @@ async def afterwards() -> None:
     may_speak.set()
     await rest
     print("in time")
+
+
+@app.task
+def crash() -> None:
+    """Say something and die at once."""
+    print("one")
+    log.warning("two")
+    print("three", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 import pytest
 
 from headway.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX, log_stream, read_stream
-from headway.worker.frames import Done, Failed, Hello, Reports, Run
+from headway.worker.child import ProcessChild
+from headway.worker.frames import Done, Failed, Hello, Page, Reader, Reports, Run, ToSupervisor, pair
 from headway.worker.process import child_command
 from tests.unit.worker.test_child import Line
 from tests.unit.worker.test_frames import claimed
@@ -123,6 +124,41 @@ async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     said = captured.words()
     assert 0.9 * LOG_BYTES_MAX < sum(map(len, said)) < 1.1 * LOG_BYTES_MAX
     assert max(map(len, said)) <= LOG_LINE_LENGTH_MAX
+
+
+async def test_what_was_said_before_a_crash_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.worker.test_child.child_command", lambda _: child_command(APP))
+    line = Line(1, "process")
+    try:
+        await line.hear(lambda message: isinstance(message, Hello))
+        line.process.send(Run(1, [claimed(task="crash")]))
+        await line.ending()
+        said = [message for messages in line.process.last_words() for message in messages]
+    finally:
+        line.process.close()
+    reports = [report for message in said if isinstance(message, Reports) for report in message.reports]
+    assert [text for report in reports for _, _, text in report.lines] == ["one", "two", "three"]
+
+
+def test_what_is_said_while_lines_are_sent_waits_for_nobody() -> None:
+    """A finaliser may print in the very thread that sends."""
+    ours, theirs = pair()
+    child = ProcessChild(theirs, Page(), {}, None, 1)
+    context = child.context_of(claimed())()
+    for busy in (child._telling, child._sending):
+        with busy:
+            context.log("from a finaliser")
+    context.log("later")
+    ours.setblocking(False)
+    reader: Reader[Reports] = Reader(ToSupervisor)
+    heard = list(reader.feed(ours.recv(1 << 16)))
+    assert [text for message in heard for report in message.reports for _, _, text in report.lines] == [
+        "from a finaliser",
+        "from a finaliser",
+        "later",
+    ]
+    ours.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize(
