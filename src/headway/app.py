@@ -29,14 +29,19 @@ from headway.instants import DurationLike, quote
 from headway.lifecycle import Status
 from headway.locks import TTL_DEFAULT, Grants, Leader, LeaderTerm, Lock, SyncLock, Wish
 from headway.model import (
+    DEFAULT_TENANT,
     EnqueuedRow,
     Job,
     NewJob,
     Occurrence,
     Schedule,
+    ScheduleRef,
     ScheduleSpec,
     check_name,
     read_status,
+    schedule_key,
+    schedule_label,
+    schedule_name,
 )
 from headway.node import EngineNode, World
 from headway.ports import Live, LiveView, Transport, WakeUps
@@ -49,8 +54,10 @@ from headway.settings import Settings
 from headway.status.around import why
 from headway.store import Store
 from headway.store.access import Deed, Doer
+from headway.store.defining import REFUSED
 from headway.store.foreign import run_inside, run_inside_async
 from headway.store.queue import enqueue
+from headway.store.schedules import in_pieces
 from headway.store.sqlite import path_of
 from headway.task import Conduct, JobHandle, Options, Retry, Task, check_function, check_retry, memory_limit
 from headway.why import glance
@@ -70,6 +77,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SYNC_PAGE: Final = 200
+SKIPPED: Final = "skipped: "
 THREADS_MAX: Final = 32
 CHILD_STORE: Final = "HEADWAY_CHILD_STORE"
 CHILD_REPORT_S: Final = "HEADWAY_CHILD_REPORT_S"
@@ -166,8 +174,9 @@ class Headway:
 
     @property
     def declared(self) -> dict[str, ScheduleSpec]:
-        """The schedules that are declared, in code and in headway.toml."""
-        return {**self._declared, **self._file.specs(self._spec)}
+        """The schedules that are declared, in code and in headway.toml, by `schedule_key`: the name, in most apps."""
+        in_file = self._file.specs(self._spec)
+        return {**self._declared, **{schedule_key(spec.tenant, name): spec for name, spec in in_file.items()}}
 
     @overload
     def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
@@ -308,10 +317,13 @@ class Headway:
     ) -> ScheduleSpec:
         """Declare when a task runs; `sync` (or a starting scheduler with this app) brings it into the store."""
         check_name(name, "schedule name")
-        if name in self._declared or name in self._file.schedules:
-            where = f", one of them in {self._file.file}" if name in self._file.schedules else ""
-            raise InvalidSchedule(f"two schedules are named {name!r}{where}")
-        self._declared[name] = spec = self._spec(task, trigger, args, policies)
+        spec = self._spec(task, trigger, args, policies)
+        key = schedule_key(spec.tenant, name)
+        in_file = name in self._file.schedules and self._file.schedules[name].tenant == spec.tenant
+        if key in self._declared or in_file:
+            where = f", one of them in {self._file.file}" if in_file else ""
+            raise InvalidSchedule(f"two schedules are named {schedule_label(spec.tenant, name)!r}{where}")
+        self._declared[key] = spec
         return spec
 
     def cron(
@@ -596,12 +608,12 @@ class Headway:
         spec = self._spec(task, trigger, args, policies)
         schedules = (await self.store()).schedules
         try:
-            before = (await schedules.get(check_name(name, "schedule name"))).spec
+            before = (await schedules.get(check_name(name, "schedule name"), tenant=spec.tenant)).spec
         except ScheduleNotFound:
             before = None
         acting = await self._acting(deeds.put_schedule(name, before, spec))
         await acting.schedules.put(name, spec, author=self._author)
-        return await schedules.get(name)
+        return await schedules.get(name, tenant=spec.tenant)
 
     def put_schedule_sync(
         self,
@@ -615,26 +627,29 @@ class Headway:
         """Create or change a schedule at run time."""
         return self.blocking(self.put_schedule(name, task=task, trigger=trigger, args=args, **policies))
 
-    async def remove_schedule(self, name: str) -> bool:
-        """Remove a schedule from now on; False when there was none."""
+    async def remove_schedule(self, name: str, *, tenant: str = DEFAULT_TENANT) -> bool:
+        """Remove a schedule of a tenant from now on; False when there was none."""
         try:
-            found = await (await self.store()).schedules.get(name)
+            found = await (await self.store()).schedules.get(name, tenant=tenant)
         except ScheduleNotFound:
             return False
         acting = await self._acting(deeds.remove_schedule(found))
-        return await acting.schedules.remove(name, author=self._author)
+        return await acting.schedules.remove(name, author=self._author, tenant=tenant)
 
-    def remove_schedule_sync(self, name: str) -> bool:
-        """Remove a schedule from now on; False when there was none."""
-        return self.blocking(self.remove_schedule(name))
+    def remove_schedule_sync(self, name: str, *, tenant: str = DEFAULT_TENANT) -> bool:
+        """Remove a schedule of a tenant from now on; False when there was none."""
+        return self.blocking(self.remove_schedule(name, tenant=tenant))
 
-    async def occurrences(self, schedule: str, *, limit: int = 50) -> list[Occurrence]:
-        """Return what was decided for a schedule, newest first."""
-        return await (await self.store()).ledger.occurrences(schedule, limit=_page_size(limit))
+    async def occurrences(self, schedule: str, *, tenant: str = DEFAULT_TENANT, limit: int = 50) -> list[Occurrence]:
+        """Return what was decided for a schedule of a tenant, newest first."""
+        store = await self.store()
+        return await store.ledger.occurrences(
+            await store.schedules.key(schedule, tenant=tenant), limit=_page_size(limit)
+        )
 
-    def occurrences_sync(self, schedule: str, *, limit: int = 50) -> list[Occurrence]:
-        """Return what was decided for a schedule, newest first."""
-        return self.blocking(self.occurrences(schedule, limit=limit))
+    def occurrences_sync(self, schedule: str, *, tenant: str = DEFAULT_TENANT, limit: int = 50) -> list[Occurrence]:
+        """Return what was decided for a schedule of a tenant, newest first."""
+        return self.blocking(self.occurrences(schedule, tenant=tenant, limit=limit))
 
     async def sync(self) -> dict[str, str]:
         """Bring the store in line with the schedules declared here; return what became of each."""
@@ -924,16 +939,24 @@ def file_app() -> Headway | None:
 
 
 async def sync_schedules(store: Store, owner: str, declared: Mapping[str, ScheduleSpec]) -> dict[str, str]:
-    """Bring a store in line with the schedules that an app declares; return what became of each."""
+    """Bring a store in line with the schedules that an app declares; return what became of each.
+
+    One that belongs to somebody else is left alone: what became of it begins with `skipped: ` and says whose it is.
+    """
     author = f"app:{owner}"
-    done = {
-        name: await store.schedules.put(name, spec, owner=owner, author=author, may_be_over=True)
-        for name, spec in declared.items()
-    }
-    after = ""
-    while page := await store.schedules.page(owner=owner, after=after, limit=SYNC_PAGE):
-        after = page[-1].name
-        for name in (schedule.name for schedule in page if schedule.name not in declared):
-            if await store.schedules.remove(name, author=author, owner=owner):
-                done[name] = "removed"
+    wanted = {ScheduleRef(spec.tenant, schedule_name(key)): spec for key, spec in declared.items()}
+    done: dict[str, str] = {}
+    for piece in in_pieces(wanted):
+        outcomes = await store.schedules.put_many(piece, owner=owner, author=author, may_be_over=True)
+        for ref, outcome in zip(piece, outcomes, strict=True):
+            done[str(ref)] = outcome.replace(REFUSED, SKIPPED, 1) if outcome.startswith(REFUSED) else outcome
+    last: ScheduleRef | None = None
+    while page := await store.schedules.page(owner=owner, after=last, limit=SYNC_PAGE):
+        refs = [ScheduleRef(schedule.tenant, schedule.name) for schedule in page]
+        for ref in refs:
+            if ref not in wanted and await store.schedules.remove(
+                ref.name, tenant=ref.tenant, author=author, owner=owner
+            ):
+                done[str(ref)] = "removed"
+        last = refs[-1]
     return done

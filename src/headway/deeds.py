@@ -16,6 +16,7 @@ from headway.shapes import definition_shape, stamp
 from headway.store.access import Deed
 from headway.store.bulk import Done
 from headway.store.failures import Letter
+from headway.store.schedules import Triggered
 from headway.store.webhooks import Delivery, Endpoint
 
 _SHOWN_MAX: Final = 50  # Of the jobs and tasks that were enqueued at once.
@@ -126,7 +127,11 @@ def drain(node: Node) -> Deed:
 def put_schedule(name: str, before: ScheduleSpec | None, after: ScheduleSpec) -> Deed:
     """Make a schedule, or another one of it."""
     definitions = {"before": _definition(before), "after": _definition(after)}
-    return Deed("schedule.put", name, after.tenant, definitions, lambda done: None if done == "unchanged" else {})
+    return Deed("schedule.put", name, after.tenant, definitions, _put)
+
+
+def _put(outcome: str) -> Mapping[str, Any] | None:
+    return {} if outcome in ("created", "changed") else None
 
 
 def pause_schedule(schedule: Schedule, reason: str, until: Instant | None) -> Deed:
@@ -147,9 +152,8 @@ def trigger_schedule(schedule: Schedule) -> Deed:
     return Deed("schedule.trigger", schedule.name, schedule.spec.tenant, seen=_triggered)
 
 
-def _triggered(made: tuple[str, bool]) -> Mapping[str, Any] | None:
-    job_id, is_new = made
-    return {"job": job_id} if is_new else None
+def _triggered(made: Triggered) -> Mapping[str, Any] | None:
+    return {"job": made.job_id} if made.is_new else None
 
 
 def backfill_schedule(schedule: Schedule, first: Instant, last: Instant) -> Deed:

@@ -27,13 +27,15 @@ from typing import Any, Final, Protocol
 
 from headway.errors import DefinitionError, HeadwayError, InvalidConfig, InvalidSchedule
 from headway.instants import quote
-from headway.model import ScheduleSpec, check_name
+from headway.model import DEFAULT_TENANT, ScheduleSpec, check_name
 from headway.scheduling.triggers import Trigger, trigger_from_dict
 from headway.settings import FILE_DEFAULT, read_file
 from headway.task import Retry
 
 TRIGGER_WORDS: Final = ("cron", "every", "after", "at")
 CRON_WORDS: Final = ("tz", "dst", "seconds")
+# What a schedule takes over from its task where it says nothing itself.
+INHERITED: Final = ("queue", "priority", "tenant", "max_attempts", "backoff")
 _COMMON: Final = ("queue", "priority", "tenant", "timeout", "expires", "retry")
 _KINDS: Final = {"command": ("env", "cwd", "memory"), "http": ("method", "headers")}
 _RETRY: Final = ("max_attempts", "backoff", "retry_timeouts")
@@ -66,6 +68,11 @@ class _Entry:
     args: Mapping[str, Any]
     policies: dict[str, Any]
 
+    @property
+    def tenant(self) -> str:
+        """Whose it is, as far as the file says."""
+        return str(self.policies.get("tenant") or DEFAULT_TENANT)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definitions:
@@ -82,8 +89,8 @@ class Definitions:
         values = read_file(file)
         with _telling(file, "name"):
             name = check_name(values.get("name", FILE_DEFAULT), "name")
-        tasks, entries = _table(file, values, "tasks"), {}
-        for schedule, given in _table(file, values, "schedules").items():
+        tasks, entries = table_of(file, values, "tasks"), {}
+        for schedule, given in table_of(file, values, "schedules").items():
             with _telling(file, f"schedules.{schedule}"):
                 entries[check_name(schedule, "schedule name")] = _entry(given)
         return cls(file=file, name=name, tasks=tasks, schedules=entries)
@@ -115,7 +122,8 @@ def _telling(file: Path, key: str) -> Iterator[None]:
         raise InvalidConfig(f"{file}: {key}: {error}") from None
 
 
-def _table(file: Path, values: Mapping[str, object], key: str) -> dict[str, Mapping[str, Any]]:
+def table_of(file: Path, values: Mapping[str, object], key: str) -> dict[str, Mapping[str, Any]]:
+    """Return the tables under a key of a file, by their names."""
     table = values.get(key, {})
     if not isinstance(table, dict):
         raise InvalidConfig(f"{file}: {key} must be a table such as [{key}.nightly]")

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -36,6 +36,7 @@ from headway.urls import check_url
 
 JsonObject: TypeAlias = dict[str, Any]
 
+DEFAULT_TENANT: Final = "default"
 NAME_LENGTH_MAX: Final = 200
 KEY_LENGTH_MAX: Final = 512
 ARGS_BYTES_MAX: Final = 256 * 1024
@@ -84,6 +85,13 @@ class Decided(StrEnum):
     PAUSED = "paused"
 
 
+class ByHand(StrEnum):
+    """What people do to have jobs of a schedule beside those of its instants. It makes no occurrence."""
+
+    TRIGGERED = "triggered"
+    BACKFILLED = "backfilled"
+
+
 @dataclass(frozen=True, slots=True)
 class Rate:
     """So many in so long, written `10/m`."""
@@ -119,7 +127,7 @@ class ScheduleSpec:
     task: str
     trigger: Trigger
     args: str = "{}"
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     queue: str = "default"
     priority: int = 0
     max_attempts: int = 1
@@ -212,6 +220,49 @@ def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> s
     if not value.isprintable():
         raise InvalidTask(f"{what} must not have control characters: {value[:40]!r}")
     return value
+
+
+# Between tenant and name in the key of a schedule. No name has it, since names are printable.
+_IN_KEY: Final = "\x1f"
+
+
+def schedule_key(tenant: str, name: str, *, qualified: bool = False) -> str:
+    """Return the key of a schedule: its name, of other tenants than the default with the tenant before it.
+
+    The key names the schedule within the store: in the ledger, in its jobs and its locks, for ever. One that was made
+    before names were unique per tenant has its name for a key, whosever it is, and the default tenant's of the same
+    name is then `qualified`, too. So only the store knows the key of a schedule that exists.
+    """
+    return f"{tenant}{_IN_KEY}{name}" if qualified or tenant != DEFAULT_TENANT else name
+
+
+def schedule_name(key: str) -> str:
+    """Return the name of the schedule with this key; a name is returned as it is."""
+    return key.rpartition(_IN_KEY)[2]
+
+
+def schedule_label(tenant: str, name: str) -> str:
+    """Return what the command line calls a schedule: its name, and `tenant/name` of other tenants than the default.
+
+    A name of the default tenant that has a slash is also written with its tenant, so that no two labels are equal.
+    """
+    return name if tenant == DEFAULT_TENANT and "/" not in name else f"{tenant}/{name}"
+
+
+def key_label(key: str) -> str:
+    """Return what the command line calls the schedule with this key, as far as the key tells."""
+    tenant, _, name = key.rpartition(_IN_KEY)
+    return schedule_label(tenant or DEFAULT_TENANT, name)
+
+
+class ScheduleRef(NamedTuple):
+    """Which schedule: a name, and whose. As text it is what the command line calls it."""
+
+    tenant: str
+    name: str
+
+    def __str__(self) -> str:
+        return schedule_label(self.tenant, self.name)
 
 
 def check_tenant(value: object, what: str) -> str:
@@ -381,10 +432,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A spec with its place in time. `version` changes with every write and guards the next one."""
+    """A spec with its place in time. `version` changes with every write and guards the next one.
+
+    The name is unique within its tenant; `key` is what the store, its ledger and its jobs call the schedule.
+    """
 
     name: str
     spec: ScheduleSpec
+    key: str = ""
     owner: str = ""
     revision: int = 1
     version: int = 1
@@ -395,6 +450,20 @@ class Schedule:
     removed_at: Instant | None = None
     attention: str | None = None
     failing: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", self.name)
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.spec.tenant
+
+    @property
+    def label(self) -> str:
+        """What the command line calls it."""
+        return schedule_label(self.spec.tenant, self.name)
 
     def paused_at(self, now: Instant) -> Pause | None:
         """Return the pause that is open at this time."""
@@ -460,7 +529,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     task: str
     args: str = "{}"
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     queue: str = "default"
     priority: int = 0
     max_attempts: int = 1
@@ -526,6 +595,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     callback: str | None = None
     company: int | None = None
     omitted: tuple[str, ...] = ()
+
+    @property
+    def schedule_name(self) -> str | None:
+        """What people call its schedule; `schedule` is the key."""
+        return None if self.schedule is None else schedule_name(self.schedule)
 
 
 class EnqueuedRow(msgspec.Struct, frozen=True):
@@ -627,11 +701,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
-    """One recorded decision, as it stands in the ledger."""
+    """One recorded decision, as it stands in the ledger; among the runs of a schedule also what was done by hand."""
 
     schedule: str
     instant: Instant
-    outcome: Decided
+    outcome: Decided | ByHand
     reason: str
     decided_at: Instant
     until: Instant | None = None
@@ -639,6 +713,15 @@ class Occurrence:
     revision: int = 1
     token: int = 0
     job_id: str | None = None
+    tenant: str = DEFAULT_TENANT
+
+
+class Cursor(NamedTuple):
+    """How far a schedule is decided: its key, the time, and whose it is."""
+
+    key: str
+    decided_through: Instant
+    tenant: str = DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ wait, and a crash costs one lease.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,6 +83,7 @@ class EngineNode:
         self._clock = clock
         self._supervisor = supervisor
         self._schedules = schedules
+        self.attention: Sequence[str] = ()  # What an operator should know of this node.
         self.live_state: Callable[[], JsonObject | None] = (
             supervisor.reporter.live_state if supervisor else lambda: None
         )
@@ -353,6 +354,7 @@ class EngineNode:
             **({} if self._world.admission is None else {"coordination": self._world.admission.state}),
             **({} if self._world.dispatch is None else {"transport": self._world.dispatch.state()}),
             **({} if (live := self.live_state()) is None else {"live": live}),
+            **({"attention": list(self.attention)} if self.attention else {}),
             "tally": self._tally.cells(),
             **({} if self._supervisor is None else {"worker": self._supervisor.state()}),
         }

@@ -23,9 +23,9 @@ class Fence:
     tokens: dict[str, int]
     leases: dict[str, str] = field(default_factory=dict)
 
-    def token_of(self, schedule: str) -> int:
+    def token_of(self, key: str) -> int:
         """Return the token of the lease under which this schedule is decided, which is what is recorded."""
-        lease = self.leases.get(schedule)
+        lease = self.leases.get(key)
         return max(self.tokens.values(), default=0) if lease is None else self.tokens[lease]
 
 
@@ -46,9 +46,9 @@ class Shards:
     held: frozenset[int]
 
 
-def slot_of(schedule: str) -> int:
+def slot_of(key: str) -> int:
     """Return the slot of a schedule, which the store keeps with it; slot modulo the number of shards is its shard."""
-    return crc32(schedule.encode())
+    return crc32(key.encode())
 
 
 class Ledger(Protocol):
@@ -65,13 +65,13 @@ class Ledger(Protocol):
     async def fire(self, plans: Sequence[Plan], fence: Fence | None) -> frozenset[str]:
         """Commit plans: decisions, their jobs and the advanced schedules in one transaction.
 
-        A plan whose schedule changed since it was read is left out, as if it had not been given; the names of these
+        A plan whose schedule changed since it was read is left out, as if it had not been given; the keys of these
         are returned. Raises `LeaseLost` when a lease of the fence is not held any more; nothing is written then. (Only
         where a plan breaks a constraint of the store are they committed one by one, and it can come in between.)
         """
         ...
 
-    async def hold(self, schedule: str, version: int, reason: str) -> None:
+    async def hold(self, key: str, version: int, reason: str) -> None:
         """Set a schedule aside for a minute that cannot be planned, with a reason for people to read."""
         ...
 

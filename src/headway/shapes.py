@@ -189,7 +189,7 @@ def _state(job: Job, metadata: Shape) -> Shape:
         "tenant": job.tenant,
         "key": job.key,
         "tags": list(job.tags),
-        "schedule": job.schedule,
+        "schedule": job.schedule_name,
         "occurrence_at": stamp(job.occurrence_at),
         "batch": None,
         "parent": job.parent,
@@ -238,6 +238,7 @@ def occurrence_shape(occurrence: Occurrence) -> Shape:
     until = {} if occurrence.until is None else {"until": stamp(occurrence.until)}
     return {
         "schedule": occurrence.schedule,
+        "tenant": occurrence.tenant,
         "instant": stamp(occurrence.instant),
         **until,
         "count": occurrence.count,

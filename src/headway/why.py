@@ -253,7 +253,7 @@ def _at(instant: Instant, now: Instant) -> str:
 def _scheduled(job: Job, around: Around) -> tuple[str, Evidence]:
     evidence: Evidence = {"run_at": isoformat(job.run_at)}
     if job.schedule is not None:
-        evidence["schedule"] = job.schedule
+        evidence["schedule"] = job.schedule_name
     if job.run_at > around.now:
         return f"due {_at(job.run_at, around.now)}", evidence
     return f"was due {_at(job.run_at, around.now)}; {_readier(around, evidence)}", evidence
@@ -302,18 +302,18 @@ def _parked(job: Job) -> tuple[str, Evidence]:
 
 def _blocked(job: Job, around: Around) -> tuple[str, Evidence]:
     before = around.predecessor
-    evidence: Evidence = {"blocked_by": job.blocked_by, "schedule": job.schedule, "run_at": isoformat(job.run_at)}
+    evidence: Evidence = {"blocked_by": job.blocked_by, "schedule": job.schedule_name, "run_at": isoformat(job.run_at)}
     if before is not None:
         evidence["blocked_by_status"] = str(before.status)
     if before is not None and not before.status.is_final:
         evidence["blocked_by_why"] = glance(before, around.now, around.name_of(before.node))
-        line = f", as schedule {job.schedule} runs one at a time" if job.exclusive and job.schedule else ""
+        line = f", as schedule {job.schedule_name} runs one at a time" if job.exclusive and job.schedule else ""
         return f"waits for {before.id} to end{line}; that is {before.status}: {evidence['blocked_by_why']}", evidence
     gone = "is gone" if before is None else f"has ended as {before.status}"
     rivals = [rival.id for rival in around.rivals if rival.id != job.id]
     if rivals:
         evidence["live"] = rivals
-        return f"{job.blocked_by} {gone}, but {_some(rivals)} of schedule {job.schedule} must end first", evidence
+        return f"{job.blocked_by} {gone}, but {_some(rivals)} of schedule {job.schedule_name} must end first", evidence
     if job.run_at > around.now:
         return f"{job.blocked_by} {gone}; due {_at(job.run_at, around.now)}", evidence
     return f"{job.blocked_by} {gone}, so it is its turn; {_readier(around, evidence)}", evidence

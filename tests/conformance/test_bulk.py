@@ -56,7 +56,8 @@ async def test_every_filter_chooses_the_same_for_lists_and_counts(backend: Backe
         ({"queue": "q"}, {other}),
         ({"tenant": "acme"}, {other}),
         ({"tenant": "default"}, {plain, ended}),
-        ({"schedule": "s"}, {other}),
+        ({"schedule": "s", "tenant": "acme"}, {other}),
+        ({"schedule": "s"}, set()),  # Of the default tenant.
         ({"key": "k"}, {other}),
         ({"tag": 'a"b'}, {other}),
         ({"tag": "c%d"}, {other}),

@@ -11,7 +11,7 @@ from headway.clock import Clock
 from headway.errors import InvalidSchedule, LeaseLost, ScheduleChanged, ScheduleNotFound, ScheduleOwned
 from headway.instants import DAY, HOUR, MINUTE, SECOND, isoformat
 from headway.lifecycle import LOSSES_MAX, Raised, Released, Status, Succeeded
-from headway.model import Decided, LiveJobs, Occurrence, Overlap, ScheduleSpec
+from headway.model import Decided, LiveJobs, Occurrence, Overlap, ScheduleRef, ScheduleSpec, schedule_key
 from headway.ports import Fence, Shards
 from headway.scheduling.triggers import At, Cron, Every
 from headway.store import Store
@@ -43,7 +43,7 @@ async def _ledger(store: Store, name: str) -> list[Occurrence]:
     return [occurrence for occurrence, _ in await store.ledger.ledger(name, 0, 2**62, 10_000)]
 
 
-async def _instants(store: Store, name: str) -> list[tuple[Decided, int, int]]:
+async def _instants(store: Store, name: str) -> list[tuple[str, int, int]]:
     return [(entry.outcome, entry.instant, entry.count) for entry in await _ledger(store, name)]
 
 
@@ -258,7 +258,7 @@ async def test_put_new_leaves_existing_ones_alone(backend: Backend) -> None:
     assert await backend.count("headway_revisions") == 1_000
     names = [schedule.name for schedule in await schedules.page(owner="app", limit=10)]
     assert names == sorted(f"s-{number}" for number in range(1_000) if number != 1)[:10]
-    assert [s.name for s in await schedules.page(after=names[-1], limit=1)] == ["s-108"]
+    assert [s.name for s in await schedules.page(after=ScheduleRef("default", names[-1]), limit=1)] == ["s-108"]
 
 
 # Pause, resume
@@ -336,26 +336,33 @@ async def test_trigger(backend: Backend, overlap: Overlap) -> None:
     first = await store.schedules.trigger("s", author="ada")
     job = await claim_one(store, "q")
     assert (job.id, job.args, job.schedule, job.occurrence_at) == (first, '{"n":1}', "s", None)
-    second = await store.schedules.trigger("s", args='{"n":2}')
-    third = await store.schedules.trigger("s")
-    rows = [await backend.job(job_id) for job_id in (first, second, third)]
-    assert rows[1]["args"] == '{"n":2}'
+    second = await store.schedules.trigger_once("s", None, args='{"n":2}')
+    third = await store.schedules.trigger_once("s", None)
+    ids = [first, second.job_id, third.job_id]
+    rows = [await backend.job(job_id) for job_id in ids]
     statuses = [row["status"] for row in rows]
     asked = rows[0]["cancel_requested_at"] is not None
+    new = [is_new for _, is_new, _ in (second, third)]
     match overlap:
         case Overlap.ALLOW:
-            assert (statuses, asked) == (["RUNNING", "PENDING", "PENDING"], False)
-        case Overlap.SKIP | Overlap.QUEUE:
-            assert (statuses, asked) == (["RUNNING", "BLOCKED", "BLOCKED"], False)
-            assert (rows[1]["blocked_by"], rows[2]["blocked_by"]) == (first, second)
+            assert (statuses, asked, new) == (["RUNNING", "PENDING", "PENDING"], False, [True, True])
+        case Overlap.SKIP:  # Whoever clicks twice is told of the one job there is.
+            assert (ids, new) == ([first, first, first], [False, False])
+            assert f"{first} of this schedule is RUNNING, and overlap=skip" in str(second.why)
+        case Overlap.QUEUE:
+            assert (statuses, asked, new) == (["RUNNING", "BLOCKED", "BLOCKED"], False, [True, False])
+            assert rows[1]["blocked_by"] == first
+            assert (third.job_id, third.why) == (ids[1], "1 job waits in line, and queue_limit=1 allows no more")
         case Overlap.REPLACE:
-            assert (statuses, asked) == (["RUNNING", "CANCELLED", "BLOCKED"], True)
+            assert (statuses, asked, new) == (["RUNNING", "CANCELLED", "BLOCKED"], True, [True, True])
             assert rows[2]["blocked_by"] == first
+    if second.is_new:
+        assert rows[1]["args"] == '{"n":2}'
     events = await backend.sql("select data from headway_events where event = 'triggered' order by seq")
-    assert [msgspec.json.decode(event["data"])["job_id"] for event in events] == [first, second, third]
+    told = [msgspec.json.decode(event["data"])["job_id"] for event in events]
+    assert told == [first, *(made.job_id for made in (second, third) if made.is_new)]
     await end(store, job, Succeeded())
-    if overlap is not Overlap.ALLOW:
-        assert sorted(set(await _live(backend, "s"))) in (["BLOCKED", "PENDING"], ["PENDING"])
+    assert (await store.schedules.trigger_once("s", None)).is_new
 
 
 @pytest.mark.parametrize("overlap", Overlap)
@@ -1010,11 +1017,12 @@ async def test_names_are_data(backend: Backend) -> None:
     names = ["'; drop table headway_jobs; --", 'a "quoted" name', "ünïcödé 🚂", "%", "_", "\\", "a/b", "~"]
     for name in names:
         await store.schedules.put(name, spec(Cron("* * * * *"), args={"name": name}, tenant=name, queue=name))
-        await store.schedules.trigger(name)
+        await store.schedules.trigger(name, tenant=name)
     assert sorted(names, key=str.encode) == [schedule.name for schedule in await store.schedules.page()]
     for name in names:
         job = await claim_one(store, name)
-        assert (job.schedule, msgspec.json.decode(job.args), job.tenant) == (name, {"name": name}, name)
+        assert job.schedule == (await store.schedules.get(name, tenant=name)).key == schedule_key(name, name)
+        assert (msgspec.json.decode(job.args), job.tenant) == ({"name": name}, name)
         assert not await end(store, job, Succeeded())
 
 

@@ -1,19 +1,30 @@
 """The schema: made once, by however many at once, and refused in one clear sentence when it is not ours."""
 
 import asyncio
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headway.clock import Clock
 from headway.errors import SchemaMismatch
-from headway.instants import SECOND
+from headway.instants import HOUR, SECOND
 from headway.lifecycle import Status, Succeeded, settle
+from headway.model import ScheduleSpec
+from headway.ports import slot_of
+from headway.scheduling.audit import audit
+from headway.scheduling.planner import plan
+from headway.scheduling.triggers import Every
 from headway.store import Store, open_driver
 from headway.store.migrations import check_schema, migrate, schema_version, steps_for
-from headway.store.transaction import Driver
+from headway.store.postgres import PostgresDriver
+from headway.store.sqlite import SqliteDriver
+from headway.store.transaction import Driver, call
+from tests.conformance.arrange import EVERYTHING
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import DEADLINE_S
 
@@ -209,3 +220,96 @@ async def test_opening_a_server_without_a_schema_is_refused(postgres_server: Pos
     await migrate(store.driver)
     assert await store.queue.page() == []
     await store.close()
+
+
+# Names per tenant -------------------------------------------------------------------------------------------
+
+
+async def _before_tenants(driver: Driver) -> None:
+    """Make a populated database as it was when names were unique over all tenants."""
+    for step in steps_for(driver):
+        if step.name == "tenants":
+            break
+        await driver.script(step.statements, "test")
+    store = Store.on(driver, Clock())
+    now = (await driver.fetch(call("time")))[0]["now"]
+    for key, tenant in OLD_SCHEDULES.items():
+        spec = ScheduleSpec.build(task="t", trigger=Every("1h"), tenant=tenant, jitter="10m")
+        definition = spec.to_json().replace("'", "''")
+        await _write(
+            driver,
+            "insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text,"
+            f" next_at, decided_through, pauses, created_at, updated_at) values ('{key}', '', '{tenant}',"
+            f" {slot_of(key)}, 1, 1, '{definition}', 'every 1h', {now // HOUR * HOUR - HOUR},"
+            f" {now // HOUR * HOUR - 2 * HOUR}, '[]', 0, 0)",
+        )
+        await _write(
+            driver,
+            "insert into headway_revisions (schedule, revision, effective_at, definition, author)"
+            f" values ('{key}', 1, {now // HOUR * HOUR - 2 * HOUR}, '{definition}', 'ada')",
+        )
+    plans = [plan(schedule, now, live) for schedule, live in (await store.ledger.due(EVERYTHING, 10)).schedules]
+    assert await store.ledger.fire(plans, None) == frozenset()
+
+
+OLD_SCHEDULES = {"daily": "default", "report": "acme", "acme/report": "acme", "default/x": "globex"}
+RECORDS = (
+    "select * from headway_schedules order by name",
+    "select * from headway_revisions order by schedule, revision",
+    "select * from headway_occurrences order by schedule, instant",
+    "select * from headway_jobs order by id",
+)
+
+
+async def _records(driver: Driver) -> list[list[dict[str, object]]]:
+    return [[dict(row) for row in await _rows(driver, text)] for text in RECORDS]
+
+
+async def _rows(driver: Driver, text: str) -> list[dict[str, object]]:
+    if isinstance(driver, SqliteDriver):
+        with closing(sqlite3.connect(driver.path)) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute(text)]
+    assert isinstance(driver, PostgresDriver)
+    raw = await driver.connect()
+    try:
+        return [dict(row) for row in await raw.fetch(text)]
+    finally:
+        await raw.close()
+
+
+async def test_schedules_of_tenants_keep_every_record(driver: Driver) -> None:
+    await _before_tenants(driver)
+    before = await _records(driver)
+    assert all(before)
+    await migrate(driver)
+    assert await _records(driver) == before  # Keys, slots, jitter, decisions and jobs are what they were.
+    store = Store.on(driver, Clock())
+    schedules = store.schedules
+    for key, tenant in OLD_SCHEDULES.items():
+        found = await schedules.get(key, tenant=tenant)
+        assert (found.key, found.name, found.tenant) == (key, key, tenant)
+        [decided] = [entry for entry in await store.ledger.occurrences(found.key) if entry.job_id is not None]
+        assert (decided.schedule, decided.tenant) == (key, tenant)
+        assert [job.id for job in await store.queue.page(schedule=key, tenant=tenant)] == [decided.job_id]
+    assert (await audit(store.ledger)).ok
+    views = {
+        (row["tenant"], row["name"]) for row in await _rows(driver, "select tenant, name from headway_schedules_v")
+    }
+    assert views == {(tenant, key) for key, tenant in OLD_SCHEDULES.items()}
+    # The name is free for everybody else, and still taken in its own tenant.
+    spec = ScheduleSpec.build(task="t", trigger=Every("1h"))
+    for tenant in ("default", "globex"):
+        assert await schedules.put("report", replace(spec, tenant=tenant)) == "created"
+    assert await schedules.put("report", replace(spec, tenant="acme")) == "changed"
+    keys = {tenant: (await schedules.get("report", tenant=tenant)).key for tenant in ("default", "acme", "globex")}
+    assert keys["acme"] == "report"
+    assert len(set(keys.values())) == 3
+    # A program of the former version that is still about makes no second schedule of the same name.
+    with pytest.raises(Exception, match=r"headway_schedules_name|UNIQUE|unique"):
+        await _write(
+            driver,
+            "insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text,"
+            " decided_through, pauses, created_at, updated_at) values ('of-globex', '', 'globex', 0, 1, 1, '{}', '',"
+            " 0, '[]', 0, 0), ('globex' || '\x1f' || 'of-globex', '', 'globex', 0, 1, 1, '{}', '', 0, '[]', 0, 0)",
+        )

@@ -9,7 +9,7 @@ import pytest
 from headway.errors import JobNotFound, NotFinal
 from headway.instants import HOUR, MINUTE, SECOND, Instant
 from headway.lifecycle import Backoff, Cancelled, Outcome, Parked, Raised, Released, Status, Succeeded, settle
-from headway.model import FAILING_FLAGGED, Claimed
+from headway.model import FAILING_FLAGGED, Claimed, ScheduleRef
 from headway.store import Store
 from headway.store.queue import _end_overdue
 from headway.store.transaction import call, one
@@ -240,8 +240,9 @@ async def test_dead_letters_are_listed_until_somebody_has_dealt_with_them(backen
     special = (await run_one(store, FAILED, "q")).id
     assert [job.id for job in await store.queue.dead()] == [special, again, out_of_time, failed]
     assert [job.id for job in await store.queue.dead(limit=2, before=special)] == [again, out_of_time]
-    for filters in ({"task": "other"}, {"queue": "q"}, {"tenant": "acme"}, {"schedule": "s"}):
+    for filters in ({"task": "other"}, {"queue": "q"}, {"tenant": "acme"}, {"schedule": "s", "tenant": "acme"}):
         assert [job.id for job in await store.queue.dead(**filters)] == [special]  # type: ignore[arg-type]
+    assert await store.queue.dead(schedule="s") == []  # Of the default tenant.
     counts = await store.queue.dead_counts()
     assert columns(counts, "task", "letters", "newest") == [("report", 3, again), ("other", 1, special)]
     before = await backend.job(failed)
@@ -365,8 +366,11 @@ async def test_a_schedule_counts_its_failures_in_a_row(backend: Backend) -> None
     assert await run(Cancelled()) == FAILING_FLAGGED
     assert await run(Raised("{}", retry_in=9 * HOUR), UNKNOWN) == FAILING_FLAGGED  # Neither of them has ended.
     assert await run(FAILED, schedule="t") == 1
-    assert await store.ledger.failing(FAILING_FLAGGED) == [("s", FAILING_FLAGGED)]
-    assert await store.ledger.failing(1) == [("s", FAILING_FLAGGED), ("t", 1)]
+    assert await store.ledger.failing(FAILING_FLAGGED) == [(ScheduleRef("default", "s"), FAILING_FLAGGED)]
+    assert await store.ledger.failing(1) == [
+        (ScheduleRef("default", "s"), FAILING_FLAGGED),
+        (ScheduleRef("default", "t"), 1),
+    ]
     assert await run(FAILED, Succeeded(), FAILED) == 1
     assert await run(FAILED, Succeeded()) == 0
     assert await run(Succeeded()) == 0

@@ -85,7 +85,7 @@ async def test_the_generator_is_closed_whatever_happens(backend: Backend) -> Non
 
     def begin() -> Transaction[None]:
         try:
-            yield call("schedule", name="x")
+            yield call("schedule", tenant="default", name="x")
             raise Mine
         finally:
             closed.append(True)

@@ -264,7 +264,7 @@ def schedules(home: House) -> None:
         for name, trigger in triggers.items():
             spec = ScheduleSpec.build(task=f"task.{name}", trigger=trigger, tenant="acme", queue="scheduled")
             await store.schedules.put(name, spec)
-        await store.schedules.pause("stopped")
+        await store.schedules.pause("stopped", tenant="acme")
         await store.schedules.put(
             "ticking",
             ScheduleSpec.build(task="tick", trigger=Every("1s"), tenant="acme", queue="tick", overlap="allow"),

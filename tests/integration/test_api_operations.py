@@ -12,7 +12,7 @@ import pytest
 from headway.clock import Clock
 from headway.instants import DAY, HOUR, SECOND
 from headway.lifecycle import Raised, Succeeded
-from headway.model import NewJob, Node, ScheduleSpec
+from headway.model import NewJob, Node, ScheduleSpec, schedule_key
 from headway.scheduling.triggers import Every
 from headway.store import Store
 from tests.conformance.arrange import decide, run_one
@@ -203,8 +203,8 @@ def test_stats_count_schedules_of_one_tenant_and_what_is_late(home: House) -> No
     home.on_store(decide)
     decided = home.acme.get("/api/stats").json()
     assert sum(decided["schedules"]["last_day"].values()) > sum(before["last_day"].values())
-    home.on_store(lambda store: store.schedules.remove("late-acme"))
-    home.on_store(lambda store: store.schedules.remove("late-globex"))
+    home.on_store(lambda store: store.schedules.remove("late-acme", tenant="acme"))
+    home.on_store(lambda store: store.schedules.remove("late-globex", tenant="globex"))
 
 
 # --- alerts
@@ -219,10 +219,10 @@ def test_alerts_say_what_needs_somebody_and_what_to_do(home: House, worker: Node
         for name in ("failing one", "held"):
             await store.schedules.put(name, spec)
         for _ in range(3):
-            await store.schedules.trigger("failing one")
+            await store.schedules.trigger("failing one", tenant="acme")
             await run_one(store, Raised(ERROR, retryable=False), "alerts")
-        held = await store.schedules.get("held")
-        await store.ledger.hold("held", held.version, "its zone is gone")
+        held = await store.schedules.get("held", tenant="acme")
+        await store.ledger.hold(held.key, held.version, "its zone is gone")
 
     home.on_store(arrange)
     found = home.acme.get("/api/alerts").json()
@@ -231,7 +231,7 @@ def test_alerts_say_what_needs_somebody_and_what_to_do(home: House, worker: Node
     assert ("no_scheduler", None) in alerts
     assert alerts[("queue_without_worker", "no one's")]["cure"].endswith("--queues 'no one'\"'\"'s'")
     assert "its last 3 jobs failed" in alerts[("schedule_failing", "failing one")]["message"]
-    assert alerts[("schedule_failing", "failing one")]["cure"] == "headway jobs list --schedule 'failing one'"
+    assert alerts[("schedule_failing", "failing one")]["cure"] == "headway jobs list --schedule 'acme/failing one'"
     assert "its zone is gone" in alerts[("schedule_held", "held")]["message"]
     letters = alerts[("dead_letters", "report")]
     assert "IOError: the disk is full" in letters["message"]
@@ -251,7 +251,8 @@ def test_alerts_are_unchanged_while_they_only_grow_older(home: House) -> None:
 
     home.globex.put("/api/schedules/undecided", json={"task": "report", "every": "1h"})
     due = (time.time_ns() - 30 * 10**9) // 1_000
-    home.write(f"update headway_schedules set next_at = {due} where name = 'undecided'")
+    key = schedule_key("globex", "undecided")
+    home.write(f"update headway_schedules set next_at = {due} where name = '{key}'")
     first = undecided()
     time.sleep(1.2)
     etag = {"If-None-Match": first.headers["etag"]}
@@ -385,7 +386,7 @@ def test_the_audit_finds_what_is_missing_and_is_walked_in_pages(home: House) -> 
     async def end(store: Store) -> None:
         await decide(store)
         for name in names:
-            await store.schedules.remove(name)
+            await store.schedules.remove(name, tenant="globex" if name.endswith("foreign") else "acme")
 
     names = ("audited-0", "audited-1", "audited-2", "audited-foreign")
     home.on_store(arrange)
@@ -416,7 +417,8 @@ def test_the_audit_finds_what_is_missing_and_is_walked_in_pages(home: House) -> 
 
 
 def _lose_an_occurrence(home: House, schedule: str) -> None:
-    """Damage the ledger, as nothing in the product can."""
+    """Damage the ledger of a schedule of acme, as nothing in the product can."""
+    schedule = schedule_key("acme", schedule)
     statement = (
         f"delete from headway_occurrences where schedule = '{schedule}' and instant ="
         f" (select min(instant) from headway_occurrences where schedule = '{schedule}')"

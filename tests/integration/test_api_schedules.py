@@ -87,7 +87,11 @@ def test_conditions_say_whether_to_create_or_to_change(home: House) -> None:
     assert home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201
     assert "exists" in error_of(home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}), 412)
     assert error_of(home.acme.delete(url, headers={"If-Match": '"7"'}), 412)
-    assert home.acme.delete(url, headers={"If-Match": '"1"'}).json() == {"schedule": "conditional", "removed": True}
+    assert home.acme.delete(url, headers={"If-Match": '"1"'}).json() == {
+        "schedule": "conditional",
+        "tenant": "acme",
+        "removed": True,
+    }
     assert error_of(home.acme.delete(url), 404)
     assert home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201  # Once more, after all.
 
@@ -130,7 +134,7 @@ def test_secrets_are_masked_and_survive_an_edit(home: House) -> None:
     shown = put(home.acme, "secretive", {**DAILY, "args": args}).json()["args"]
     assert shown == {"user": "me", "password": "***", "deep": [{"api_key": "***", "n": 1}]}
     put(home.acme, "secretive", {**DAILY, "args": {**shown, "user": "you"}})
-    stored = home.on_store(lambda store: store.schedules.get("secretive"))
+    stored = home.on_store(lambda store: store.schedules.get("secretive", tenant="acme"))
     assert '"password":"s3cret"' in stored.spec.args
     assert '"api_key":"k"' in stored.spec.args
     assert '"user":"you"' in stored.spec.args
@@ -230,7 +234,7 @@ def test_occurrences_are_paged_newest_first(home: House) -> None:
     home.on_store(arrange)
     home.grow_older("decided", 3 * SECOND)
     home.on_store(decide)
-    home.on_store(lambda store: store.schedules.remove("decided"))  # Its history stays.
+    home.on_store(lambda store: store.schedules.remove("decided", tenant="acme"))  # Its history stays.
     items: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
@@ -339,7 +343,7 @@ def test_backfill_counts_first_is_bounded_and_repeats_nothing(home: House) -> No
 
 def test_every_action_is_in_the_trail_of_its_tenant(home: House) -> None:
     put(home.acme, "trailed")
-    put(home.everybody, "trailed", {**DAILY, "cron": "0 8 * * *"})
+    put(home.everybody, "trailed?tenant=acme", {**DAILY, "cron": "0 8 * * *"})
     window = {"from": "2026-01-01", "to": "2026-01-02"}
     for action, body in (("pause", {"reason": "r"}), ("resume", None), ("trigger", {}), ("backfill", window)):
         assert home.acme.post(f"/api/schedules/trailed/{action}", json=body).status_code in (200, 201)
@@ -383,24 +387,89 @@ def test_a_schedule_of_another_tenant_is_not_there(home: House) -> None:
         assert foreign.status_code == absent.status_code == 404, (method, path)
         assert foreign.json()["error"]["message"] == absent.json()["error"]["message"].replace("hers-not", "hers")
     assert error_of(home.globex.put(url, json=DAILY, headers={"If-Match": '"1"'}), 412)
-    for taken in (home.globex.put(url, json=DAILY), home.globex.put(f"{url}?dry_run=1&take_over=1", json=DAILY)):
-        assert error_of(taken, 409) == "the name 'hers' is taken; choose another"
-    assert error_of(home.globex.put(url, json=DAILY, headers={"If-None-Match": "*"}), 409)
+    assert home.globex.put(f"{url}?dry_run=1", json=DAILY).json()["action"] == "create"
+    answers = [home.globex.get(f"{url}{more}?tenant=acme") for more in ("", "-not")]
+    assert error_of(answers[0], 403) == error_of(answers[1], 403)
     assert "hers" not in home.globex.get("/api/schedules?limit=200").text
     assert "tenant" in error_of(home.globex.get("/api/schedules?tenant=acme"), 403)
     shown = home.acme.get(url).json()
     assert (shown["revision"], shown["paused"], shown["tenant"]) == (1, False, "acme")
     home.acme.delete(url)
-    assert error_of(home.globex.put(url, json=DAILY), 409)  # Its history is not for others.
-    assert home.globex.get(f"{url}/occurrences").status_code == 404
+    assert home.globex.get(f"{url}/occurrences").status_code == 404  # Its history is not for others.
+    assert home.globex.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201
+    assert home.acme.get(url).status_code == 404
     assert put(home.acme, "hers").status_code == 201
+
+
+def test_one_name_in_three_tenants(home: House) -> None:
+    url = "/api/schedules/shared"
+    clients = {"acme": home.acme, "globex": home.globex, "default": home.everybody}
+    crons = {"acme": "1 1 * * *", "globex": "2 2 * * *", "default": "3 3 * * *"}
+    for tenant, client in clients.items():
+        assert put(client, "shared", {**DAILY, "cron": crons[tenant]}).status_code == 201
+    for tenant, client in clients.items():
+        shown = client.get(url).json()
+        assert (shown["name"], shown["tenant"], shown["trigger"]["expr"]) == ("shared", tenant, crons[tenant])
+        assert client.get(f"{url}/preview").json()["tenant"] == tenant
+        assert home.everybody.get(f"{url}?tenant={tenant}").json() == shown
+    listed = home.everybody.get("/api/schedules", params={"q": "shared"}).json()["items"]
+    assert [item["tenant"] for item in listed] == ["acme", "default", "globex"]
+    seen: list[str] = []
+    cursor = None
+    while True:  # Pages of all tenants, and one of a tenant.
+        params = {"q": "shared", "limit": "1", **({"cursor": cursor} if cursor else {})}
+        page = home.everybody.get("/api/schedules", params=params).json()
+        seen += [item["tenant"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == ["acme", "default", "globex"]
+    assert [item["tenant"] for item in home.acme.get("/api/schedules?q=shared").json()["items"]] == ["acme"]
+
+    home.acme.post(f"{url}/pause", json={"reason": "release"})
+    assert [client.get(url).json()["paused"] for client in clients.values()] == [True, False, False]
+    with home.globex.stream("GET", "/api/stream?schedule=shared") as stream:
+        told = iter(stream.iter_lines())
+        while "ready" not in next(told):
+            pass
+        made = {tenant: client.post(f"{url}/trigger").json() for tenant, client in clients.items()}
+        heard = ""
+        while made["globex"]["id"] not in heard:
+            heard += next(told)
+        assert not any(made[tenant]["id"] in heard for tenant in ("acme", "default"))
+    for tenant, client in clients.items():
+        jobs = client.get("/api/jobs", params={"schedule": "shared"}).json()["items"]
+        assert [(job["id"], job["schedule"], job["tenant"]) for job in jobs] == [(made[tenant]["id"], "shared", tenant)]
+        [run] = client.get(f"{url}/runs").json()["items"]
+        assert (run["outcome"], run["job_id"], run["tenant"]) == ("triggered", made[tenant]["id"], tenant)
+        assert run["reason"].startswith("by ")
+        assert client.get(f"{url}/occurrences").json()["items"] == []
+        second = client.post(f"{url}/trigger")  # A double click.
+        assert (second.status_code, second.json()["id"]) == (200, made[tenant]["id"])
+        assert second.json()["outcome"] == "not started"
+        assert "overlap=skip" in second.json()["message"]
+    window = {"from": "2026-01-01", "to": "2026-01-02"}
+    assert home.acme.post(f"{url}/backfill", json=window).json()["count"] == 1
+    assert [run["outcome"] for run in home.acme.get(f"{url}/runs").json()["items"]] == ["backfilled", "triggered"]
+    assert home.globex.get("/api/audit?schedule=shared").json()["ok"] is True
+    trail = home.root.get("/api/trail", params={"target": "shared", "action": "schedule.trigger"}).json()["items"]
+    assert sorted(item["tenant"] for item in trail) == ["acme", "default", "globex"]
+    assert home.everybody.delete(f"{url}?tenant=globex").json()["tenant"] == "globex"
+    assert [client.get(url).status_code for client in clients.values()] == [200, 404, 200]
+    for client in (home.acme, home.everybody):
+        client.delete(url)
 
 
 def test_only_who_has_all_tenants_says_the_tenant(home: House) -> None:
     assert put(home.everybody, "placed", {**DAILY, "tenant": "globex"}).json()["tenant"] == "globex"
     assert home.globex.get("/api/schedules/placed").status_code == 200
-    moved = put(home.everybody, "placed", {**DAILY, "cron": "5 5 * * *"}).json()
-    assert moved["tenant"] == "globex"  # Not saying it moves nothing.
+    assert home.everybody.get("/api/schedules/placed").status_code == 404  # That would be the default tenant's.
+    changed = put(home.everybody, "placed?tenant=globex", {**DAILY, "cron": "5 5 * * *"})
+    assert (changed.status_code, changed.json()["tenant"], changed.json()["revision"]) == (200, "globex", 2)
+    other = put(home.everybody, "placed", {**DAILY, "cron": "5 5 * * *"})
+    assert (other.status_code, other.json()["tenant"]) == (201, "default")
+    both = {**DAILY, "tenant": "globex"}
+    assert "different" in error_of(home.everybody.put("/api/schedules/placed?tenant=acme", json=both), 422)
     assert "tenant" in error_of(home.everybody.put("/api/schedules/all", json={**DAILY, "tenant": "*"}), 422)
     assert put(home.acme, "own", {**DAILY, "tenant": "acme"}).json()["tenant"] == "acme"
 

@@ -90,7 +90,8 @@ class Server:
 async def fill(url: str) -> tuple[dict[str, str], str, str, tuple[str, str]]:
     """Have tokens, jobs and a schedule."""
     async with Headway(url, name="shop") as app:
-        await app.put_schedule("every-hour", task="report", trigger=Every("1h"), tenant=TENANT)
+        for tenant in (TENANT, "default"):
+            await app.put_schedule("every-hour", task="report", trigger=Every("1h"), tenant=tenant)
         ended = await app.enqueue("report", {"kind": "sales"}, tenant=TENANT, key="first")
         await app.cancel(ended.id)
         waiting = await app.enqueue("report", {"kind": "sales"}, tenant=TENANT)

@@ -125,6 +125,7 @@ HIDDEN = [
     Probe("DELETE", SCHEDULE, "/api/schedules/<schedule>"),
     Probe("PUT", SCHEDULE, "/api/schedules/<schedule>", body=RULE, headers={"If-Match": "*"}),
     Probe("GET", f"{SCHEDULE}/occurrences", "/api/schedules/<schedule>/occurrences"),
+    Probe("GET", f"{SCHEDULE}/runs", "/api/schedules/<schedule>/runs"),
     Probe("GET", f"{SCHEDULE}/preview", "/api/schedules/<schedule>/preview"),
     Probe("GET", f"{SCHEDULE}/calendar", "/api/schedules/<schedule>/calendar"),
     Probe("POST", f"{SCHEDULE}/pause", "/api/schedules/<schedule>/pause", body={"reason": "x"}),
@@ -168,7 +169,6 @@ LISTS = [
     Probe("GET", "/api/jobs", "/api/jobs?queue=zebra-queue"),
     Probe("GET", "/api/jobs", "/api/jobs?key=zebra-key"),
     Probe("GET", "/api/jobs", "/api/jobs?tag=zebra-tag"),
-    Probe("GET", "/api/jobs", "/api/jobs?schedule=<schedule>"),
     Probe("GET", "/api/jobs", "/api/jobs?q=zebra"),
     Probe("GET", "/api/jobs", "/api/jobs?q=<job>"),
     Probe("GET", "/api/jobs", "/api/jobs?status=FAILED"),
@@ -200,6 +200,9 @@ LISTS = [
 
 # What names another tenant, or concerns all of them, is refused, whoever that tenant is.
 REFUSED = [
+    Probe("GET", SCHEDULE, "/api/schedules/<schedule>?tenant=zebra"),
+    Probe("GET", "/api/jobs", "/api/jobs?schedule=<schedule>&tenant=zebra"),
+    Probe("GET", "/api/audit", "/api/audit?schedule=<schedule>&tenant=zebra"),
     Probe("GET", "/api/jobs", "/api/jobs?tenant=zebra"),
     Probe("GET", "/api/jobs", "/api/jobs?tenant=*"),
     Probe("GET", "/api/jobs/count", "/api/jobs/count?tenant=zebra"),
@@ -521,11 +524,18 @@ def test_nothing_can_belong_to_all_tenants(wall: Wall) -> None:
     assert wall.home.root.put("/api/schedules/star", json={**RULE, "tenant": "*"}).status_code == 422
 
 
-def test_the_name_of_a_foreign_schedule_is_taken_and_that_is_all(wall: Wall) -> None:
-    for query in ("", "?dry_run=1", "?take_over=1", "?owner=zebra-app&take_over=1"):
-        answer = wall.otter.put(f"/api/schedules/zebra-schedule{query}", json=RULE)
-        assert answer.status_code == 409, query
-        assert WORD not in answer.text.replace("zebra-schedule", "")
+def test_the_name_of_a_foreign_schedule_is_as_free_as_any(wall: Wall) -> None:
+    """Nobody learns from an answer to PUT what another tenant has."""
+    for query in ("?dry_run=1", "", "?take_over=1"):
+        answers = [wall.otter.put(f"/api/schedules/{name}{query}", json=RULE) for name in ("zebra-schedule", "absent")]
+        texts = [re.sub(r'"(?:20\d\d-[^"]*|zebra-schedule|absent)"', "", answer.text) for answer in answers]
+        assert (answers[0].status_code, texts[0]) == (answers[1].status_code, texts[1])
+        assert answers[0].status_code == (201 if not query else 200)
+    assert wall.otter.get("/api/jobs?schedule=zebra-schedule").json()["items"] == []
+    assert wall.zebra.get("/api/schedules/zebra-schedule").json()["revision"] == 1
+    assert wall.home.root.get("/api/jobs?schedule=zebra-schedule&tenant=zebra").json()["items"]
+    for name in ("zebra-schedule", "absent"):
+        assert wall.otter.delete(f"/api/schedules/{name}").status_code == 200
 
 
 def test_groups_of_dead_letters_are_ones_own(wall: Wall) -> None:

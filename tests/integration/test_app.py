@@ -24,7 +24,6 @@ from headway import (
     InvalidTask,
     JobNotFound,
     Retry,
-    ScheduleOwned,
     SchemaMismatch,
     Status,
     Task,
@@ -222,8 +221,8 @@ class TestSchedules:
 
         thief = Headway(url, name="thief")
         thief.schedule("thumbnails", "thumb", Every("1m"))
-        with pytest.raises(ScheduleOwned, match="media"):
-            await thief.sync()
+        assert "belongs to the app 'media'" in (await thief.sync())["thumbnails"]
+        assert (await (await thief.store()).schedules.get("thumbnails")).owner == "media"
         for app in (billing, media, changed, thief):
             await app.close()
 

@@ -203,8 +203,8 @@ def test_put_with_every_option_and_show(cli: Cli) -> None:
         *("--end", "2091-01-01", "--queue", "media", "--priority", "5", "--tenant", "acme", "--max-attempts", "3"),
         *("--backoff", "5s..5m", "--tag", "a", "--tag", "b", "--expect", "10m"),
     )
-    assert (result.code, result.err) == (0, "")
-    shape = cli("schedules", "show", "full", "--json").json
+    assert (result.code, result.err) == (0, "warning: no worker is alive\n")
+    shape = cli("schedules", "show", "acme/full", "--json").json
     expected = {
         "name": "full",
         "task": "report",
@@ -236,7 +236,8 @@ def test_put_with_every_option_and_show(cli: Cli) -> None:
     }
     assert {name: shape[name] for name in expected} == expected
     assert len(shape["next"]) == 5
-    assert "cron 30 2 * * * Europe/Berlin dst=both" in cli("schedules", "show", "full").out
+    assert "cron 30 2 * * * Europe/Berlin dst=both" in cli("schedules", "show", "acme/full").out
+    assert "did you mean acme/full?" in cli("schedules", "show", "full").err
 
 
 def test_put_creates_changes_and_leaves_alone(cli: Cli) -> None:
@@ -324,8 +325,56 @@ def test_trigger_obeys_the_overlap_rule(cli: Cli) -> None:
     assert (first["status"], first["type"], first["schedule"]) == ("PENDING", "report", "daily")
     assert first["args"] == {"day": "today"}
     second = cli("schedules", "trigger", "daily", "--json").json
-    assert (second["status"], second["why"]) == ("BLOCKED", f"waits for {first['id']} to end")
+    assert (first["outcome"], second["outcome"], second["id"]) == ("started", "not started", first["id"])
+    assert cli("schedules", "trigger", "daily").out == (
+        f"not started: {first['id']} of this schedule is PENDING, and overlap=skip makes no second job\n"
+    )
+    assert len(cli("jobs", "list", "--schedule", "daily", "--json").json) == 1
+    put(cli, "lined-up", "--every", "9d", "--overlap", "queue")
+    ahead = cli("schedules", "trigger", "lined-up", "--json").json
+    behind = cli("schedules", "trigger", "lined-up", "--json").json
+    assert (behind["status"], behind["why"]) == ("BLOCKED", f"waits for {ahead['id']} to end")
+    assert "queue_limit=1" in cli("schedules", "trigger", "lined-up").out
     assert cli("schedules", "trigger", "nobody").code == 3
+
+
+def test_schedules_of_other_tenants_are_called_tenant_slash_name(cli: Cli) -> None:
+    rule = ("--task", "report", "--cron", "0 6 * * *")
+    assert "report created" in cli("schedules", "put", "report", *rule).out
+    assert "acme/report created" in cli("schedules", "put", "acme/report", *rule).out
+    assert "globex/report created" in cli("schedules", "put", "report", "--tenant", "globex", *rule).out
+    names = [row.split()[0] for row in cli("schedules", "list").out.splitlines()[1:]]
+    assert names == ["acme/report", "report", "globex/report"]
+    found = cli("schedules", "list", "--json").json
+    assert [(one["tenant"], one["name"]) for one in found] == [(t, "report") for t in ("acme", "default", "globex")]
+    assert next(one["tenant"] for one in cli("schedules", "list", "--after", "acme/report", "--json").json) == "default"
+    assert cli("schedules", "pause", "acme/report").out.startswith("acme/report is paused")
+    assert [one["paused"] for one in cli("schedules", "list", "--json").json] == [True, False, False]
+    job = cli("schedules", "trigger", "acme/report", "--json").json
+    assert (job["tenant"], job["schedule"]) == ("acme", "report")
+    assert [one["id"] for one in cli("jobs", "list", "--schedule", "acme/report", "--json").json] == [job["id"]]
+    assert cli("jobs", "list", "--schedule", "report", "--json").json == []
+    assert "acme/report" in cli("jobs", "list", "--schedule", "acme/report").out
+    [run] = cli("schedules", "history", "acme/report", "--json").json
+    assert (run["outcome"], run["job_id"], run["tenant"]) == ("triggered", job["id"], "acme")
+    assert "triggered: by cli" in cli("schedules", "history", "acme/report").out
+    assert cli("schedules", "history", "report", "--json").json == []
+    assert cli("audit", "--schedule", "globex/report").out.startswith("ok: 1 schedule")
+    assert cli("schedules", "preview", "acme/report", "-n", "1", "--json").json
+    assert cli("schedules", "remove", "acme/report", "--yes").out == "acme/report removed\n"
+    assert cli("schedules", "show", "acme/report").code == 3
+    assert cli("schedules", "show", "report").code == 0
+
+    # A name with a slash is what it was, as long as it can be nothing else.
+    cli("schedules", "put", "a/b", "--tenant", "default", *rule)
+    assert cli("schedules", "show", "a/b", "--json").json["tenant"] == "default"
+    assert "default/a/b" in cli("schedules", "list").out
+    assert cli("schedules", "put", "a/b", *rule).out.startswith("default/a/b unchanged")
+    cli("schedules", "put", "b", "--tenant", "a", *rule)
+    both = cli("schedules", "pause", "a/b")
+    assert (both.code, "--tenant a b" in both.err) == (2, True)
+    assert cli("schedules", "show", "default/a/b", "--json").json["name"] == "a/b"
+    assert cli("schedules", "show", "b", "--tenant", "a", "--json").json["tenant"] == "a"
 
 
 def test_backfill_counts_asks_and_repeats_nothing(cli: Cli) -> None:
@@ -350,7 +399,11 @@ def test_backfill_counts_asks_and_repeats_nothing(cli: Cli) -> None:
 def test_remove_needs_a_yes_and_keeps_the_past(cli: Cli) -> None:
     put(cli)
     assert cli("schedules", "remove", "daily").code == 2
-    assert cli("schedules", "remove", "daily", "--yes", "--json").json == {"schedule": "daily", "removed": True}
+    assert cli("schedules", "remove", "daily", "--yes", "--json").json == {
+        "schedule": "daily",
+        "tenant": "default",
+        "removed": True,
+    }
     assert cli("schedules", "remove", "daily", "--yes").code == 3
     assert cli("schedules", "show", "daily").code == 3
     assert cli("schedules", "list").out.startswith("no schedules yet")
@@ -386,6 +439,7 @@ def test_history_is_newest_first_with_ranges(cli: Cli) -> None:
     assert items == [
         {
             "schedule": "daily",
+            "tenant": "default",
             "instant": "2026-01-02T05:00:00Z",
             "until": "2026-01-04T05:00:00Z",
             "count": 3,
@@ -396,6 +450,7 @@ def test_history_is_newest_first_with_ranges(cli: Cli) -> None:
         },
         {
             "schedule": "daily",
+            "tenant": "default",
             "instant": "2026-01-01T05:00:00Z",
             "count": 1,
             "outcome": "fired",

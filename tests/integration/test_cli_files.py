@@ -29,7 +29,7 @@ trigger = { kind = "every", interval = "2s" }
 def test_a_file_of_schedules(tmp_path: Path) -> None:
     path = tmp_path / "schedules.toml"
     path.write_text(TOML)
-    specs = read_file(Session(), path)
+    specs, _ = read_file(Session(), path)
     assert list(specs) == ["daily-report", "beat"]
     daily = specs["daily-report"]
     assert daily.trigger == Cron("0 6 * * *", "Europe/Berlin")

@@ -180,7 +180,7 @@ def test_why_is_a_sentence_with_evidence(cli: Cli, hand: Hand) -> None:
 
 
 def test_why_knows_the_predecessor_and_the_parked(cli: Cli, hand: Hand) -> None:
-    cli("schedules", "put", "daily", "--task", "report", *NEVER_DUE)
+    cli("schedules", "put", "daily", "--task", "report", "--overlap", "queue", *NEVER_DUE)
     first = cli("schedules", "trigger", "daily", "--json").json["id"]
     second = cli("schedules", "trigger", "daily", "--json").json["id"]
     hand.live()
@@ -527,7 +527,7 @@ def test_status_shows_workers_dead_letters_and_failing_schedules(cli: Cli, hand:
     assert [worker["name"] for worker in status["workers"]] == ["web-1", "web-2"]
     assert status["dead"]["total"] == 3
     assert status["dead"]["tasks"][0]["error"] == "ConnectionError: refused"
-    assert status["failing"] == [{"schedule": "daily", "failed_in_a_row": 3}]
+    assert status["failing"] == [{"schedule": "daily", "tenant": "default", "failed_in_a_row": 3}]
     text = cli("status").out
     assert "workers    1 alive · 1 draining · 2 of 8 slots busy\n" in text
     assert "attention  3 dead letters (report: ConnectionError: refused)  →  headway dead list\n" in text
@@ -564,7 +564,7 @@ def test_the_same_on_postgresql(cli: Cli, migrated_url: str, monkeypatch: pytest
     monkeypatch.setenv("HEADWAY_STORE", migrated_url)
     hand = Hand(migrated_url)
     hand.live()
-    cli("schedules", "put", "daily", "--task", "report", *NEVER_DUE)
+    cli("schedules", "put", "daily", "--task", "report", "--overlap", "queue", *NEVER_DUE)
     dead = hand.fail(cli)
     cli("schedules", "trigger", "daily")
     blocked = cli("schedules", "trigger", "daily", "--json").json["id"]

@@ -299,6 +299,40 @@ def test_many_jobs_are_steered_the_same(both: Both, place: Place) -> None:
     assert results[0][6] == "0 no job matches that could be run again\n "
 
 
+def test_schedules_of_tenants_are_named_the_same(both: Both) -> None:
+    rule = ("--task", "report", "--cron", "0 6 * * *")
+    results = []
+    for name, run in (("by-store", both.on_store), ("over-api", both.through_api)):
+        steps = [
+            run("schedules", "put", name, *rule, "--json"),
+            run("schedules", "put", f"acme/{name}", *rule, "--json"),
+            run("schedules", "put", name, "--tenant", "globex", *rule),
+            run("schedules", "list", "--tenant", "acme"),
+            run("schedules", "show", f"acme/{name}", "--json"),
+            run("schedules", "pause", f"acme/{name}"),
+            run("schedules", "resume", f"acme/{name}", "--json"),
+            run("schedules", "trigger", f"acme/{name}", "--json"),
+            run("schedules", "trigger", f"acme/{name}"),
+            run("schedules", "history", f"acme/{name}", "--json"),
+            run("jobs", "list", "--schedule", f"acme/{name}", "--json"),
+            run("schedules", "backfill", f"acme/{name}", *SPELL, "--yes", "--json"),
+            run("audit", "--schedule", f"globex/{name}", "--since", "1h"),
+            run("schedules", "remove", f"globex/{name}", "--yes"),
+            run("schedules", "show", f"globex/{name}"),
+            run("schedules", "remove", f"acme/{name}", "--yes"),
+            run("schedules", "remove", name, "--yes"),
+        ]
+        texts = [
+            STAMP.sub("T", JOB_ID.sub("job", f"{step.code} {step.out} {step.err}".replace(name, "NAME")))
+            for step in steps
+        ]
+        texts = [SPAN.sub("…", text).replace("anonymous", "cli") for text in texts]
+        results.append([re.sub(r'"auto_[0-9a-z]{26}"|"revision": \d+', "null", text) for text in texts])
+    assert results[0] == results[1]
+    codes = [text.split()[0] for text in results[0]]
+    assert codes == ["0"] * 14 + ["3", "0", "0"]
+
+
 def test_schedules_and_queues_are_steered_the_same(both: Both, tmp_path: Path) -> None:
     file = tmp_path / "schedules.toml"
     file.write_text('[schedules.NAME]\ntask = "report"\nevery = "1h"\nargs = { day = 1 }\n')

@@ -251,7 +251,11 @@ def test_schedules(client: Twin) -> None:
     assert filled["count"] == 2
     assert [*client.each("schedules.occurrences", name)] == []  # Nobody decides here.
     assert client("audit", schedule=name)["ok"] is True
-    assert client("schedules.remove", name) == {"schedule": name, "removed": True}
+    assert client("schedules.remove", name) == {
+        "schedule": name,
+        "tenant": "default",
+        "removed": True,
+    }
     for call in ("get", "pause", "resume", "trigger", "remove", "preview"):  # Its calendar stays.
         with pytest.raises(ScheduleNotFound):
             client(f"schedules.{call}", name)

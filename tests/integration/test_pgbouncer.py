@@ -118,7 +118,7 @@ async def test_the_whole_life_of_schedules(store: Store) -> None:
         assert await ledger.next_due(EVERYTHING) is not None
         assert (await ledger.summary())["total"] >= 50
         assert await ledger.revive_stranded(10) == 0
-        assert await ledger.names("", 10)
+        assert await ledger.keys("", 10)
         assert await schedules.remove(name)
         assert len(await store.nodes.alive(HOUR)) == 1
     await store.nodes.leave("n")

@@ -15,7 +15,7 @@ from headway.errors import HeadwayError, LeaseLost, StoreError, StoreUnavailable
 from headway.events import Event, WakeModeChanged, subscribed
 from headway.instants import HOUR
 from headway.lifecycle import Attempt, Parked, Raised, Released, Succeeded, settle
-from headway.model import Node, Plan
+from headway.model import Node, Plan, ScheduleRef
 from headway.ports import Fence
 from headway.status import attention
 from headway.status.attention import faults
@@ -587,7 +587,7 @@ async def test_order_and_prefixes_do_not_depend_on_the_locale(icu_store: Store) 
     for name in names:
         await store.schedules.put(name, spec("1s", overlap="allow"))
     found: list[str] = []
-    while page := await store.schedules.page(after=found[-1] if found else "", limit=3):
+    while page := await store.schedules.page(after=ScheduleRef("default", found[-1]) if found else None, limit=3):
         found += [schedule.name for schedule in page]
     assert found == sorted(names, key=str.encode)
     leases = [f"occurrence/{name}/1" for name in names]

@@ -13,6 +13,7 @@ import psycopg
 
 from headway.clock import Clock
 from headway.instants import DAY, Duration
+from headway.model import schedule_key
 from headway.store import Store
 from headway.store.migrations import migrate
 from tests.support.api import ApiProcess, api_process
@@ -95,9 +96,11 @@ class House:
     def grow_older(self, schedule: str, by: Duration) -> None:
         """Have a schedule be as if it had been made so much earlier, and nobody had decided it since."""
         columns = ", ".join(f"{name} = {name} - {by}" for name in ("created_at", "decided_through", "next_at"))
+        of_any = f"like '{schedule_key('%', schedule)}'"
         self.write(
-            f"update headway_schedules set {columns} where name = '{schedule}'",
-            f"update headway_revisions set effective_at = effective_at - {by} where schedule = '{schedule}'",
+            f"update headway_schedules set {columns} where name = '{schedule}' or name {of_any}",
+            f"update headway_revisions set effective_at = effective_at - {by}"
+            f" where schedule = '{schedule}' or schedule {of_any}",
         )
 
 

@@ -5,14 +5,17 @@ from typing import Annotated, Final
 import typer
 
 from headway.cli.given import read_past
+from headway.cli.naming import TenantOption, which
 from headway.cli.session import Session, new_command
 from headway.cli.show import Column, Output
 from headway.cli.text import count
-from headway.model import JsonObject
+from headway.model import JsonObject, schedule_label
 
 FOUND: Final = 1
 
-ScheduleOption = Annotated[str | None, typer.Option("--schedule", metavar="NAME", help="Only this schedule.")]
+ScheduleOption = Annotated[
+    str | None, typer.Option("--schedule", metavar="NAME", help="Only this schedule; tenant/name of another tenant.")
+]
 SinceOption = Annotated[
     str | None, typer.Option("--since", metavar="T", help="Only instants after this time, or so long ago: 24h.")
 ]
@@ -20,7 +23,11 @@ UntilOption = Annotated[str | None, typer.Option("--until", metavar="T", help="O
 
 
 async def audit(
-    session: Session, schedule: ScheduleOption = None, since: SinceOption = None, until: UntilOption = None
+    session: Session,
+    schedule: ScheduleOption = None,
+    tenant: TenantOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
 ) -> int:
     """Compare the expected instants of every schedule with the recorded ones.
 
@@ -29,7 +36,7 @@ async def audit(
     """
     async with session.open() as desk:
         report = await desk.audit(
-            schedule,
+            None if schedule is None else await which(desk, schedule, tenant),
             None if since is None else read_past(since, desk.now, "--since"),
             None if until is None else read_past(until, desk.now, "--until"),
         )
@@ -57,7 +64,7 @@ def tell(out: Output, report: JsonObject) -> None:
 
 def _row(finding: JsonObject) -> tuple[str, str, str]:
     until = f" … {finding['until']} ({finding['count']})" if "until" in finding else ""
-    return finding["schedule"], finding["instant"] + until, finding["reason"]
+    return schedule_label(finding["tenant"], finding["schedule"]), finding["instant"] + until, finding["reason"]
 
 
 def verdict(report: JsonObject) -> str:

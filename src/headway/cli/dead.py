@@ -13,6 +13,7 @@ import typer
 from headway import deeds
 from headway.cli.filters import in_api
 from headway.cli.given import YesOption, confirm
+from headway.cli.naming import job_label, with_tenant
 from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group, paged
 from headway.cli.show import Column
 from headway.cli.text import away, clean, count
@@ -32,7 +33,9 @@ app = new_group(help="List, retry and drop dead letters: jobs that failed for go
 TaskOption = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only of this task.")]
 QueueOption = Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only from this queue.")]
 TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only of this tenant.")]
-ScheduleOption = Annotated[str | None, typer.Option("--schedule", metavar="NAME", help="Only of this schedule.")]
+ScheduleOption = Annotated[
+    str | None, typer.Option("--schedule", metavar="NAME", help="Only of this schedule; tenant/name of another tenant.")
+]
 ErrorOption = Annotated[
     str | None,
     typer.Option(
@@ -63,7 +66,7 @@ async def list_(
     ] = False,
 ) -> None:
     """List dead letters, newest first."""
-    filters = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
+    filters = with_tenant({"task": task, "queue": queue, "tenant": tenant, "schedule": schedule})
     is_filtered = any(value is not None for value in (*filters.values(), error, before))
     if by_error:
         if error is not None or before is not None:
@@ -130,7 +133,14 @@ def _group_row(group: ErrorGroup, now: Instant) -> tuple[object, ...]:
 
 def _row(job: Job, now: Instant) -> tuple[object, ...]:
     ended = job.finished_at if job.finished_at is not None else now
-    return job.id, job.status, job.task, job.schedule, away(ended, now), error_line(job.error) or job.reason
+    return (
+        job.id,
+        job.status,
+        job.task,
+        job_label(job.tenant, job.schedule),
+        away(ended, now),
+        error_line(job.error) or job.reason,
+    )
 
 
 @command(app)
@@ -153,7 +163,9 @@ async def retry(
     headway dead retry --task report                    all of a task; says the count and asks first
     headway dead retry --task report --error OSError    those that failed with this error
     """
-    filters = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule, "error": _error(error)}
+    filters = with_tenant(
+        {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule, "error": _error(error)}
+    )
     done: list[dict[str, str]] = []
     refused: list[dict[str, str]] = []
     async with session.open() as desk:
@@ -197,7 +209,9 @@ async def drop(
     yes: YesOption = False,
 ) -> int:
     """Take dead letters off the list. The jobs stay in the history; nothing runs again."""
-    filters = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule, "error": _error(error)}
+    filters = with_tenant(
+        {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule, "error": _error(error)}
+    )
     dropped: list[str] = []
     async with session.open() as desk:
         letters, more = await _chosen(desk, ids, filters, everything)

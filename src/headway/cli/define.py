@@ -11,7 +11,9 @@ A file is TOML (or the same as JSON):
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
@@ -20,18 +22,23 @@ import typer
 
 from headway import deeds
 from headway.cli.given import ArgOption, ArgsOption, confirm, read_args
+from headway.cli.naming import NameArgument, which
 from headway.cli.session import AUTHOR, Desk, Session
 from headway.cli.shapes import PREVIEW_COLUMNS, preview_rows
 from headway.cli.text import clean
-from headway.definitions import take_trigger
-from headway.errors import DefinitionError, InvalidSchedule, NotFound, ScheduleNotFound, ScheduleOwned, TaskNotFound
+from headway.definitions import INHERITED, Definitions, table_of, take_trigger
+from headway.errors import DefinitionError, InvalidSchedule, NotFound, ScheduleOwned, TaskNotFound
 from headway.instants import Instant
-from headway.model import Schedule, ScheduleSpec, check_name
+from headway.model import DEFAULT_TENANT, Schedule, ScheduleRef, ScheduleSpec, check_name, check_tenant
 from headway.scheduling.triggers import After, Cron, describe
+from headway.settings import DEFINITIONS, Settings
 from headway.shapes import Shape, instants_after, previews, require_instants, spec_shape, zone_of
 
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 SHOWN: Final = 3
+FOUND_AT_ONCE: Final = 1_000
+WARNED_OF: Final = 100
+WARNINGS_SHOWN: Final = 10
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Take over a schedule that belongs to an app or a file.")]
 DryRunOption = Annotated[
@@ -46,7 +53,7 @@ def cron(expr: str, tz: str | None, dst: str | None, seconds: str | None) -> Cro
 
 async def put(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")],
+    name: NameArgument,
     task: Annotated[str, typer.Option("--task", metavar="NAME", help="What runs.")],
     cron: Annotated[str | None, typer.Option("--cron", metavar="EXPR", help="At the times of a cron text.")] = None,
     tz: Annotated[
@@ -89,7 +96,10 @@ async def put(
     ] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Where its jobs wait.")] = None,
     priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="Higher runs first.")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whose jobs they are.")] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option("--tenant", metavar="NAME", help="Whose schedule and jobs they are, instead of tenant/name."),
+    ] = None,
     max_attempts: Annotated[
         int | None, typer.Option("--max-attempts", metavar="N", help="How often a job is tried.")
     ] = None,
@@ -139,41 +149,98 @@ async def put(
     }
     spec = build_spec(session, {option: value for option, value in given.items() if value is not None})
     async with session.open("imagine" if dry_run else "create") as desk:
-        change = await _change(desk, check_name(name, "schedule name"), spec, owner="", force=force)
-        outcome = await change.write(desk, dry_run=dry_run, force=force)
-        after_write = spec if dry_run else (await desk.store.schedules.get(name))
+        ref, spec = await _whose(desk, name, spec, tenant)
+        change = (await _changes(desk, {ref: spec}, owner="", force=force))[0]
+        if not dry_run:
+            await desk.put_schedules(_definitions([change]), owner="", take_over=force)
+        after_write = spec if dry_run else await desk.store.schedules.get(ref.name, tenant=ref.tenant)
+        warnings = _misfits(session, {ref: spec}) + await _unserved(desk, session, [spec])
     if session.as_json and isinstance(after_write, Schedule):
-        session.out.json({"outcome": outcome, **desk.schedule_shape(after_write)})
+        session.out.json({"outcome": change.outcome, **desk.schedule_shape(after_write), "warnings": warnings})
     elif session.as_json:
-        session.out.json({**change.shape(desk.now), "dry_run": True, "definition": spec_shape(spec)})
+        shape = {**change.shape(desk.now), "dry_run": True, "definition": spec_shape(spec), "warnings": warnings}
+        session.out.json(shape)
     else:
         change.tell(session, desk.now, dry_run=dry_run)
+        _warn(session, warnings)
 
 
-def build_spec(session: Session, given: Mapping[str, Any]) -> ScheduleSpec:
-    """Make a definition of options by name; what the app says of the task counts where nothing is given."""
+async def _whose(desk: Desk, name: str, spec: ScheduleSpec, tenant: str | None) -> tuple[ScheduleRef, ScheduleSpec]:
+    """Return which schedule is put, and its definition with the tenant in it."""
+    ref = await which(desk, name, tenant)
+    if tenant is None and ref.name == name:  # Nobody has said whose: then it is whose the jobs of the task are.
+        ref = _ref(desk, name, spec)
+    check_name(ref.name, "schedule name")
+    return ref, (replace(spec, tenant=check_tenant(ref.tenant, "tenant")) if ref.tenant else spec)
+
+
+def _ref(desk: Desk, name: str, spec: ScheduleSpec) -> ScheduleRef:
+    return ScheduleRef(desk.own_tenant if spec.tenant == DEFAULT_TENANT else spec.tenant, name)
+
+
+# What may be wrong without being refused --------------------------------------------------------------------
+
+
+async def _unserved(desk: Desk, session: Session, specs: Iterable[ScheduleSpec]) -> list[str]:
+    """Say what keeps jobs of these definitions from running as things are; once for each task and queue."""
+    app = session.app() if session.server is None else None
+    known = frozenset(app.tasks) if app is not None else frozenset()
+    distinct = {(spec.task, spec.queue): spec for spec in specs if spec.task not in known}
+    warnings = [warning for spec in islice(distinct.values(), WARNED_OF) for warning in await desk.warnings(spec)]
+    return list(dict.fromkeys(warnings))
+
+
+def _misfits(
+    session: Session, specs: Mapping[ScheduleRef, ScheduleSpec], tasks: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Say which arguments do not fit their task, as far as the app is there to ask."""
+    app = session.app() if session.server is None else None
+    known: dict[str, Any] = {**({} if app is None else app.tasks), **(tasks or {})}
+    warnings = []
+    for ref, spec in specs.items():
+        if spec.task in known:
+            try:
+                known[spec.task].bind((), msgspec.json.decode(spec.args))
+            except DefinitionError as error:
+                warnings.append(f"the arguments of {str(ref)!r} do not fit {spec.task!r}: {error}")
+    return warnings
+
+
+def _warn(session: Session, warnings: Sequence[str]) -> None:
+    for warning in warnings[:WARNINGS_SHOWN]:
+        session.out.note(clean(f"warning: {warning}"))
+    if len(warnings) > WARNINGS_SHOWN:
+        session.out.note(f"warning: and {len(warnings) - WARNINGS_SHOWN} more; --json has all")
+
+
+# A change ---------------------------------------------------------------------------------------------------
+
+
+def build_spec(session: Session, given: Mapping[str, Any], tasks: Mapping[str, Any] | None = None) -> ScheduleSpec:
+    """Make a definition of options by name; what the task says counts where nothing is given."""
     options = dict(given)
     trigger = take_trigger(options)
     task = check_name(options.pop("task", ""), "task")
-    return ScheduleSpec.build(task=task, trigger=trigger, **(_defaults(session, task) | options))
+    return ScheduleSpec.build(task=task, trigger=trigger, **(_defaults(session, task, tasks or {}) | options))
 
 
-def _defaults(session: Session, task: str) -> dict[str, Any]:
+def _defaults(session: Session, task: str, tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a task says of its jobs: one of a file, or of the app."""
     app = session.app() if session.server is None else None  # What tasks there are, a server knows better.
-    if app is None or not app.tasks:
-        return {}
-    if task not in app.tasks:
+    known: dict[str, Any] = {**({} if app is None else app.tasks), **tasks}
+    if task in known:
+        said = known[task].defaults
+        return {name: getattr(said, name) for name in INHERITED}
+    if app is not None and app.tasks:
         raise TaskNotFound(f"the app has no task {task!r}; it has {', '.join(sorted(app.tasks)[:20])}")
-    said = app.tasks[task].defaults
-    names = ("queue", "priority", "tenant", "max_attempts", "backoff")
-    return {name: getattr(said, name) for name in names}
+    return {}
 
 
 class Change:
     """A definition beside the one that the store has."""
 
-    def __init__(self, name: str, old: Schedule | None, spec: ScheduleSpec, owner: str) -> None:
-        self.name = name
+    def __init__(self, ref: ScheduleRef, old: Schedule | None, spec: ScheduleSpec, owner: str) -> None:
+        self.ref = ref
         self.old = old
         self.spec = spec
         self.owner = owner
@@ -186,17 +253,11 @@ class Change:
         same = self.old.spec == self.spec and self.old.owner == self.owner
         return "unchanged" if same else "changed"
 
-    async def write(self, desk: Desk, *, dry_run: bool, force: bool) -> str:
-        """Put it into the store, unless it is only to be looked at."""
-        if dry_run:
-            return self.outcome
-        acting = desk.acting(deeds.put_schedule(self.name, None if self.old is None else self.old.spec, self.spec))
-        return await acting.schedules.put(self.name, self.spec, owner=self.owner, author=AUTHOR, take_over=force)
-
     def shape(self, now: Instant) -> Shape:
         """Write the change as JSON."""
         return {
-            "name": self.name,
+            "name": self.ref.name,
+            "tenant": self.spec.tenant if self.old is None else self.old.tenant,
             "outcome": self.outcome,
             "before": None if self.old is None else previews(self.old.spec, now, SHOWN),
             "after": previews(self.spec, now, SHOWN),
@@ -206,7 +267,8 @@ class Change:
         """Write what changes and the next instants before and after."""
         out, moved = session.out, self.old is not None and self.old.spec.trigger != self.spec.trigger
         would = "would be " if dry_run and self.outcome != "unchanged" else ""
-        out.say(clean(f"{self.name} {would}{self.outcome}: {describe(self.spec.trigger)}"))
+        label = str(self.ref) if self.ref.tenant else self.ref.name
+        out.say(clean(f"{label} {would}{self.outcome}: {describe(self.spec.trigger)}"))
         if self.old is not None and moved:
             out.say(clean(f"  before ({describe(self.old.spec.trigger)})"))
             _tell_next(session, self.old.spec, now)
@@ -224,19 +286,32 @@ def _tell_next(session: Session, spec: ScheduleSpec, now: Instant) -> None:
         session.out.table(PREVIEW_COLUMNS, rows, indent=4)
 
 
-async def _change(desk: Desk, name: str, spec: ScheduleSpec, *, owner: str, force: bool) -> Change:
+async def _changes(desk: Desk, specs: Mapping[ScheduleRef, ScheduleSpec], *, owner: str, force: bool) -> list[Change]:
     """Compare with what is there, and refuse at once what the store would refuse."""
-    try:
-        old: Schedule | None = await desk.store.schedules.get(name)
-    except ScheduleNotFound:
-        old = None
-    if old is not None and old.owner != owner and not force:
-        whose = old.owner or "whoever put it by hand"
-        raise ScheduleOwned(f"schedule {name!r} belongs to {whose}; --force takes it over")
-    change = Change(name, old, spec, owner)
-    if change.outcome != "unchanged":
-        require_instants(name, spec, desk.now)
-    return change
+    found: dict[ScheduleRef, Schedule] = {}
+    refs = list(specs)
+    for start in range(0, len(refs), FOUND_AT_ONCE):
+        found |= await desk.store.schedules.find(refs[start : start + FOUND_AT_ONCE])
+    changes = []
+    for ref, spec in specs.items():
+        old = found.get(ref)
+        if old is not None and old.owner != owner and not force:
+            whose = old.owner or "whoever put it by hand"
+            raise ScheduleOwned(f"schedule {old.label!r} belongs to {whose}; --force takes it over")
+        change = Change(ref, old, spec, owner)
+        if change.outcome != "unchanged":
+            require_instants(ref.name, spec, desk.now)
+        changes.append(change)
+    return changes
+
+
+def _definitions(changes: Iterable[Change]) -> dict[ScheduleRef, tuple[ScheduleSpec | None, ScheduleSpec]]:
+    """Return what is to be written: definitions before and after."""
+    return {
+        change.ref: (None if change.old is None else change.old.spec, change.spec)
+        for change in changes
+        if change.outcome != "unchanged"
+    }
 
 
 async def apply(
@@ -264,61 +339,90 @@ async def apply(
       args = { day = "yesterday" }
       overlap = "skip"         # and every other policy: missed, deadline, grace, jitter, …
 
-    All of it is read and checked before anything is written. The schedules belong to the file, by its name or --owner.
+    The tenant of a schedule is `tenant` in its table. Tasks and settings may be in the file, too, as in headway.toml:
+    they are left to the workers that read it. All of it is read and checked before anything is written; then some
+    hundred schedules are written at once, all of those or none.
+
+    The schedules belong to the file, by its name or --owner.
     """
     owner = check_name(owner or f"file:{file.name}", "owner")
-    specs = read_file(session, file)
+    named, tasks = read_file(session, file)
     async with session.open("imagine" if dry_run else "create") as desk:
-        changes = [await _change(desk, name, spec, owner=owner, force=force) for name, spec in specs.items()]
+        specs = {_ref(desk, name, spec): spec for name, spec in named.items()}
+        changes = await _changes(desk, specs, owner=owner, force=force)
         gone = await _no_longer(desk, owner, specs) if prune else []
         if gone and not dry_run:
-            names = ", ".join(schedule.name for schedule in gone[:10])
+            names = ", ".join(schedule.label for schedule in gone[:10])
             confirm(clean(f"This removes {len(gone)} schedules: {names}."), yes=yes)
         now = desk.now
-        for change in changes:
-            await change.write(desk, dry_run=dry_run, force=force)
+        if not dry_run:
+            await desk.put_schedules(_definitions(changes), owner=owner, take_over=force)
         for schedule in gone if not dry_run else ():
             acting = desk.acting(deeds.remove_schedule(schedule))
-            await acting.schedules.remove(schedule.name, author=AUTHOR, owner=owner)
+            await acting.schedules.remove(schedule.name, tenant=schedule.tenant, author=AUTHOR, owner=owner)
+        foreign = [spec for spec in specs.values() if spec.task not in tasks]
+        warnings = _misfits(session, specs, tasks) + await _unserved(desk, session, foreign)
     if session.as_json:
         shapes = [change.shape(now) for change in changes]
-        shapes += [{"name": schedule.name, "outcome": "removed", "before": [], "after": []} for schedule in gone]
+        shapes += [_removed_shape(schedule) for schedule in gone]
         session.out.json(shapes)
+        _warn(session, warnings)
         return
     for change in changes:
         change.tell(session, now, dry_run=dry_run)
     for schedule in gone:
-        session.out.say(clean(f"{schedule.name} {'would be ' if dry_run else ''}removed"))
+        session.out.say(clean(f"{schedule.label} {'would be ' if dry_run else ''}removed"))
+    _warn(session, warnings)
 
 
-async def _no_longer(desk: Desk, owner: str, specs: Mapping[str, ScheduleSpec]) -> list[Schedule]:
+def _removed_shape(schedule: Schedule) -> Shape:
+    return {"name": schedule.name, "tenant": schedule.tenant, "outcome": "removed", "before": [], "after": []}
+
+
+async def _no_longer(desk: Desk, owner: str, specs: Mapping[ScheduleRef, ScheduleSpec]) -> list[Schedule]:
     gone: list[Schedule] = []
-    after = ""
+    after: ScheduleRef | None = None
     while page := await desk.store.schedules.page(owner=owner, after=after):
-        gone += [schedule for schedule in page if schedule.name not in specs]
-        after = page[-1].name
+        refs = [ScheduleRef(schedule.tenant, schedule.name) for schedule in page]
+        own = [ScheduleRef(desk.own_tenant, schedule.name) for schedule in page]
+        gone += [
+            schedule for schedule, *known in zip(page, refs, own, strict=True) if not any(ref in specs for ref in known)
+        ]
+        after = refs[-1]
     return gone
 
 
-def read_file(session: Session, path: Path) -> dict[str, ScheduleSpec]:
-    """Read and check every schedule of a file; an error names the schedule."""
+def read_file(session: Session, path: Path) -> tuple[dict[str, ScheduleSpec], dict[str, Any]]:
+    """Read and check every schedule of a file, and its tasks; an error names the schedule."""
     data = _decode(path)
-    unknown = data.keys() - {"schedules"}
+    unknown = data.keys() - {*DEFINITIONS, *(option.name for option in fields(Settings))}
     tables = data.get("schedules")
     if unknown or not isinstance(tables, Mapping) or not tables:
         extra = f", not {min(unknown)!r}" if unknown else ""
         raise InvalidSchedule(f"{path} must have tables named [schedules.NAME]{extra}")
+    tasks = _tasks(path, data)
     specs = {}
     for name, table in tables.items():
         try:
             if not isinstance(table, Mapping):
                 raise InvalidSchedule("must be a table with task and cron, every, after or at")
-            specs[check_name(name, "schedule name")] = build_spec(session, _plain_times(table))
+            specs[check_name(name, "schedule name")] = build_spec(session, _plain_times(table), tasks)
         except NotFound:
             raise
         except DefinitionError as error:
             raise InvalidSchedule(f"{path}, schedule {name[:60]!r}: {error}") from None
-    return specs
+    return specs, tasks
+
+
+def _tasks(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the tasks of a file."""
+    if "tasks" not in data:
+        return {}
+    from headway.app import Headway
+
+    holder = Headway(settings=Settings())
+    Definitions(file=path, tasks=table_of(path, data, "tasks")).add_tasks(holder)
+    return dict(holder.tasks)
 
 
 def _plain_times(table: Mapping[str, Any]) -> dict[str, Any]:

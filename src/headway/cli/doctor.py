@@ -23,6 +23,7 @@ from headway.cli.text import clean, count, span
 from headway.coordination.engines import open_engine
 from headway.errors import EngineUnavailable, HeadwayError
 from headway.instants import HOUR, SECOND
+from headway.model import ScheduleRef, schedule_name
 from headway.scheduling import audit as auditing
 from headway.settings import Settings, mask_url
 from headway.status.attention import Alert
@@ -251,14 +252,15 @@ async def _app(session: Session, desk: Desk) -> AsyncIterator[Finding]:
         return
     yield Finding("app", "ok", f"app {app.name!r}: {count(len(app.tasks), 'task')}")
     differing = []
-    for name, spec in app.declared.items():
+    for key, spec in app.declared.items():
+        ref = ScheduleRef(spec.tenant, schedule_name(key))
         try:
-            stored = await desk.store.schedules.get(name)
+            stored = await desk.store.schedules.get(ref.name, tenant=ref.tenant)
         except HeadwayError:
-            differing.append(name)
+            differing.append(str(ref))
         else:
             if stored.spec != spec or stored.owner != app.name:
-                differing.append(name)
+                differing.append(str(ref))
     if differing:
         names = ", ".join(differing[:5])
         yield Finding("sync", "warn", f"not in the store as declared: {names}; a starting scheduler brings them in")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway.cli.given import read_past
+from headway.cli.naming import with_tenant
 from headway.errors import DefinitionError
 from headway.instants import Instant, isoformat
 from headway.lifecycle import Status
@@ -19,7 +20,7 @@ _FLAGS: Final[dict[str, Any]] = {
     "task": typer.Option("--task", metavar="NAME", help="Of this task."),
     "queue": typer.Option("--queue", metavar="NAME", help="Of this queue."),
     "tenant": typer.Option("--tenant", metavar="NAME", help="Of this tenant."),
-    "schedule": typer.Option("--schedule", metavar="NAME", help="Of this schedule."),
+    "schedule": typer.Option("--schedule", metavar="NAME", help="Of this schedule; tenant/name of another tenant."),
     "tag": typer.Option("--tag", metavar="TEXT", help="With this tag."),
     "key": typer.Option("--key", metavar="TEXT", help="With this key."),
     "words": typer.Option("--text", metavar="TEXT", help="With this in task, key, schedule, id or reason."),
@@ -56,7 +57,7 @@ class Chosen:
 
     def read(self, now: Instant) -> dict[str, Any]:
         """Return them as the store takes them; `2h` is two hours before now."""
-        found: dict[str, Any] = dict(self.given)
+        found: dict[str, Any] = with_tenant(self.given)
         return found | {name: read_past(found[name], now, flag) for name, flag in _TIMES.items() if name in found}
 
 

@@ -10,6 +10,7 @@ import typer
 from headway import deeds
 from headway.cli.filters import Chosen, filtered
 from headway.cli.given import ArgOption, ArgsOption, TimeoutOption, YesOption, confirm, read_args, read_timeout
+from headway.cli.naming import job_label
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group, paged
 from headway.cli.show import Column, Output, to_json
 from headway.cli.text import away, clean, count, span
@@ -79,7 +80,14 @@ async def list_(
 
 def _row(shape: Shape, now: Instant) -> tuple[object, ...]:
     created = away(parse_instant(shape["created_at"]), now)
-    return shape["id"], shape["status"], shape["type"], shape["schedule"], created, shape["why"]
+    return (
+        shape["id"],
+        shape["status"],
+        shape["type"],
+        job_label(shape["tenant"], shape["schedule"]),
+        created,
+        shape["why"],
+    )
 
 
 @command(app)

@@ -300,7 +300,7 @@ _SETTLED_LEVELS: Final = {"released": "info", "cancelled": "info"}
 def _decision_fields(plan: Plan, decision: Decision) -> dict[str, object]:
     run = {} if decision.until is None else {"until": isoformat(decision.until), "count": decision.count}
     return {
-        "schedule": plan.schedule.name,
+        "schedule": plan.schedule.label,
         "instant": isoformat(decision.instant),
         **run,
         "outcome": str(decision.outcome),

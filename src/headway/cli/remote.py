@@ -4,9 +4,10 @@ What the API sends is turned back into the values that it was written from, and 
 store, so the output is the same. What only a store can do is refused.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NoReturn, TypeVar, cast
+from urllib.parse import quote
 
 import msgspec
 
@@ -19,7 +20,9 @@ from headway.errors import DefinitionError, Denied, JobNotFound, ScheduleNotFoun
 from headway.instants import DAY, SECOND, Duration, Instant, isoformat, parse_duration, parse_instant
 from headway.lifecycle import Status
 from headway.model import (
+    DEFAULT_TENANT,
     Action,
+    ByHand,
     Decided,
     Job,
     Lease,
@@ -27,6 +30,7 @@ from headway.model import (
     Occurrence,
     Pause,
     Schedule,
+    ScheduleRef,
     ScheduleSpec,
     Token,
 )
@@ -39,7 +43,7 @@ from headway.store.bulk import Verb
 from headway.store.facts import Facts
 from headway.store.failures import ErrorGroup, Letter, letter_of
 from headway.store.measures import Missed
-from headway.store.schedules import BACKFILL_MAX
+from headway.store.schedules import BACKFILL_MAX, Triggered
 from headway.store.webhooks import Delivery, Endpoint, Outcome, Secret
 from headway.why import Why, glance, read_json
 
@@ -97,7 +101,7 @@ class RemoteDesk(Desk):
 
     def schedule_shape(self, schedule: Schedule) -> Shape:
         """Return a schedule as the API has written it."""
-        return self._remote.told_schedules.get(schedule.name) or schedule_shape(schedule, self.now)
+        return self._remote.told_schedules.get(schedule.label) or schedule_shape(schedule, self.now)
 
     async def explain(self, job: Job) -> Why:
         """Say why a job is where it is, with the evidence."""
@@ -122,9 +126,38 @@ class RemoteDesk(Desk):
         """Read the workers that are alive."""
         return [shape async for shape in self._remote.client.workers.list()]
 
-    def acting(self, deed: Deed) -> "Store":
+    def acting(self, deed: Deed | Sequence[Deed]) -> "Store":
         """Return the store: the server writes down what is done through it."""
         return self.store
+
+    @property
+    def own_tenant(self) -> str:
+        """That of the token, which only the server knows."""
+        return ""
+
+    async def runs(
+        self, schedule: ScheduleRef, *, since: Instant, before: Instant | None, limit: int
+    ) -> list[Occurrence]:
+        """Read a page of what was decided for a schedule and started by hand, newest first."""
+        found = self._remote.client.schedules.runs(
+            schedule.name,
+            since=isoformat(since) if since else None,
+            before=_text(before),
+            limit=limit,
+            tenant=schedule.tenant or None,
+        )
+        return [_understood(occurrence_of, shape) async for shape in found]
+
+    async def put_schedules(
+        self, specs: Mapping[ScheduleRef, tuple[ScheduleSpec | None, ScheduleSpec]], *, owner: str, take_over: bool
+    ) -> None:
+        """Put schedules, one request for each."""
+        for ref, (_, spec) in specs.items():
+            await self._remote.schedules.put(ref, spec, owner=owner, take_over=take_over)
+
+    async def warnings(self, spec: ScheduleSpec) -> list[str]:
+        """Return what the server has said of what was put."""
+        return self._remote.schedules.warned
 
     async def retry(self, job: Job, args: Mapping[str, Any] | None = None) -> Job:
         """Have the server run a job once more."""
@@ -167,10 +200,13 @@ class RemoteDesk(Desk):
         """Say what is not as it should be, as far as the token may see."""
         return [str(fault) for fault in self._remote.stats["degraded"]]
 
-    async def audit(self, schedule: str | None, since: Instant | None, until: Instant | None) -> Shape:
+    async def audit(self, schedule: ScheduleRef | None, since: Instant | None, until: Instant | None) -> Shape:
         """Compare the expected instants with the recorded ones; of a year, where no time is said."""
         first = (until or self.now) - AUDIT_WINDOW_MAX if since is None else since
-        report = await self._remote.client.audit(schedule=schedule, since=isoformat(first), until=_text(until))
+        name, tenant = (None, None) if schedule is None else (schedule.name, schedule.tenant or None)
+        report = await self._remote.client.audit(
+            schedule=name, tenant=tenant, since=isoformat(first), until=_text(until)
+        )
         return {name: value for name, value in report.items() if name not in ("since", "until")}
 
     async def enqueue(self, task: str, args: Mapping[str, Any], options: Mapping[str, Any]) -> str:
@@ -206,7 +242,6 @@ class RemoteStore:
         self.queue = _Queue(self)
         self.failures = _Failures(self)
         self.schedules = _Schedules(self)
-        self.ledger = _Ledger(self)
         self.access = _Access(self)
         self.webhooks = _Webhooks(self)
 
@@ -224,7 +259,7 @@ class RemoteStore:
         """Read a schedule, and remember how it was written."""
         schedule = _understood(schedule_of, shape)
         own = {name: value for name, value in shape.items() if name not in ("next", "outcome", "warnings")}
-        self.told_schedules[schedule.name] = own
+        self.told_schedules[schedule.label] = own
         for pause in schedule.pauses:
             self.heard = max(self.heard, pause.since)
         return schedule
@@ -328,71 +363,97 @@ class _Queue:
 
 
 class _Schedules:
-    """Schedules."""
+    """Schedules. A tenant that is empty is that of the token."""
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
         self._client = store.client
+        self._put: dict[str, str] = {}  # Whose they turned out to be.
+        self.warned: list[str] = []
 
-    async def page(self, *, owner: str | None = None, after: str = "", limit: int = 200) -> list[Schedule]:
-        found = self._client.schedules.list(owner=owner, after=after or None, limit=limit)
+    async def page(
+        self,
+        *,
+        owner: str | None = None,
+        tenant: str | None = None,
+        words: str | None = None,
+        after: ScheduleRef | None = None,
+        limit: int = 200,
+    ) -> list[Schedule]:
+        cursor = None if after is None else after.name
+        if after is not None and tenant is None and after.tenant and await self._sees_all():
+            cursor = f"{quote(after.tenant, safe='')}/{quote(after.name, safe='')}"
+        found = self._client.schedules.list(owner=owner, tenant=tenant, q=words, after=cursor, limit=limit)
         return [self._store.schedule(await self._whole(shape)) async for shape in found]
 
     async def _whole(self, shape: Shape) -> Shape:
         """Read a schedule whose arguments are too large for a list."""
-        return await self._client.schedules.get(shape["name"]) if shape.get("omitted") else shape
+        if not shape.get("omitted"):
+            return shape
+        return await self._client.schedules.get(shape["name"], tenant=shape["tenant"])
 
-    async def get(self, name: str) -> Schedule:
-        return self._store.schedule(await self._client.schedules.get(name))
+    async def get(self, name: str, *, tenant: str) -> Schedule:
+        whose = tenant or self._put.get(name)
+        return self._store.schedule(await self._client.schedules.get(name, tenant=whose))
 
-    async def put(self, name: str, spec: ScheduleSpec, *, owner: str, author: str, take_over: bool) -> str:
-        answer = await self._client.schedules.put(name, definition_of(spec), owner=owner, take_over=take_over)
-        return str(answer["outcome"])
+    async def find(self, refs: Iterable[ScheduleRef]) -> dict[ScheduleRef, Schedule]:
+        found = {}
+        for ref in refs:
+            with suppress(ScheduleNotFound, Denied):
+                found[ref] = await self.get(ref.name, tenant=ref.tenant)
+        return found
 
-    async def pause(self, name: str, *, author: str, reason: str, until: Instant | None) -> bool:
-        was_paused = (await self._client.schedules.get(name))["paused"]
-        await self._client.schedules.pause(name, reason=reason, until=_text(until))
+    async def put(self, ref: ScheduleRef, spec: ScheduleSpec, *, owner: str, take_over: bool) -> None:
+        answer = await self._client.schedules.put(
+            ref.name, definition_of(spec), owner=owner, take_over=take_over, tenant=ref.tenant or None
+        )
+        self._put[ref.name] = answer["tenant"]
+        self.warned += answer["warnings"]
+
+    async def pause(self, name: str, *, tenant: str, author: str, reason: str, until: Instant | None) -> bool:
+        was_paused = (await self._client.schedules.get(name, tenant=tenant))["paused"]
+        await self._client.schedules.pause(name, reason=reason, until=_text(until), tenant=tenant)
         return not was_paused
 
-    async def resume(self, name: str, *, author: str) -> bool:
-        was_paused: bool = (await self._client.schedules.get(name))["paused"]
-        await self._client.schedules.resume(name)
+    async def resume(self, name: str, *, tenant: str, author: str) -> bool:
+        was_paused: bool = (await self._client.schedules.get(name, tenant=tenant))["paused"]
+        await self._client.schedules.resume(name, tenant=tenant)
         return was_paused
 
-    async def trigger(self, name: str, *, author: str, args: str | None) -> str:
+    async def trigger_once(
+        self, name: str, key: str | None, *, tenant: str, author: str, args: str | None
+    ) -> Triggered:
         other_args = None if args is None else read_json(args)
-        return self._store.job(await self._client.schedules.trigger(name, other_args)).id
+        answer = await self._client.schedules.trigger(name, other_args, key=key, tenant=tenant)
+        outcome, why = answer.pop("outcome"), answer.pop("message")
+        return Triggered(self._store.job(answer).id, outcome == "started", why)
 
     async def backfill(
-        self, name: str, since: Instant, until: Instant, *, again: bool, author: str, dry_run: bool = False
+        self,
+        name: str,
+        since: Instant,
+        until: Instant,
+        *,
+        tenant: str,
+        again: bool,
+        author: str,
+        dry_run: bool = False,
     ) -> list[Instant]:
         first, last = isoformat(since), isoformat(until)
         answer = await self._client.schedules.backfill(
-            name, first, last, again=again, dry_run=dry_run, limit=BACKFILL_MAX
+            name, first, last, again=again, dry_run=dry_run, limit=BACKFILL_MAX, tenant=tenant
         )
         return [parse_instant(text) for text in answer["instants"]]
 
-    async def remove(self, name: str, *, author: str, owner: str | None = None) -> bool:
+    async def remove(self, name: str, *, tenant: str, author: str, owner: str | None = None) -> bool:
         try:
-            await self._client.schedules.remove(name, owner=owner)
+            await self._client.schedules.remove(name, owner=owner, tenant=tenant)
         except ScheduleNotFound:
             return False
         return True
 
-
-class _Ledger:
-    """Decisions."""
-
-    def __init__(self, store: RemoteStore) -> None:
-        self._client = store.client
-
-    async def occurrences(
-        self, name: str, *, since: Instant, limit: int, before: Instant | None = None
-    ) -> list[Occurrence]:
-        found = self._client.schedules.occurrences(
-            name, since=isoformat(since) if since else None, before=_text(before), limit=limit
-        )
-        return [_understood(occurrence_of, shape) async for shape in found]
+    async def _sees_all(self) -> bool:
+        return (await self._client.stats())["tenant"] is None
 
 
 class _Access:
@@ -643,14 +704,19 @@ def occurrence_of(shape: Shape) -> Occurrence:
     """Read a decision."""
     return Occurrence(
         schedule=shape["schedule"],
+        tenant=shape["tenant"],
         instant=_instant(shape["instant"]),
-        outcome=Decided(shape["outcome"]),
+        outcome=_outcome(shape["outcome"]),
         reason=shape["reason"],
         decided_at=_instant(shape["decided_at"]),
         until=_maybe(shape.get("until")),
         count=shape["count"],
         job_id=shape["job_id"],
     )
+
+
+def _outcome(text: str) -> Decided | ByHand:
+    return ByHand(text) if text in tuple(ByHand) else Decided(text)
 
 
 def token_of(shape: Shape) -> Token:
@@ -740,6 +806,7 @@ def situation_of(shape: Shape) -> Situation:
     coming = [
         {
             "name": one["name"],
+            "tenant": one.get("tenant", DEFAULT_TENANT),
             "decided_through": _instant(one["decided_through"]),
             "next_at": _instant(one["next_at"]),
         }
@@ -762,9 +829,17 @@ def situation_of(shape: Shape) -> Situation:
             "oldest_undecided_seconds": undecided,
         },
         dead=shape["dead"]["tasks"],
-        failing=[(one["schedule"], one["failed_in_a_row"]) for one in shape["failing"]],
+        failing=[
+            (ScheduleRef(one.get("tenant", DEFAULT_TENANT), one["schedule"]), one["failed_in_a_row"])
+            for one in shape["failing"]
+        ],
         missed=[
-            Missed(schedule=one["schedule"], instants=one["instants"], latest=_instant(one["latest"]))
+            Missed(
+                schedule=one["schedule"],
+                tenant=one.get("tenant", DEFAULT_TENANT),
+                instants=one["instants"],
+                latest=_instant(one["latest"]),
+            )
             for one in shape.get("missed", ())
         ],
         tenant=shape["tenant"],

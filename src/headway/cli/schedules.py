@@ -1,7 +1,7 @@
 """`headway schedules`: look at schedules and steer them. How they are defined is in `define`."""
 
-from collections.abc import AsyncIterator
-from typing import Annotated, Final
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, Final
 from zoneinfo import ZoneInfo
 
 import typer
@@ -9,13 +9,14 @@ import typer
 from headway import deeds
 from headway.cli import define
 from headway.cli.given import ArgOption, ArgsOption, YesOption, confirm, read_args, read_future, read_past
+from headway.cli.naming import NameArgument, TenantOption, read_label, which
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group
 from headway.cli.shapes import PREVIEW_COLUMNS, preview_rows
 from headway.cli.show import Column
 from headway.cli.text import away, clean, count, is_fine, span, utc
 from headway.errors import Conflict, DefinitionError, InvalidSchedule, ScheduleNotFound
 from headway.instants import Instant, isoformat, parse_instant
-from headway.model import FAILING_FLAGGED, Occurrence, Schedule, ScheduleSpec, encode_args
+from headway.model import FAILING_FLAGGED, ByHand, Occurrence, Schedule, ScheduleRef, ScheduleSpec, encode_args
 from headway.scheduling.triggers import After, At, Every, Trigger, describe
 from headway.scheduling.zones import zone
 from headway.shapes import instants_after, occurrence_shape, previews, zone_of
@@ -28,8 +29,6 @@ PAGE: Final = 200
 
 app = new_group(help="List, preview, change, pause, trigger and backfill schedules.")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")]
-
 
 @command(app, "list")
 async def list_(
@@ -37,12 +36,15 @@ async def list_(
     owner: Annotated[
         str | None, typer.Option("--owner", metavar="NAME", help="Only those of this app or file.")
     ] = None,
-    after: Annotated[str, typer.Option("--after", metavar="NAME", help="Begin behind this name.")] = "",
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only those of this tenant.")] = None,
+    after: Annotated[str, typer.Option("--after", metavar="NAME", help="Begin behind this one.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=LIST_MAX, help="How many.")] = 1_000,
 ) -> None:
-    """List schedules by name."""
+    """List schedules by tenant and name; those of other tenants than the default are called tenant/name."""
     async with session.open() as desk:
-        found = [schedule async for schedule in _pages(desk.store, owner, after, limit + 1)]
+        first = read_label(after, tenant or desk.own_tenant) if after else None
+        filters = {"owner": owner, "tenant": tenant}
+        found = [schedule async for schedule in _pages(desk.store, filters, first, limit + 1)]
         now, shapes = desk.now, [desk.schedule_shape(schedule) for schedule in found[:limit]]
     if session.as_json:
         session.out.json(shapes)
@@ -60,20 +62,22 @@ async def list_(
         fine = is_fine(schedule.next_at or 0 for schedule in found[:limit])
         session.out.table(columns, [_row(schedule, now, fine) for schedule in found[:limit]])
     if len(found) > limit:
-        session.out.note(f"there are more: --after {clean(found[limit - 1].name)!r}")
+        session.out.note(f"there are more: --after {clean(found[limit - 1].label)!r}")
 
 
-async def _pages(store: Store, owner: str | None, after: str, limit: int) -> AsyncIterator[Schedule]:
-    while limit > 0 and (page := await store.schedules.page(owner=owner, after=after, limit=min(limit, PAGE))):
+async def _pages(
+    store: Store, filters: Mapping[str, str | None], after: ScheduleRef | None, limit: int
+) -> AsyncIterator[Schedule]:
+    while limit > 0 and (page := await store.schedules.page(**filters, after=after, limit=min(limit, PAGE))):
         for schedule in page:
             yield schedule
-        after, limit = page[-1].name, limit - len(page)
+        after, limit = ScheduleRef(page[-1].tenant, page[-1].name), limit - len(page)
 
 
 def _row(schedule: Schedule, now: Instant, fine: bool) -> tuple[object, ...]:
     next_at = schedule.next_at if schedule.paused_at(now) is None else None
     return (
-        schedule.name,
+        schedule.label,
         describe(schedule.spec.trigger),
         schedule.spec.task,
         state(schedule, now),
@@ -97,11 +101,22 @@ def state(schedule: Schedule, now: Instant) -> str:
     return "on"
 
 
+async def _get(desk: Desk, text: str, tenant: str | None) -> Schedule:
+    """Read the schedule that is meant."""
+    ref = await which(desk, text, tenant)
+    try:
+        return await desk.store.schedules.get(ref.name, tenant=ref.tenant)
+    except ScheduleNotFound as error:
+        named = [found.label for found in await desk.store.schedules.page(words=ref.name) if found.name == ref.name]
+        hint = f"; did you mean {' or '.join(named[:3])}?" if named else ""
+        raise ScheduleNotFound(f"{error}{hint}") from None
+
+
 @command(app)
-async def show(session: Session, name: NameArgument) -> None:
+async def show(session: Session, name: NameArgument, tenant: TenantOption = None) -> None:
     """Show one schedule: rule, policies, state and what comes next."""
     async with session.open() as desk:
-        schedule = await desk.store.schedules.get(name)
+        schedule = await _get(desk, name, tenant)
         now, shape = desk.now, desk.schedule_shape(schedule)
     after = max(now, schedule.decided_through)
     shape = {**shape, "next": previews(schedule.spec, after, 5)}
@@ -111,7 +126,7 @@ async def show(session: Session, name: NameArgument) -> None:
     hidden = ("next", "trigger", "paused", "pause", "attention", "args", "tags", "next_at")
     pairs = {name: value for name, value in shape.items() if name not in hidden}
     pairs |= {"args": encode_args(shape["args"]), "tags": " ".join(shape["tags"])}
-    session.out.facts({"name": name, "state": state(schedule, now), **pairs})
+    session.out.facts({"name": schedule.name, "state": state(schedule, now), **pairs})
     _tell_preview(session, "next", schedule.spec, after, 5, now=now)
 
 
@@ -130,6 +145,7 @@ async def preview(
     at: Annotated[str | None, typer.Option("--at", metavar="T", help="One time instead.")] = None,
     since: Annotated[str | None, typer.Option("--from", metavar="T", help="From this time on, default now.")] = None,
     number: Annotated[int, typer.Option("-n", "--number", metavar="N", min=1, max=PREVIEW_MAX, help="How many.")] = 5,
+    tenant: TenantOption = None,
 ) -> None:
     """Show the next instants of a rule or a schedule.
 
@@ -143,7 +159,7 @@ async def preview(
     if spec is None:
         assert what is not None
         async with session.open() as desk:
-            spec, now = (await desk.store.schedules.get(what)).spec, desk.now
+            spec, now = (await _get(desk, what, tenant)).spec, desk.now
     if isinstance(spec.trigger, After):
         raise InvalidSchedule(f"{describe(spec.trigger)}: its instants follow from when its jobs end")
     clock = zone(tz) if tz is not None else zone_of(spec.trigger)
@@ -217,14 +233,17 @@ async def history(
         str | None, typer.Option("--since", metavar="T", help="Only instants from this time on, or so long ago: 24h.")
     ] = None,
     before: Annotated[str | None, typer.Option("--before", metavar="T", help="Only instants before this time.")] = None,
+    tenant: TenantOption = None,
 ) -> None:
-    """Show what was decided for a schedule, newest first, and why."""
+    """Show what was decided for a schedule and what was started by hand, newest first, and why.
+
+    What was started by hand is no instant of the schedule: `triggered` with the time, and `backfilled` with the number
+    of jobs.
+    """
     async with session.open() as desk:
         first = 0 if since is None else read_past(since, desk.now, "--since")
         last = None if before is None else read_past(before, desk.now, "--before")
-        found = await _occurrences(desk.store, name, first, last, number)
-        if not found:
-            await desk.store.schedules.get(name)  # Nothing decided yet, or no such schedule?
+        found = await _runs(desk, await which(desk, name, tenant), first, last, number)
     if session.as_json:
         session.out.json([occurrence_shape(occurrence) for occurrence in found])
         return
@@ -238,20 +257,21 @@ async def history(
     session.out.table(columns, [_decision_row(occurrence, fine) for occurrence in found])
 
 
-async def _occurrences(store: Store, name: str, since: Instant, before: Instant | None, limit: int) -> list[Occurrence]:
+async def _runs(desk: Desk, ref: ScheduleRef, since: Instant, before: Instant | None, limit: int) -> list[Occurrence]:
     found: list[Occurrence] = []
-    window = {} if before is None else {"before": before}
     while len(found) < limit:
-        page = await store.ledger.occurrences(name, since=since, limit=min(limit - len(found), PAGE), **window)
+        page = await desk.runs(ref, since=since, before=before, limit=min(limit - len(found), PAGE))
         found += page
         if not page:
             break
-        window = {"before": page[-1].instant}
-    return found
+        before = page[-1].instant
+    return found[:limit]
 
 
 def _decision_row(occurrence: Occurrence, fine: bool) -> tuple[object, ...]:
     until = "" if occurrence.until is None else f" … {utc(occurrence.until, fine=fine)} ({occurrence.count:,})"
+    if occurrence.outcome is ByHand.BACKFILLED:
+        until = f" ({count(occurrence.count, 'job')})"
     last = occurrence.until or occurrence.instant
     return (
         utc(occurrence.instant, fine=fine) + until,
@@ -267,28 +287,31 @@ async def pause(
     name: NameArgument,
     until: Annotated[str | None, typer.Option("--until", metavar="T", help="A time, or for so long: 30m.")] = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for those who will ask.")] = "",
+    tenant: TenantOption = None,
 ) -> None:
     """Stop a schedule; its instants are recorded as paused."""
     async with session.open() as desk:
-        schedule = await desk.store.schedules.get(name)
+        schedule = await _get(desk, name, tenant)
         tz = zone_of(schedule.spec.trigger).key
         end = None if until is None else read_future(until, desk.now, "--until", tz)
         acting = desk.acting(deeds.pause_schedule(schedule, reason, end))
-        is_new = await acting.schedules.pause(name, author=AUTHOR, reason=reason, until=end)
-        schedule = await desk.store.schedules.get(name)
+        is_new = await acting.schedules.pause(
+            schedule.name, tenant=schedule.tenant, author=AUTHOR, reason=reason, until=end
+        )
+        schedule = await desk.store.schedules.get(schedule.name, tenant=schedule.tenant)
     if not is_new and until is not None:
-        raise Conflict(f"schedule {name!r} is paused already; resume it first to pause it until another time")
+        raise Conflict(f"schedule {schedule.label!r} is paused already; resume it first to pause it until another time")
     _tell_state(session, desk, schedule, "" if is_new else " already")
 
 
 @command(app)
-async def resume(session: Session, name: NameArgument) -> None:
+async def resume(session: Session, name: NameArgument, tenant: TenantOption = None) -> None:
     """Let a paused schedule run again, from now on."""
     async with session.open() as desk:
-        schedule = await desk.store.schedules.get(name)
+        schedule = await _get(desk, name, tenant)
         acting = desk.acting(deeds.resume_schedule(schedule, desk.now))
-        was_paused = await acting.schedules.resume(name, author=AUTHOR)
-        schedule = await desk.store.schedules.get(name)
+        was_paused = await acting.schedules.resume(schedule.name, tenant=schedule.tenant, author=AUTHOR)
+        schedule = await desk.store.schedules.get(schedule.name, tenant=schedule.tenant)
     _tell_state(session, desk, schedule, "" if was_paused else " already")
 
 
@@ -296,22 +319,36 @@ def _tell_state(session: Session, desk: Desk, schedule: Schedule, already: str) 
     if session.as_json:
         session.out.json(desk.schedule_shape(schedule))
     else:
-        session.out.say(clean(f"{schedule.name} is{already} {state(schedule, desk.now)}"))
+        session.out.say(clean(f"{schedule.label} is{already} {state(schedule, desk.now)}"))
 
 
 @command(app)
-async def trigger(session: Session, name: NameArgument, arg: ArgOption = None, args: ArgsOption = None) -> None:
+async def trigger(
+    session: Session,
+    name: NameArgument,
+    arg: ArgOption = None,
+    args: ArgsOption = None,
+    tenant: TenantOption = None,
+) -> None:
     """Enqueue a job of the schedule now, under its overlap rule.
 
+    With skip there is no second job while one is live, with queue it waits in line, replace stops the live one first.
     The instants of the schedule stay as they are.
     """
     other_args = encode_args(read_args(arg, args)) if arg or args is not None else None
     async with session.open() as desk:
-        acting = desk.acting(deeds.trigger_schedule(await desk.store.schedules.get(name)))
-        job = await desk.store.queue.get(await acting.schedules.trigger(name, author=AUTHOR, args=other_args))
+        schedule = await _get(desk, name, tenant)
+        acting = desk.acting(deeds.trigger_schedule(schedule))
+        made = await acting.schedules.trigger_once(
+            schedule.name, None, tenant=schedule.tenant, author=AUTHOR, args=other_args
+        )
+        job = await desk.store.queue.get(made.job_id)
         shape = desk.job_shape(job)
     if session.as_json:
-        session.out.json(shape)
+        outcome = "started" if made.is_new else "not started"
+        session.out.json({**shape, "outcome": outcome, "message": made.why})
+    elif made.why is not None:
+        session.out.say(clean(f"not started: {made.why}"))
     else:
         session.out.say(clean(f"{job.id} {job.status}: {shape['why']}"))
 
@@ -325,26 +362,31 @@ async def backfill(
     again: Annotated[bool, typer.Option("--again", help="Also those that have fired.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which instants.")] = False,
     yes: YesOption = False,
+    tenant: TenantOption = None,
 ) -> None:
     """Enqueue a job for each past instant that has not fired.
 
     Says the count and asks first. Repeating it adds nothing.
     """
     async with session.open() as desk:
-        schedule = await desk.store.schedules.get(name)
+        schedule = await _get(desk, name, tenant)
+        own: dict[str, Any] = {"tenant": schedule.tenant, "again": again, "author": AUTHOR}
         tz = zone_of(schedule.spec.trigger).key
         first, last = read_past(since, desk.now, "--from", tz), read_past(until, desk.now, "--to", tz)
         if first > last:
             raise DefinitionError(f"--from {isoformat(first)} must not be later than --to {isoformat(last)}")
-        instants = await desk.store.schedules.backfill(name, first, last, again=again, dry_run=True, author=AUTHOR)
+        instants = await desk.store.schedules.backfill(schedule.name, first, last, dry_run=True, **own)
         if instants and not dry_run:
             jobs = count(len(instants), "job")
-            confirm(f"This adds {jobs} to {clean(name)}, from {utc(instants[0])} to {utc(instants[-1])}.", yes=yes)
+            confirm(
+                f"This adds {jobs} to {clean(schedule.label)}, from {utc(instants[0])} to {utc(instants[-1])}.", yes=yes
+            )
             acting = desk.acting(deeds.backfill_schedule(schedule, first, last))
-            instants = await acting.schedules.backfill(name, first, last, again=again, author=AUTHOR)
+            instants = await acting.schedules.backfill(schedule.name, first, last, **own)
     if session.as_json:
         stamps = [isoformat(instant) for instant in instants]
-        session.out.json({"schedule": name, "count": len(instants), "instants": stamps, "dry_run": dry_run})
+        whose = {"schedule": schedule.name, "tenant": schedule.tenant}
+        session.out.json({**whose, "count": len(instants), "instants": stamps, "dry_run": dry_run})
         return
     for instant in instants if dry_run else ():
         session.out.say(utc(instant, fine=is_fine(instants)))
@@ -352,18 +394,19 @@ async def backfill(
 
 
 @command(app)
-async def remove(session: Session, name: NameArgument, yes: YesOption = False) -> None:
+async def remove(session: Session, name: NameArgument, yes: YesOption = False, tenant: TenantOption = None) -> None:
     """Remove a schedule; what was decided stays in the ledger."""
     async with session.open() as desk:
-        schedule = await desk.store.schedules.get(name)
+        schedule = await _get(desk, name, tenant)
         owned = f" It belongs to {schedule.owner}, which may bring it back." if schedule.owner else ""
-        confirm(clean(f"This removes the schedule {name}.{owned}"), yes=yes)
-        if not await desk.acting(deeds.remove_schedule(schedule)).schedules.remove(name, author=AUTHOR):
-            raise ScheduleNotFound(f"no schedule is named {name!r}")
+        confirm(clean(f"This removes the schedule {schedule.label}.{owned}"), yes=yes)
+        acting = desk.acting(deeds.remove_schedule(schedule))
+        if not await acting.schedules.remove(schedule.name, tenant=schedule.tenant, author=AUTHOR):
+            raise ScheduleNotFound(f"no schedule is named {schedule.label!r}")
     if session.as_json:
-        session.out.json({"schedule": name, "removed": True})
+        session.out.json({"schedule": schedule.name, "tenant": schedule.tenant, "removed": True})
     else:
-        session.out.say(clean(f"{name} removed"))
+        session.out.say(clean(f"{schedule.label} removed"))
 
 
 command(app, "put")(define.put)

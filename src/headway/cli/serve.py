@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway import __version__
-from headway.app import Headway, api_of, crew_plan, new_node_id, scheduler_node, sync_schedules, worker_node
+from headway.app import SKIPPED, Headway, api_of, crew_plan, new_node_id, scheduler_node, sync_schedules, worker_node
 from headway.cli.log import EventLog
 from headway.cli.session import Session, new_command
 from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
@@ -41,6 +41,7 @@ from headway.worker.crew import Crew
 from headway.worker.frames import Hello
 
 INTERRUPTED: Final = 130
+SKIPPED_TOLD: Final = 20  # Of the declared schedules that belong to somebody else.
 CREW_GOODBYE_S: Final = 0.3
 PORT_REST_S: Final = 2.0  # Between two looks whether the port of the API is free.
 
@@ -191,9 +192,10 @@ async def run_scheduler(
         if store is None:
             return
         try:
-            if app is not None:
-                await _synchronise(store, app.name, app.declared, stopping, log)
-            await run_node(scheduler_node(store, settings, clock, __version__), stopping)
+            skipped = [] if app is None else await _synchronise(store, app.name, app.declared, stopping, log)
+            node = scheduler_node(store, settings, clock, __version__)
+            node.attention = skipped
+            await run_node(node, stopping)
         finally:
             await store.close()
         log.write("stopped", node=clock.node)
@@ -256,10 +258,12 @@ async def _work(
     if store is None:
         return
     try:
+        skipped: list[str] = []
         if schedules:
-            declared = {name: ScheduleSpec.from_json(text) for name, text in hello.schedules.items()}
-            await _synchronise(store, hello.app, declared, stopping, log)
+            declared = {key: ScheduleSpec.from_json(text) for key, text in hello.schedules.items()}
+            skipped = await _synchronise(store, hello.app, declared, stopping, log)
         node, supervisor = worker_node(store, settings, clock, __version__, schedules=schedules)
+        node.attention = skipped
         supervisor.crew, crew.foreman = crew, supervisor
         async with asyncio.TaskGroup() as group:
             if api:
@@ -387,8 +391,11 @@ def _exposures(url: str) -> Iterable[str]:
 
 async def _synchronise(
     store: Store, owner: str, declared: Mapping[str, ScheduleSpec], stopping: asyncio.Event, log: EventLog
-) -> None:
-    """Bring the app's schedules into the store; one that goes away meanwhile is waited for."""
+) -> list[str]:
+    """Bring the app's schedules into the store; one that goes away meanwhile is waited for.
+
+    What belongs to somebody else stays as it is. Return what to tell of it.
+    """
     clock = Clock()
     while not stopping.is_set():
         try:
@@ -397,10 +404,16 @@ async def _synchronise(
             log.write("waiting for the store", level="warning", error=str(error))
             await clock.rest(RETRY_REST_S_MAX, stopping)
             continue
-        counts = Counter(done.values())
+        counts = Counter(outcome.partition(":")[0] for outcome in done.values())
         words = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
+        skipped = [outcome.removeprefix(SKIPPED) for outcome in done.values() if outcome.startswith(SKIPPED)]
+        for reason in skipped[:SKIPPED_TOLD]:
+            log.write("schedule skipped", level="warning", app=owner, reason=reason)
         log.write("schedules synchronised", app=owner, done=words or "nothing declared")
-        return
+        return [
+            f"the app {owner!r} declares it too, and that is skipped: {reason}" for reason in skipped[:SKIPPED_TOLD]
+        ]
+    return []
 
 
 @contextmanager

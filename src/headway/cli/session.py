@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headway.clock import Clock
     from headway.errors import StoreUnavailable
     from headway.instants import Instant
-    from headway.model import Job, Schedule
+    from headway.model import Job, Occurrence, Schedule, ScheduleRef, ScheduleSpec
     from headway.ports import LiveView
     from headway.settings import Settings
     from headway.shapes import Shape
@@ -84,6 +84,11 @@ class Desk:
     _views: "list[LiveView]" = field(default_factory=list, repr=False)  # The one that was opened to hear them.
 
     @property
+    def own_tenant(self) -> str:
+        """Whose schedules are meant where nobody says whose."""
+        return "default"
+
+    @property
     def now(self) -> "Instant":
         """The store's time."""
         return self.clock.now()
@@ -135,12 +140,39 @@ class Desk:
 
         return worker_shapes(await alive(self.store))
 
-    def acting(self, deed: "Deed") -> "Store":
+    def acting(self, deed: "Deed | Sequence[Deed]") -> "Store":
         """Return the store for something that is done here: what it writes goes into the trail with it."""
         from headway.deeds import origin
         from headway.store.access import Doer
 
         return self.store.acting(Doer(AUTHOR, origin()), deed, self.clock)
+
+    async def put_schedules(
+        self, specs: "Mapping[ScheduleRef, tuple[ScheduleSpec | None, ScheduleSpec]]", *, owner: str, take_over: bool
+    ) -> None:
+        """Put schedules, each given with its definition before and after; some hundred in one transaction."""
+        from headway import deeds
+        from headway.errors import ScheduleOwned
+        from headway.store.defining import REFUSED
+        from headway.store.schedules import in_pieces
+
+        for piece in in_pieces({ref: after for ref, (_, after) in specs.items()}):
+            done = [
+                deeds.put_schedule(ref.name, specs[ref][0], after).nth(number)
+                for number, (ref, after) in enumerate(piece.items())
+            ]
+            acting = self.acting(done).schedules
+            outcomes = await acting.put_many(piece, owner=owner, author=AUTHOR, take_over=take_over)
+            for outcome in outcomes:
+                if outcome.startswith(REFUSED):  # It has come between our look and this.
+                    raise ScheduleOwned(outcome.removeprefix(REFUSED))
+
+    async def warnings(self, spec: "ScheduleSpec") -> list[str]:
+        """Say what keeps jobs of a definition from running as things are."""
+        from headway.status.around import alive
+        from headway.status.situation import unserved
+
+        return unserved(spec.task, spec.queue, await alive(self.store))
 
     async def retry(self, job: "Job", args: Mapping[str, Any] | None = None) -> "Job":
         """Run a job that has ended once more, perhaps with other arguments; return the new one."""
@@ -215,11 +247,22 @@ class Desk:
 
         return [fault.words for fault in faults(situation)]
 
-    async def audit(self, schedule: str | None, since: "Instant | None", until: "Instant | None") -> "Shape":
-        """Compare the expected instants with the recorded ones."""
+    async def audit(self, schedule: "ScheduleRef | None", since: "Instant | None", until: "Instant | None") -> "Shape":
+        """Compare the expected instants with the recorded ones, of all schedules or one."""
         from headway.scheduling.audit import audit
 
-        return (await audit(self.store.ledger, schedule=schedule, since=since, until=until)).to_dict()
+        key = None if schedule is None else await self.store.schedules.key(schedule.name, tenant=schedule.tenant)
+        return (await audit(self.store.ledger, key=key, since=since, until=until)).to_dict()
+
+    async def runs(
+        self, schedule: "ScheduleRef", *, since: "Instant", before: "Instant | None", limit: int
+    ) -> "list[Occurrence]":
+        """Read a page of what was decided for a schedule and started by hand, newest first; also of a removed one."""
+        from headway.status.runs import runs
+
+        found = await self.store.schedules.show(schedule.name, tenant=schedule.tenant, also_removed=True)
+        window = {} if before is None else {"before": before}
+        return await runs(self.store, found, since=since, limit=limit, **window)
 
     async def told(self, jobs: "Sequence[Job]") -> "list[Job]":
         """Return jobs with what they have said live, if it is to be had within a moment and newer than the store."""

@@ -1,5 +1,6 @@
 """`headway status`: who leads, who works, what waits, what is late, and what needs somebody."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -8,7 +9,7 @@ from headway.cli.session import Session, new_command
 from headway.cli.show import Column, Output
 from headway.cli.text import clean, count, span
 from headway.instants import SECOND
-from headway.model import Lease
+from headway.model import Lease, schedule_label
 from headway.shapes import stamp
 from headway.status.engines import engines_of
 from headway.status.situation import DEAD_COUNTED_MAX, DEAD_SHOWN, LATE, Situation
@@ -41,13 +42,13 @@ def attention(situation: Situation) -> Iterator[tuple[str, str]]:
         at_least = "at least " if many >= DEAD_COUNTED_MAX else ""
         letters = count(many, "dead letter")
         yield f"{at_least}{letters} ({'; '.join(named[:DEAD_SHOWN])}{more})", "headway dead list"
-    for name, number in situation.failing[:FAILING_SHOWN]:
-        yield f"schedule {name}: its last {number} jobs failed", f"headway jobs list --schedule {name}"
+    for ref, number in situation.failing[:FAILING_SHOWN]:
+        yield f"schedule {ref}: its last {number} jobs failed", f"headway jobs list --schedule {shlex.quote(str(ref))}"
     if len(situation.failing) > FAILING_SHOWN:
         yield f"{len(situation.failing) - FAILING_SHOWN} more schedules fail in a row", "headway schedules list"
     for missed in situation.missed[:MISSED_SHOWN]:
-        words = f"schedule {missed.schedule}: {count(missed.instants, 'instant')} missed in the last day"
-        yield words, f"headway schedules history {missed.schedule}"
+        words = f"schedule {missed.label}: {count(missed.instants, 'instant')} missed in the last day"
+        yield words, f"headway schedules history {shlex.quote(missed.label)}"
     if len(situation.missed) > MISSED_SHOWN:
         yield f"{len(situation.missed) - MISSED_SHOWN} more schedules missed instants", "headway schedules list"
 
@@ -77,7 +78,8 @@ def _late_facts(situation: Situation) -> dict[str, str]:
     """Name the schedules that are furthest behind, and how far each is decided."""
     late = [coming for coming in situation.schedules["coming"] if situation.now - coming["next_at"] > LATE]
     texts = [
-        f"{clean(coming['name'])} undecided for {span(situation.now - coming['next_at'])}"
+        f"{clean(schedule_label(coming['tenant'], coming['name']))}"
+        f" undecided for {span(situation.now - coming['next_at'])}"
         f" (decided through {stamp(coming['decided_through'])})"
         for coming in late[:LATE_SHOWN]
     ]

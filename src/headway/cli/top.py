@@ -23,7 +23,7 @@ from headway.cli.watch import Line, bar, painted
 from headway.errors import Denied, StoreUnavailable
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Status
-from headway.model import Job
+from headway.model import Job, schedule_label
 from headway.shapes import job_shape
 from headway.status.attention import faults as faults_of
 from headway.status.figures import situation_shape
@@ -313,7 +313,7 @@ def _coming_lines(situation: Situation, width: int) -> list[Line]:
     coming: list[dict[str, Any]] = situation.schedules["coming"][:COMING_READ]
     if not coming:
         return [[("next", "name"), ("  nothing is scheduled", "quiet")]]
-    name_width = max(12, min(width - 40, max(len(clean(entry["name"])) for entry in coming)))
+    name_width = max(12, min(width - 40, max(len(clean(_label(entry))) for entry in coming)))
     lines: list[Line] = [[("next", "name")]]
     for entry in coming:
         ahead = entry["next_at"] - situation.now
@@ -323,12 +323,16 @@ def _coming_lines(situation: Situation, width: int) -> list[Line]:
         )
         lines.append(
             [
-                (f"  {_fit(entry['name'], name_width)}", ""),
+                (f"  {_fit(_label(entry), name_width)}", ""),
                 (f"  {when:>12}", "bad" if late else "time"),
                 (f"  {utc(entry['next_at'] // SECOND * SECOND, fine=True)}", "quiet"),
             ]
         )
     return lines
+
+
+def _label(entry: dict[str, Any]) -> str:
+    return schedule_label(entry["tenant"], entry["name"])
 
 
 def _rounded(duration: int) -> int:

@@ -203,7 +203,7 @@ class JobFilters(TypedDict, total=False):
 
 
 class Schedules(Group[W_co]):
-    """Schedules: look at them and steer them."""
+    """Schedules: look at them and steer them. A name is one of the token's tenant, or of `tenant` if it sees all."""
 
     @listing
     def list(
@@ -222,9 +222,9 @@ class Schedules(Group[W_co]):
         return _pages("/api/schedules", query, limit)
 
     @operation
-    def get(self, name: str) -> Steps[Shape]:
+    def get(self, name: str, *, tenant: str | None = None) -> Steps[Shape]:
         """Return one schedule, and what comes next."""
-        return _get(_schedule(name), missing=ScheduleNotFound)
+        return _get(_schedule(name), {"tenant": tenant}, missing=ScheduleNotFound)
 
     @operation
     def put(
@@ -236,36 +236,51 @@ class Schedules(Group[W_co]):
         dry_run: bool = False,
         owner: str | None = None,
         take_over: bool = False,
+        tenant: str | None = None,
     ) -> Steps[Shape]:
         """Create or change a schedule: `{"task": "report", "cron": "0 6 * * *", "tz": "Europe/Berlin", …}`.
 
         With the revision that was seen last as `if_match` it changes nothing that somebody else has changed since
         (`ScheduleChanged`). With `dry_run` it only says what would change.
         """
-        query = {"dry_run": dry_run or None, "owner": owner or None, "take_over": take_over or None}
+        query = {"dry_run": dry_run or None, "owner": owner or None, "take_over": take_over or None, "tenant": tenant}
         return _put_schedule(name, definition, if_match, query)
 
     @operation
-    def remove(self, name: str, *, owner: str | None = None) -> Steps[Shape]:
+    def remove(self, name: str, *, owner: str | None = None, tenant: str | None = None) -> Steps[Shape]:
         """Remove a schedule; what was decided stays in the ledger."""
-        query = query_of({"owner": owner or None})
+        query = query_of({"owner": owner or None, "tenant": tenant})
         return _ask(Request(method="DELETE", path=_schedule(name), query=query, missing=ScheduleNotFound))
 
     @operation
-    def pause(self, name: str, *, reason: str = "", until: InstantLike | None = None) -> Steps[Shape]:
+    def pause(
+        self, name: str, *, reason: str = "", until: InstantLike | None = None, tenant: str | None = None
+    ) -> Steps[Shape]:
         """Stop a schedule, perhaps until a time or for so long (`2h`); its instants are recorded as paused."""
-        return _post(_schedule(name, "pause"), {"reason": reason, "until": time_text(until)}, **_SCHEDULE)
+        body = {"reason": reason, "until": time_text(until)}
+        return _post(_schedule(name, "pause"), body, query=query_of({"tenant": tenant}), **_SCHEDULE)
 
     @operation
-    def resume(self, name: str) -> Steps[Shape]:
+    def resume(self, name: str, *, tenant: str | None = None) -> Steps[Shape]:
         """Let a paused schedule run again, from now on."""
-        return _post(_schedule(name, "resume"), **_SCHEDULE)
+        return _post(_schedule(name, "resume"), query=query_of({"tenant": tenant}), **_SCHEDULE)
 
     @operation
-    def trigger(self, name: str, args: Mapping[str, Any] | None = None, *, key: str | None = None) -> Steps[Shape]:
-        """Enqueue a job of the schedule now, under its overlap rule."""
+    def trigger(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        tenant: str | None = None,
+    ) -> Steps[Shape]:
+        """Enqueue a job of the schedule now, where its overlap rule has room for one; else return the one there is.
+
+        The `outcome` beside what the job says is then `not started`, and `message` says why.
+        """
         body = {"args": None if args is None else dict(args), "key": _new_key() if key is None else key}
-        return _post(_schedule(name, "trigger"), body, is_keyed=True, conflict=DuplicateKey, **_SCHEDULE)
+        query, meaning = query_of({"tenant": tenant}), {"is_keyed": True, "conflict": DuplicateKey, **_SCHEDULE}
+        return _post(_schedule(name, "trigger"), body, query=query, **meaning)
 
     @operation
     def backfill(
@@ -277,17 +292,25 @@ class Schedules(Group[W_co]):
         again: bool = False,
         dry_run: bool = False,
         limit: int | None = None,
+        tenant: str | None = None,
     ) -> Steps[Shape]:
         """Enqueue a job for each past instant from `first` to `last` that has not fired."""
         body = {"from": time_text(first), "to": time_text(last), "again": again, "dry_run": dry_run, "limit": limit}
-        return _post(_schedule(name, "backfill"), body, is_keyed=dry_run or not again, **_SCHEDULE)
+        query, is_keyed = query_of({"tenant": tenant}), dry_run or not again
+        return _post(_schedule(name, "backfill"), body, query=query, is_keyed=is_keyed, **_SCHEDULE)
 
     @operation
     def preview(
-        self, name: str, n: int = 5, *, since: InstantLike | None = None, tz: str | None = None
+        self,
+        name: str,
+        n: int = 5,
+        *,
+        since: InstantLike | None = None,
+        tz: str | None = None,
+        tenant: str | None = None,
     ) -> Steps[Shapes]:
         """Return the next instants of a schedule."""
-        query = {"n": n, "from": time_text(since), "tz": tz}
+        query = {"n": n, "from": time_text(since), "tz": tz, "tenant": tenant}
         return _items(_get(_schedule(name, "preview"), query, **_SCHEDULE))
 
     @operation
@@ -296,9 +319,9 @@ class Schedules(Group[W_co]):
         return _items(_post("/api/schedules/preview", {**rule, "n": n}, is_keyed=True, **_SCHEDULE))
 
     @operation
-    def calendar(self, name: str, year: int | None = None) -> Steps[Shape]:
+    def calendar(self, name: str, year: int | None = None, *, tenant: str | None = None) -> Steps[Shape]:
         """Return what was decided for a schedule in a year, and how its jobs ended, by days of its zone."""
-        return _get(_schedule(name, "calendar"), {"year": year}, **_SCHEDULE)
+        return _get(_schedule(name, "calendar"), {"year": year, "tenant": tenant}, **_SCHEDULE)
 
     @listing
     def occurrences(
@@ -308,10 +331,25 @@ class Schedules(Group[W_co]):
         since: InstantLike | None = None,
         before: InstantLike | None = None,
         limit: int | None = None,
+        tenant: str | None = None,
     ) -> Flow[Shape]:
         """Iterate over what was decided for a schedule, newest first."""
-        query = {"since": instant_text(since), "before": instant_text(before)}
+        query = {"since": instant_text(since), "before": instant_text(before), "tenant": tenant}
         return _pages(_schedule(name, "occurrences"), query, limit, missing=ScheduleNotFound)
+
+    @listing
+    def runs(
+        self,
+        name: str,
+        *,
+        since: InstantLike | None = None,
+        before: InstantLike | None = None,
+        limit: int | None = None,
+        tenant: str | None = None,
+    ) -> Flow[Shape]:
+        """Iterate over what was decided for a schedule and what was started by hand, newest first."""
+        query = {"since": instant_text(since), "before": instant_text(before), "tenant": tenant}
+        return _pages(_schedule(name, "runs"), query, limit, missing=ScheduleNotFound)
 
 
 _SCHEDULE: Final[Mapping[str, Any]] = {"missing": ScheduleNotFound, "invalid": InvalidSchedule}
@@ -823,11 +861,13 @@ class Calls(Group[W_co]):
         self,
         *,
         schedule: str | None = None,
+        tenant: str | None = None,
         since: InstantLike | None = None,
         until: InstantLike | None = None,
     ) -> Steps[Shape]:
         """Compare the expected instants of every schedule with the recorded ones, of the last day unless you say."""
-        return _audit({"schedule": schedule, "since": instant_text(since), "until": instant_text(until)})
+        window = {"since": instant_text(since), "until": instant_text(until)}
+        return _audit({"schedule": schedule, "tenant": tenant, **window})
 
     @listing
     def trail(

@@ -24,12 +24,12 @@ from typing import Final, Protocol, TypeAlias
 
 from headway.errors import DefinitionError, ScheduleNotFound
 from headway.instants import INSTANT_MAX, INSTANT_MIN, MINUTE, Instant, format_duration, isoformat
-from headway.model import Decided, JsonObject, Occurrence, Revision
+from headway.model import DEFAULT_TENANT, Cursor, Decided, JsonObject, Occurrence, Revision, key_label, schedule_name
 from headway.scheduling.expansion import Block, Passed, Tape, blocks_of
 from headway.scheduling.triggers import After
 
 FINDINGS_MAX: Final = 1_000
-NAMES_PAGE: Final = 200
+KEYS_PAGE: Final = 200
 LEDGER_PAGE: Final = 1_000
 
 _FOREVER: Final = 2**62
@@ -38,7 +38,6 @@ _AGAIN_MAX: Final = 10
 # The end of a job and the next instant that follows from it are written by two statements of one transaction.
 _FOLLOW_SLACK: Final = MINUTE
 
-Cursor: TypeAlias = tuple[str, Instant]  # A schedule's name, and the time through which it is decided.
 Record: TypeAlias = tuple[Occurrence, Instant | None]  # A record of the ledger and the end of its job.
 
 
@@ -54,12 +53,14 @@ class Finding:
     reason: str
     until: Instant | None = None
     count: int = 1
+    tenant: str = DEFAULT_TENANT
 
     def to_dict(self) -> JsonObject:
         """Write the JSON form; a run of instants has `until`."""
         until = {} if self.until is None else {"until": _when(self.until)}
         return {
             "schedule": self.schedule,
+            "tenant": self.tenant,
             "instant": _when(self.instant),
             **until,
             "count": self.count,
@@ -140,11 +141,10 @@ def _when(instant: Instant) -> str:
 class ScheduleAudit:
     """Compares one schedule's records, fed oldest first, with the instants its revisions explain."""
 
-    def __init__(
-        self, name: str, revisions: Sequence[Revision], *, decided_through: Instant, after: Instant, until: Instant
-    ) -> None:
+    def __init__(self, cursor: Cursor, revisions: Sequence[Revision], *, after: Instant, until: Instant) -> None:
+        decided_through = cursor.decided_through
         self.report = AuditReport(schedules=1)
-        self._name = name
+        self._cursor = cursor
         self._revisions = sorted(revisions, key=lambda revision: revision.revision)
         self._effective = [revision.effective_at for revision in self._revisions]
         self._decided_through = decided_through
@@ -210,7 +210,7 @@ class ScheduleAudit:
         """Report the missing successor of a fixed delay."""
         reason = f"the job before it ended at {_when(ended)}, and nothing was decided a delay later"
         self.report.expected += 1
-        self.report.gaps.add(Finding(schedule=self._name, instant=due, reason=reason))
+        self.report.gaps.add(_finding(self._cursor, due, reason))
 
     def _in_force(self, instant: Instant) -> Revision | None:
         index = bisect_left(self._effective, instant) - 1
@@ -293,8 +293,7 @@ class ScheduleAudit:
         if passed.count:
             until = passed.last if passed.count > 1 else None
             reason = "no record" if passed.count == 1 else f"no record for {passed.count} instants in a row"
-            finding = Finding(schedule=self._name, instant=passed.first, until=until, count=passed.count, reason=reason)
-            self.report.gaps.add(finding)
+            self.report.gaps.add(_finding(self._cursor, passed.first, reason, until=until, count=passed.count))
 
     def _count(self, expected: int, recorded: int) -> None:
         self.report.expected += expected
@@ -302,22 +301,26 @@ class ScheduleAudit:
 
     def _duplicate(self, record: Occurrence) -> None:
         reason = f"an earlier record covers this time through {_when(self._covered)}"
-        self.report.duplicates.add(_finding(record, self._name, reason))
+        self.report.duplicates.add(self._of_record(record, reason))
 
     def _phantom(self, record: Occurrence, reason: str) -> None:
-        self.report.phantoms.add(_finding(record, self._name, reason))
+        self.report.phantoms.add(self._of_record(record, reason))
+
+    def _of_record(self, record: Occurrence, reason: str) -> Finding:
+        return _finding(self._cursor, record.instant, reason, until=record.until, count=record.count)
 
 
 def _end(record: Occurrence) -> Instant:
     return record.instant if record.until is None else max(record.instant, record.until)
 
 
-def _finding(record: Occurrence, schedule: str, reason: str) -> Finding:
+def _finding(cursor: Cursor, instant: Instant, reason: str, *, until: Instant | None = None, count: int = 1) -> Finding:
     return Finding(
-        schedule=schedule,
-        instant=record.instant,
-        until=record.until,
-        count=record.count,
+        schedule=schedule_name(cursor.key),
+        tenant=cursor.tenant,
+        instant=instant,
+        until=until,
+        count=count,
         reason=reason,
     )
 
@@ -332,8 +335,8 @@ def audit_schedule(
 ) -> AuditReport:
     """Compare all records of one schedule, oldest first, with what its revisions explain in [since, until]."""
     after, end = _BEGINNING if since is None else since - 1, _FOREVER if until is None else until
-    name = revisions[0].schedule if revisions else ""
-    comparing = ScheduleAudit(name, revisions, decided_through=decided_through, after=after, until=end)
+    cursor = Cursor(revisions[0].schedule if revisions else "", decided_through)
+    comparing = ScheduleAudit(cursor, revisions, after=after, until=end)
     for record, finished_at in records:
         if record.instant <= after:
             comparing.straddle(record)
@@ -351,23 +354,23 @@ def audit_schedule(
 class AuditSource(Protocol):
     """What the audit reads. Methods may raise `StoreUnavailable`; the audit then ends, and can be run again."""
 
-    async def names(self, after: str, limit: int) -> list[Cursor]:
-        """Return a page of all schedules, also removed ones and such that cannot be read, by name in byte order."""
+    async def keys(self, after: str, limit: int) -> list[Cursor]:
+        """Return a page of all schedules, also removed ones and such that cannot be read, by key in byte order."""
         ...
 
-    async def revisions(self, name: str) -> list[Revision]:
+    async def revisions(self, key: str) -> list[Revision]:
         """Return every definition that a schedule ever had, oldest first."""
         ...
 
-    async def ledger(self, name: str, after: Instant, until: Instant, limit: int) -> list[Record]:
+    async def ledger(self, key: str, after: Instant, until: Instant, limit: int) -> list[Record]:
         """Return a page of records whose first instant is in (after, until], oldest first."""
         ...
 
-    async def occurrences(self, name: str, *, before: Instant, limit: int) -> list[Occurrence]:
+    async def occurrences(self, key: str, *, before: Instant, limit: int) -> list[Occurrence]:
         """Return the newest records whose first instant is earlier than `before`, newest first."""
         ...
 
-    async def started_by_hand(self, name: str, after: Instant) -> bool:
+    async def started_by_hand(self, key: str, after: Instant) -> bool:
         """Say whether a job of the schedule that belongs to no instant was live at this time or later."""
         ...
 
@@ -377,36 +380,36 @@ class AuditSource(Protocol):
 
 
 async def audit(
-    source: AuditSource, *, schedule: str | None = None, since: Instant | None = None, until: Instant | None = None
+    source: AuditSource, *, key: str | None = None, since: Instant | None = None, until: Instant | None = None
 ) -> AuditReport:
-    """Audit one schedule or all of them, in bounded memory, while schedulers may go on deciding."""
+    """Audit the schedule with this key or all of them, in bounded memory, while schedulers may go on deciding."""
     report, after = AuditReport(), ""
-    if schedule is not None:
-        cursor = await _find(source, schedule)
+    if key is not None:
+        cursor = await _find(source, key)
         if cursor is None:
-            raise ScheduleNotFound(f"no schedule is named {schedule!r}, and none ever was")
+            raise ScheduleNotFound(f"no schedule is named {key_label(key)!r}, and none ever was")
         return await _audit_one(source, cursor, since, until, await source.pruned_through())
-    while page := await source.names(after, NAMES_PAGE):
+    while page := await source.keys(after, KEYS_PAGE):
         pruned = await source.pruned_through()
         for cursor in page:
             report.merge(await _audit_one(source, cursor, since, until, pruned))
-        after = page[-1][0]
+        after = page[-1].key
     return report
 
 
-async def _find(source: AuditSource, name: str) -> Cursor | None:
-    """Read one schedule, also a removed one, by asking for what follows the name just before it."""
-    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in name):
+async def _find(source: AuditSource, key: str) -> Cursor | None:
+    """Read one schedule, also a removed one, by asking for what follows the key just before it."""
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in key):
         return None  # No text that a store could hold or compare.
-    page = await source.names(_just_before(name), 2)
-    return next((cursor for cursor in page if cursor[0] == name), None)
+    page = await source.keys(_just_before(key), 2)
+    return next((cursor for cursor in page if cursor.key == key), None)
 
 
-def _just_before(name: str) -> str:
-    if not name or name[-1] <= " ":
-        return name[:-1]
-    previous = ord(name[-1]) - 1
-    return name[:-1] + chr(0xD7FF if 0xD800 <= previous <= 0xDFFF else previous) + chr(0x10FFFF)
+def _just_before(key: str) -> str:
+    if not key or key[-1] <= " ":
+        return key[:-1]
+    previous = ord(key[-1]) - 1
+    return key[:-1] + chr(0xD7FF if 0xD800 <= previous <= 0xDFFF else previous) + chr(0x10FFFF)
 
 
 async def _audit_one(
@@ -418,7 +421,7 @@ async def _audit_one(
             report = await _compare(source, cursor, max(pruned, _BEGINNING if since is None else since - 1), until)
         except DefinitionError as error:
             report = AuditReport(schedules=1)
-            report.unreadable.add(Finding(schedule=cursor[0], instant=cursor[1], reason=str(error)))
+            report.unreadable.add(_finding(cursor, cursor.decided_through, str(error)))
         if not report.gaps.total:
             break
         before, pruned = pruned, await source.pruned_through()
@@ -428,33 +431,32 @@ async def _audit_one(
 
 
 async def _compare(source: AuditSource, cursor: Cursor, after: Instant, until: Instant | None) -> AuditReport:
-    name, decided_through = cursor
-    revisions = await source.revisions(name)
+    key = cursor.key
+    revisions = await source.revisions(key)
     if not revisions:  # A schedule is stored with its first definition, and none is ever deleted.
         raise DefinitionError("its definitions are gone, so nobody can say what should have been decided")
     end = _FOREVER if until is None else until
-    comparing = ScheduleAudit(name, revisions, decided_through=decided_through, after=after, until=end)
+    comparing = ScheduleAudit(cursor, revisions, after=after, until=end)
     if after > revisions[0].effective_at:
-        for record in await source.occurrences(name, before=after + 1, limit=1):
+        for record in await source.occurrences(key, before=after + 1, limit=1):
             comparing.straddle(record)
     async for record, finished_at in _records(source, cursor, after, end):
         comparing.feed(record, finished_at)
     comparing.finish()
     missing = comparing.unfollowed()
-    if missing is not None and not await source.started_by_hand(name, missing[0]):
+    if missing is not None and not await source.started_by_hand(key, missing[0]):
         comparing.report_unfollowed(*missing)
     return comparing.report
 
 
 async def _records(source: AuditSource, cursor: Cursor, after: Instant, until: Instant) -> AsyncIterator[Record]:
     """Yield records page by page; those that were decided after the cursor was read are left out."""
-    name, decided_through = cursor
-    while page := await source.ledger(name, after, until, LEDGER_PAGE):
+    while page := await source.ledger(cursor.key, after, until, LEDGER_PAGE):
         for record, finished_at in page:
-            if record.instant > decided_through:
+            if record.instant > cursor.decided_through:
                 # Decided meanwhile, or never: the record and the cursor are written together.
-                now = await _find(source, name)
-                if now is not None and now[1] >= record.instant:
+                now = await _find(source, cursor.key)
+                if now is not None and now.decided_through >= record.instant:
                     return
             yield record, finished_at
         after = page[-1][0].instant

@@ -211,7 +211,7 @@ class _CalendarPlan:
         spec = self.schedule.spec
         if spec.missed is Missed.ALL and spec.catch_up_rate is not None:
             return self.now + self.fired_here * spec.catch_up_rate.interval
-        return jittered(self.schedule.name, instant, spec.jitter)
+        return jittered(self.schedule.key, instant, spec.jitter)
 
     def _decide_on_time(self, stretch: _Stretch, newest: Instant | None) -> None:
         if self.schedule.spec.overlap is Overlap.REPLACE and newest is not None:
@@ -265,7 +265,7 @@ class _CalendarPlan:
     def _fire_on_time(self, instant: Instant) -> None:
         reason = self._blocked_reason()
         if reason is None:
-            self._fire(instant, jittered(self.schedule.name, instant, self.schedule.spec.jitter), "on time")
+            self._fire(instant, jittered(self.schedule.key, instant, self.schedule.spec.jitter), "on time")
         else:
             self._decide(Decision(instant=instant, outcome=Decided.SKIPPED, reason=reason))
 
@@ -386,7 +386,7 @@ def _decide_after(
             instant=instant,
             outcome=Decided.FIRED,
             reason="on time" if lateness <= spec.grace else "caught up late",
-            start_at=jittered(schedule.name, instant, spec.jitter),
+            start_at=jittered(schedule.key, instant, spec.jitter),
             waits=spec.exclusive and live.last is not None,
         ),
         None,

@@ -15,7 +15,7 @@ from headway.clock import Clock
 from headway.errors import LeaseLost
 from headway.events import DecisionRefused, LocksLost, ScheduleHeld, SchedulesDecided, emit
 from headway.instants import SECOND, Duration, Instant
-from headway.model import Lease, LiveJobs, Plan, Schedule
+from headway.model import Lease, LiveJobs, Plan, Schedule, key_label
 from headway.ports import Due, Fence, Leases, Ledger, Shards, slot_of
 from headway.scheduling.planner import plan
 
@@ -56,8 +56,8 @@ class Scheduler:
         if shards is None:
             return self._poll_s
         due = await self._ledger.due(shards, BATCH)
-        for name, version, reason in due.unreadable:
-            await self._hold(name, version, reason)
+        for key, version, reason in due.unreadable:
+            await self._hold(key, version, reason)
         if due.schedules and not await self._decide(due):
             return self._rest_in_vain_s()
         self._in_vain = 0
@@ -83,8 +83,8 @@ class Scheduler:
             self._refused(plans, str(error))
             return was_held
         if refused:
-            self._refused([made for made in plans if made.schedule.name in refused], "decided by somebody else")
-        done = tuple(made for made in plans if made.schedule.name not in refused)
+            self._refused([made for made in plans if made.schedule.key in refused], "decided by somebody else")
+        done = tuple(made for made in plans if made.schedule.key not in refused)
         if done:
             emit(SchedulesDecided(node=self._clock.node, plans=done))
         return was_held or bool(done)
@@ -93,15 +93,15 @@ class Scheduler:
         try:
             return plan(schedule, now, live)
         except Exception as error:  # noqa: BLE001 - one bad schedule must not stop the others
-            await self._hold(schedule.name, schedule.version, f"cannot be planned: {type(error).__name__}: {error}")
+            await self._hold(schedule.key, schedule.version, f"cannot be planned: {type(error).__name__}: {error}")
             return None
 
-    async def _hold(self, name: str, version: int, reason: str) -> None:
-        await self._ledger.hold(name, version, reason)
-        emit(ScheduleHeld(node=self._clock.node, schedule=name, reason=reason))
+    async def _hold(self, key: str, version: int, reason: str) -> None:
+        await self._ledger.hold(key, version, reason)
+        emit(ScheduleHeld(node=self._clock.node, schedule=key_label(key), reason=reason))
 
     def _refused(self, plans: Sequence[Plan], reason: str) -> None:
-        names = tuple(made.schedule.name for made in plans)
+        names = tuple(made.schedule.label for made in plans)
         emit(DecisionRefused(node=self._clock.node, schedules=names, reason=reason))
 
     def _rest_in_vain_s(self) -> float:
@@ -141,9 +141,9 @@ class LeaderMandate:
     async def fence(self, plans: Sequence[Plan]) -> tuple[list[Plan], Fence | None]:
         """Return the plans of shards that are still held, each under the token of its own shard."""
         held = self._held()  # Again: a shard may have been lost or given away while its schedules were read.
-        roles = {made.schedule.name: self.role(slot_of(made.schedule.name) % self._count) for made in plans}
-        mine = [made for made in plans if roles[made.schedule.name] in held]
-        leases = {made.schedule.name: roles[made.schedule.name] for made in mine}
+        roles = {made.schedule.key: self.role(slot_of(made.schedule.key) % self._count) for made in plans}
+        mine = [made for made in plans if roles[made.schedule.key] in held]
+        leases = {made.schedule.key: roles[made.schedule.key] for made in mine}
         tokens = {role: held[role].token for role in leases.values()}
         return mine, Fence(holder=self._holder, tokens=tokens, leases=leases)
 
@@ -174,14 +174,14 @@ class LockMandate:
         )
         tokens = {lease.name: lease.token for lease in won}
         self._leave(names, tokens)
-        leases = {names[name].schedule.name: name for name in tokens}
+        leases = {names[name].schedule.key: name for name in tokens}
         return [names[name] for name in tokens], Fence(holder=self._node_id, tokens=tokens, leases=leases)
 
     def _leave(self, names: Mapping[str, Plan], won: Collection[str]) -> None:
         """Say which instants are another node's to decide: once for each, however often we look again."""
         lost = frozenset(names) - frozenset(won)
         if new := sorted(lost - self._lost):
-            emit(LocksLost(node=self._node_id, schedules=tuple(names[name].schedule.name for name in new)))
+            emit(LocksLost(node=self._node_id, schedules=tuple(names[name].schedule.label for name in new)))
         self._lost = lost
 
     def lost(self) -> None:
@@ -191,4 +191,4 @@ class LockMandate:
     def _name(made: Plan) -> str:
         # The cursor names the instant: it stays the same until somebody has decided it, so a holder that dies
         # blocks it only until its lease ends, and the instant is never lost.
-        return f"{OCCURRENCE_LEASE_PREFIX}{made.schedule.name}/{made.schedule.next_at}"
+        return f"{OCCURRENCE_LEASE_PREFIX}{made.schedule.key}/{made.schedule.next_at}"

@@ -5,7 +5,7 @@ from typing import Final
 from headway.errors import JobNotFound
 from headway.instants import DAY, SECOND, Instant
 from headway.lifecycle import Status
-from headway.model import Job, Node
+from headway.model import Job, Node, schedule_name
 from headway.store import Store
 from headway.why import Around, QueuePause, Why, explain
 
@@ -68,7 +68,9 @@ async def _rivals(store: Store, job: Job, before: Job | None) -> tuple[Job, ...]
         return ()
     found: list[Job] = []
     for status in (Status.RUNNING, Status.PENDING, Status.RETRYING, Status.SCHEDULED):
-        found += await store.queue.page(status=status, schedule=job.schedule, tenant=job.tenant, limit=RIVALS_SHOWN)
+        found += await store.queue.page(
+            status=status, schedule=schedule_name(job.schedule), tenant=job.tenant, limit=RIVALS_SHOWN
+        )
     return tuple(found[:RIVALS_SHOWN])
 
 

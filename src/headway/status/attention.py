@@ -31,10 +31,12 @@ class Alert:
     words: str
     cure: str
     target: str | None = None
+    tenant: str | None = None  # Whose the target is, where it is a schedule.
 
     def to_dict(self) -> Shape:
         """Write the JSON form."""
-        return {"code": self.code, "target": self.target, "message": self.words, "cure": self.cure}
+        whose = {} if self.tenant is None else {"tenant": self.tenant}
+        return {"code": self.code, "target": self.target, **whose, "message": self.words, "cure": self.cure}
 
 
 _TROUBLES: Final = {
@@ -61,26 +63,29 @@ def alerts(situation: Situation) -> Iterator[Alert]:
     for fault in faults(situation):
         if fault.code != "schedules_held":  # Each of them is named below.
             yield fault
-    for name, reason in situation.held:
+    for ref, reason in situation.held:
         yield Alert(
             code="schedule_held",
-            words=f"schedule {name} cannot be planned: {reason}",
-            cure=f"headway schedules show {shlex.quote(name)}",
-            target=name,
+            words=f"schedule {ref} cannot be planned: {reason}",
+            cure=f"headway schedules show {shlex.quote(str(ref))}",
+            target=ref.name,
+            tenant=ref.tenant,
         )
-    for name, number in situation.failing:
+    for ref, number in situation.failing:
         yield Alert(
             code="schedule_failing",
-            words=f"schedule {name}: its last {number} jobs failed",
-            cure=f"headway jobs list --schedule {shlex.quote(name)}",
-            target=name,
+            words=f"schedule {ref}: its last {number} jobs failed",
+            cure=f"headway jobs list --schedule {shlex.quote(str(ref))}",
+            target=ref.name,
+            tenant=ref.tenant,
         )
     for missed in situation.missed:
         yield Alert(
             code="schedule_missed",
-            words=f"schedule {missed.schedule}: {_count(missed.instants, 'instant')} missed in the last day",
-            cure=f"headway schedules history {shlex.quote(missed.schedule)}",
+            words=f"schedule {missed.label}: {_count(missed.instants, 'instant')} missed in the last day",
+            cure=f"headway schedules history {shlex.quote(missed.label)}",
             target=missed.schedule,
+            tenant=missed.tenant,
         )
     for row in situation.dead:
         error = f": {row['error']}" if row.get("error") else ""
@@ -125,6 +130,9 @@ def faults(situation: Situation) -> Iterator[Alert]:
         yield from _lost_nodes(situation) if situation.trouble == OK else ()
         for node in situation.nodes:
             yield from _node_faults(node, situation.facts.kind)
+        for words in dict.fromkeys(str(text) for node in situation.nodes for text in node.state.get("attention", ())):
+            cure = "give one of the two another name, or remove the other, and restart"
+            yield Alert(code="schedule_skipped", words=words, cure=cure)
 
 
 def _shard_faults(situation: Situation) -> Iterator[Alert]:

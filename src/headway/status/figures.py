@@ -25,9 +25,11 @@ def situation_shape(situation: Situation) -> Shape:
         },
         "oldest_undecided_seconds": undecided,
         "dead": {"total": situation.dead_letters, "tasks": situation.dead},
-        "failing": [{"schedule": name, "failed_in_a_row": number} for name, number in situation.failing],
+        "failing": [
+            {"schedule": ref.name, "tenant": ref.tenant, "failed_in_a_row": number} for ref, number in situation.failing
+        ],
         "missed": [
-            {"schedule": one.schedule, "instants": one.instants, "latest": stamp(one.latest)}
+            {"schedule": one.schedule, "tenant": one.tenant, "instants": one.instants, "latest": stamp(one.latest)}
             for one in situation.missed
         ],
         "degraded": [fault.words for fault in faults(situation)],
@@ -52,6 +54,7 @@ def _machinery_shape(situation: Situation) -> Shape:
 def _coming_shape(coming: dict[str, Any], now: Instant) -> Shape:
     return {
         "name": coming["name"],
+        "tenant": coming["tenant"],
         "decided_through": stamp(coming["decided_through"]),
         "next_at": stamp(coming["next_at"]),
         "undecided_seconds": max(0, now - coming["next_at"]) / SECOND,

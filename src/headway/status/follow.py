@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from headway.errors import HeadwayError, JobNotFound, StoreUnavailable
 from headway.instants import SECOND, parse_duration
 from headway.lifecycle import Status
-from headway.model import Job
+from headway.model import DEFAULT_TENANT, Job, schedule_name
 from headway.shapes import LISTED_BYTES_MAX, job_outlook
 from headway.status.around import why
 from headway.status.hub import Event, Follower, Hub, Place, change_shape, job_event, log_event
@@ -164,12 +164,14 @@ def wanted(call_tenant: str | None, query: dict[str, Any]) -> Callable[[Job], bo
         "type": "task",
         "queue": "queue",
         "tenant": "tenant",
-        "schedule": "schedule",
         "key": "key",
     }
     for name, attribute in fields.items():
         if name in query:
             checks.append(lambda job, attribute=attribute, value=query[name]: getattr(job, attribute) == value)  # type: ignore[misc]
+    if (schedule := query.get("schedule")) is not None:
+        whose = call_tenant or query.get("tenant") or DEFAULT_TENANT
+        checks.append(lambda job: job.tenant == whose and schedule_name(job.schedule or "") == schedule)
     if "tag" in query:
         checks.append(lambda job: query["tag"] in job.tags)
     return lambda job: all(check(job) for check in checks)

@@ -7,6 +7,7 @@ moves the jobs of everybody (pausing a queue, draining a worker) needs a token f
 import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, Final
+from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -15,7 +16,7 @@ from headway import deeds
 from headway.errors import NotFound, ScheduleNotFound
 from headway.instants import DAY, HOUR, INSTANT_MIN, SECOND, Instant
 from headway.lifecycle import FINAL, Status
-from headway.model import check_name
+from headway.model import DEFAULT_TENANT, check_name, schedule_name
 from headway.scheduling import audit as auditing
 from headway.shapes import Shape, stamp
 from headway.status.around import alive, known
@@ -185,16 +186,18 @@ async def get_audit(call: Call) -> Answer:
     """Compare the expected instants of schedules with the recorded ones, a page of schedules at a time."""
     since, until = _audit_window(call)
     started, report = call.clock.monotonic(), auditing.AuditReport()
-    names = await _audited(call)
+    keys = await _audited(call)
     last: str | None = None
-    for name in names:
+    for key in keys:
         if last is not None and call.clock.monotonic() - started > AUDIT_S_MAX:
             break
-        report.merge(await _audit_one(call, name, since, until))
-        last = name
-    is_whole = last == (names[-1] if names else None) and len(names) < call.query.get("limit", PAGE_DEFAULT)
+        report.merge(await _audit_one(call, key, since, until))
+        last = key
+    is_whole = last == (keys[-1] if keys else None) and len(keys) < call.query.get("limit", PAGE_DEFAULT)
     following = None if is_whole or "schedule" in call.query else last
-    return Answer({**report.to_dict(), "since": stamp(since), "until": stamp(until), "next_cursor": following})
+    return Answer(
+        {**report.to_dict(), "since": stamp(since), "until": stamp(until), "next_cursor": _audit_cursor(following)}
+    )
 
 
 def _audit_window(call: Call) -> tuple[Instant, Instant]:
@@ -208,23 +211,31 @@ def _audit_window(call: Call) -> tuple[Instant, Instant]:
 
 
 async def _audited(call: Call) -> list[str]:
-    """Return the names of the schedules to audit, also of removed ones."""
-    name = call.query.get("schedule")
+    """Return the keys of the schedules to audit, also of removed ones."""
+    name, asked = call.query.get("schedule"), call.query.get("tenant")
+    if call.tenant is not None and asked not in (None, call.tenant):
+        raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
+    tenant = call.tenant or asked
     if name is not None:
         try:
-            await call.store.schedules.show(name, tenant=call.tenant, also_removed=True)
+            whose = tenant or DEFAULT_TENANT
+            return [(await call.store.schedules.show(name, tenant=whose, also_removed=True)).key]
         except ScheduleNotFound:
             raise ScheduleNotFound(f"no schedule is named {name!r}, and none ever was") from None
-        return [name]
     limit, after = call.page()
-    return [found for found, _ in await call.store.ledger.names(after or "", limit, tenant=call.tenant)]
+    return [found.key for found in await call.store.ledger.keys(unquote(after or ""), limit, tenant=tenant)]
 
 
-async def _audit_one(call: Call, name: str, since: Instant, until: Instant) -> auditing.AuditReport:
+def _audit_cursor(key: str | None) -> str | None:
+    return None if key is None else quote(key, safe="")  # A key is not printable.
+
+
+async def _audit_one(call: Call, key: str, since: Instant, until: Instant) -> auditing.AuditReport:
     try:
         async with asyncio.timeout(SCHEDULE_AUDIT_S_MAX):
-            return await auditing.audit(call.store.ledger, schedule=name, since=since, until=until)
+            return await auditing.audit(call.store.ledger, key=key, since=since, until=until)
     except TimeoutError:
+        name = schedule_name(key)
         raise Refused(422, "too_much", f"since: schedule {name!r} has too many instants in this time") from None
 
 
@@ -463,6 +474,7 @@ ROUTES: Final = (
         tag="operations",
         query=(
             Param("schedule", "only this schedule", example="daily-report"),
+            Param("tenant", "only schedules of this tenant", example="acme"),
             Param("since", "only instants after this time", "instant", example="2027-01-30T06:00:00Z"),
             Param("until", "only instants up to this time", "instant"),
             Param("limit", "how many schedules at most", "int", low=1, high=PAGE_MAX, example=50),

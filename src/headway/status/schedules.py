@@ -1,7 +1,7 @@
 """The routes of schedules: define, look at, pause, run by hand, fill up, remove.
 
-Names are global. A schedule of another tenant is not there for a caller of one tenant: everything about it is 404, and
-only its name is taken, also after it was removed (409), because what was decided under it stays that tenant's.
+Names are unique per tenant. A name in a path means the schedule of the caller's own tenant; who sees all tenants says
+which with `tenant`, and means the default one where it is left out. What another tenant has, nobody learns.
 
 A definition is guarded by its revision. The ETag of a schedule is its revision and a digest of the rest:
 `If-None-Match` compares all of it, `If-Match` only the revision, so that the passing of time is not taken for
@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -21,12 +22,19 @@ from headway.errors import (
     Conflict,
     DefinitionError,
     ScheduleChanged,
-    ScheduleNotFound,
     ScheduleOwned,
     TaskNotFound,
 )
 from headway.instants import Instant
-from headway.model import KEY_LENGTH_MAX, Schedule, ScheduleSpec, check_name, encode_args
+from headway.model import (
+    DEFAULT_TENANT,
+    KEY_LENGTH_MAX,
+    Schedule,
+    ScheduleRef,
+    ScheduleSpec,
+    check_name,
+    encode_args,
+)
 from headway.scheduling.triggers import After, describe
 from headway.scheduling.zones import zone
 from headway.settings import mask_url
@@ -47,6 +55,7 @@ from headway.status.around import alive
 from headway.status.calendar import YEAR_MAX, YEAR_MIN, calendar, year_of
 from headway.status.follow import job_answer
 from headway.status.jobs import Tasks
+from headway.status.runs import runs
 from headway.status.situation import unserved
 from headway.status.times import read_future, read_past
 from headway.status.web import (
@@ -61,6 +70,8 @@ from headway.status.web import (
     answer_json,
     require_printable,
 )
+from headway.store.defining import absent
+from headway.store.ledger import FOREVER
 from headway.store.schedules import BACKFILL_MAX, STATES
 from headway.why import read_json
 
@@ -155,37 +166,64 @@ class BackfillBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, ren
     limit: Annotated[int, msgspec.Meta(ge=1, le=BACKFILL_MAX)] = BACKFILL_DEFAULT
 
 
+def _ref(call: Call) -> ScheduleRef:
+    """Return which schedule a path means."""
+    asked = call.query.get("tenant")
+    if call.tenant is not None and asked not in (None, call.tenant):
+        raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
+    return ScheduleRef(call.tenant or asked or DEFAULT_TENANT, call.path("name"))
+
+
+async def _show(call: Call, *, also_removed: bool = False) -> Schedule:
+    """Read the schedule that a path means."""
+    ref = _ref(call)
+    return await call.store.schedules.show(ref.name, tenant=ref.tenant, also_removed=also_removed)
+
+
 # Define -----------------------------------------------------------------------------------------------------
 
 
 async def put_schedule(call: Call) -> Answer:
     """Create or change a schedule, or say what that would do."""
-    name = check_name(call.path("name"), "schedule name")
+    check_name(call.path("name"), "schedule name")
     body, query = await call.body(ScheduleBody), call.query
     owner = check_name(query["owner"], "owner") if query.get("owner") else ""
-    old = await _present(call, name)
-    expected = _expected_revision(call, name, old)
-    spec = await _spec(call, body, old)
-    change = _Change(name, old, spec, owner)
-    await change.check(call, take_over=query.get("take_over", False))
+    defaults = await _defaults(call, check_name(body.task, "task"), body.args or {})
+    ref = _put_ref(call, body, str(defaults.get("tenant", DEFAULT_TENANT)))
+    old = (await call.store.schedules.find([ref])).get(ref)
+    expected = _expected_revision(call, ref, old)
+    spec = _spec(body, old, {**defaults, "tenant": ref.tenant})
+    change = _Change(ref, old, spec, owner)
+    change.check(call, take_over=query.get("take_over", False))
     warnings = await _warnings(call, spec)
     if query.get("dry_run"):
         return Answer({**change.plan(call.clock.now()), "warnings": warnings})
     if old is None:
         await call.services.quotas.schedule(call.principal)
-    acting = call.acting(deeds.put_schedule(name, None if old is None else old.spec, spec))
+    acting = call.acting(deeds.put_schedule(ref.name, None if old is None else old.spec, spec))
     outcome = await acting.schedules.put(
-        name,
+        ref.name,
         spec,
         owner=owner,
         author=call.principal.name,
         expected_revision=expected,
         take_over=query.get("take_over", False),
-        tenant=call.tenant,
     )
-    schedule = await call.store.schedules.show(name, tenant=call.tenant)
+    schedule = await call.store.schedules.show(ref.name, tenant=ref.tenant)
     answer = _schedule_answer(call, schedule, 201 if outcome == "created" else 200)
     return Answer({**answer.body, "outcome": outcome, "warnings": warnings}, answer.status, answer.headers)
+
+
+def _put_ref(call: Call, body: ScheduleBody, default: str) -> ScheduleRef:
+    """Return which schedule is put: of the caller's tenant, or of the one that is said, or of the task's."""
+    ref, asked = _ref(call), call.query.get("tenant")
+    if body.tenant is not None and call.tenant is not None and body.tenant != call.tenant:
+        raise Refused(403, "forbidden", "tenant: the tenant comes from the token; leave it out")
+    if "*" in (body.tenant, asked):
+        raise Refused(422, "invalid", "tenant: * stands for all tenants; a schedule belongs to one")
+    if body.tenant is not None and asked not in (None, body.tenant):
+        raise Refused(422, "invalid", "tenant: the body and the query say different tenants")
+    return ScheduleRef(call.tenant or asked or body.tenant or default, ref.name)
 
 
 async def _warnings(call: Call, spec: ScheduleSpec) -> list[str]:
@@ -200,13 +238,6 @@ async def _warnings(call: Call, spec: ScheduleSpec) -> list[str]:
     return warnings
 
 
-async def _present(call: Call, name: str) -> Schedule | None:
-    try:
-        return await call.store.schedules.show(name, tenant=call.tenant)
-    except ScheduleNotFound:
-        return None
-
-
 def _definition(schedule: Schedule | None) -> Shape | None:
     return None if schedule is None else definition_shape(schedule.spec)
 
@@ -214,8 +245,8 @@ def _definition(schedule: Schedule | None) -> Shape | None:
 class _Change:
     """A definition beside the one that the store has."""
 
-    def __init__(self, name: str, old: Schedule | None, spec: ScheduleSpec, owner: str) -> None:
-        self.name = name
+    def __init__(self, ref: ScheduleRef, old: Schedule | None, spec: ScheduleSpec, owner: str) -> None:
+        self.ref = ref
         self.old = old
         self.spec = spec
         self.owner = owner
@@ -227,20 +258,19 @@ class _Change:
             return "create"
         return "nothing" if (self.old.spec, self.old.owner) == (self.spec, self.owner) else "change"
 
-    async def check(self, call: Call, *, take_over: bool) -> None:
+    def check(self, call: Call, *, take_over: bool) -> None:
         """Refuse what the store would refuse, before anything is written."""
-        if self.old is None and await call.store.schedules.is_taken(self.name, tenant=call.tenant):
-            raise ScheduleOwned(f"the name {self.name!r} is taken; choose another")
         if self.old is not None and self.old.owner != self.owner and not take_over:
             whose = self.old.owner or "whoever put it by hand"
-            raise ScheduleOwned(f"schedule {self.name!r} belongs to {whose}; take_over=1 takes it over")
+            raise ScheduleOwned(f"schedule {self.ref.name!r} belongs to {whose}; take_over=1 takes it over")
         if self.action != "nothing":
-            require_instants(self.name, self.spec, call.clock.now())
+            require_instants(self.ref.name, self.spec, call.clock.now())
 
     def plan(self, now: Instant) -> Shape:
         """Write what would happen."""
         return {
-            "name": self.name,
+            "name": self.ref.name,
+            "tenant": self.ref.tenant,
             "action": self.action,
             "next": {
                 "before": [] if self.old is None else previews(self.old.spec, now, PLAN_SHOWN),
@@ -251,9 +281,9 @@ class _Change:
         }
 
 
-def _expected_revision(call: Call, name: str, old: Schedule | None) -> int | None:
+def _expected_revision(call: Call, ref: ScheduleRef, old: Schedule | None) -> int | None:
     """Return the revision that must be there, 0 for none; refuse at once when it is not."""
-    headers = call.request.headers
+    name, headers = ref.name, call.request.headers
     if (absent := headers.get("if-none-match")) is not None:
         if absent.strip() != "*":
             raise Refused(422, "invalid", "If-None-Match: with PUT only * is known, which creates and never changes")
@@ -277,23 +307,16 @@ def _revisions(header: str) -> set[int]:
     return {int(match[1]) for match in found if match is not None}
 
 
-async def _spec(call: Call, body: ScheduleBody, old: Schedule | None) -> ScheduleSpec:
+def _spec(body: ScheduleBody, old: Schedule | None, defaults: dict[str, Any]) -> ScheduleSpec:
     """Make a definition of a body; what the task says of its jobs counts where nothing is given."""
-    own = call.tenant
-    if body.tenant is not None and own is not None and body.tenant != own:
-        raise Refused(403, "forbidden", "tenant: the tenant comes from the token; leave it out")
-    if body.tenant == "*":
-        raise Refused(422, "invalid", "tenant: * stands for all tenants; a schedule belongs to one")
     options = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    trigger, task = take_trigger(options), check_name(options.pop("task"), "task")
+    trigger, task = take_trigger(options), options.pop("task")
+    options.pop("tenant", None)  # It is in the defaults, from wherever it was said.
     if old is not None and "args" in options:
         options["args"] = unmasked(options["args"], read_json(old.spec.args))
     if old is not None and old.spec.callback_url is not None:
         known = old.spec.callback_url
         options["callback_url"] = known if body.callback_url == mask_url(known) else body.callback_url
-    defaults = await _defaults(call, task, options.get("args", {}))
-    kept = defaults.get("tenant", "default") if old is None else old.spec.tenant
-    options["tenant"] = own or body.tenant or kept
     return ScheduleSpec.build(task=task, trigger=trigger, **(defaults | options))
 
 
@@ -316,21 +339,36 @@ async def list_schedules(call: Call) -> Answer:
     tenant = call.query.get("tenant")
     if call.tenant is not None and tenant not in (None, call.tenant):
         raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
+    tenant = call.tenant or tenant
     found = await call.store.schedules.page(
         owner=call.query.get("owner"),
-        tenant=call.tenant or tenant,
+        tenant=tenant,
         words=call.query.get("q"),
         state=call.query.get("state"),
-        after=after or "",
+        after=_read_cursor(after, tenant),
         limit=limit,
     )
     now = call.clock.now()
     items = [listed_schedule(schedule, now) for schedule in found]
     if items and "recent" in call.query:
-        recent = await call.store.ledger.recent([schedule.name for schedule in found], call.query["recent"])
-        for item in items:
-            item["recent"] = [_recent_shape(decision) for decision in recent.get(item["name"], ())]
-    return Answer({"items": items, "next_cursor": found[-1].name if len(found) == limit else None})
+        recent = await call.store.ledger.recent([schedule.key for schedule in found], call.query["recent"])
+        for schedule, item in zip(found, items, strict=True):
+            item["recent"] = [_recent_shape(decision) for decision in recent.get(schedule.key, ())]
+    return Answer({"items": items, "next_cursor": _cursor(found[-1], tenant) if len(found) == limit else None})
+
+
+def _cursor(last: Schedule, tenant: str | None) -> str:
+    """Write where a page ends: a name, and in a list of all tenants whose."""
+    return last.name if tenant is not None else f"{quote(last.tenant, safe='')}/{quote(last.name, safe='')}"
+
+
+def _read_cursor(cursor: str | None, tenant: str | None) -> ScheduleRef | None:
+    if cursor is None:
+        return None
+    if tenant is not None:
+        return ScheduleRef(tenant, cursor)
+    whose, slash, name = cursor.partition("/")
+    return ScheduleRef(unquote(whose), unquote(name)) if slash else ScheduleRef(DEFAULT_TENANT, cursor)
 
 
 def _recent_shape(decision: Mapping[str, Any]) -> Shape:
@@ -346,7 +384,7 @@ def _recent_shape(decision: Mapping[str, Any]) -> Shape:
 
 async def get_schedule(call: Call) -> Answer:
     """Read one schedule with what comes next."""
-    return _schedule_answer(call, await call.store.schedules.show(call.path("name"), tenant=call.tenant))
+    return _schedule_answer(call, await _show(call))
 
 
 def _schedule_answer(call: Call, schedule: Schedule, status: int = 200) -> Answer:
@@ -363,29 +401,41 @@ async def list_occurrences(call: Call) -> Answer:
     limit, cursor = call.page()
     if cursor is not None and not _INSTANT.fullmatch(cursor):
         raise Refused(422, "invalid", "cursor: not one of this list")
-    schedule = await call.store.schedules.show(call.path("name"), tenant=call.tenant, also_removed=True)
+    schedule = await _show(call, also_removed=True)
     window = {"before": call.query["before"]} if "before" in call.query else {}
     if cursor is not None:
         window["before"] = min(int(cursor), window.get("before", int(cursor)))
-    found = await call.store.ledger.occurrences(schedule.name, since=call.query.get("since", 0), limit=limit, **window)
+    found = await call.store.ledger.occurrences(schedule.key, since=call.query.get("since", 0), limit=limit, **window)
     items = [occurrence_shape(occurrence) for occurrence in found]
     return Answer({"items": items, "next_cursor": str(found[-1].instant) if len(found) == limit else None})
 
 
+async def list_runs(call: Call) -> Answer:
+    """Read what was decided for a schedule and what was started by hand, newest first; also of one that was removed."""
+    limit, cursor = call.page()
+    if cursor is not None and not _INSTANT.fullmatch(cursor):
+        raise Refused(422, "invalid", "cursor: not one of this list")
+    schedule = await _show(call, also_removed=True)
+    before = min(int(cursor) if cursor else FOREVER, call.query.get("before", FOREVER))
+    found = await runs(call.store, schedule, since=call.query.get("since", 0), before=before, limit=limit)
+    items = [occurrence_shape(run) for run in found]
+    return Answer({"items": items, "next_cursor": str(found[-1].instant) if len(found) >= limit else None})
+
+
 async def get_calendar(call: Call) -> Answer:
     """Count what was decided for a schedule in a year, by days of its zone; also for one that was removed."""
-    schedule = await call.store.schedules.show(call.path("name"), tenant=call.tenant, also_removed=True)
+    schedule = await _show(call, also_removed=True)
     tz = zone_of(schedule.spec.trigger).key
     year = call.query.get("year") or year_of(call.clock.now(), tz)
-    return Answer(await calendar(call.store.ledger, schedule.name, year, tz))
+    return Answer(await calendar(call.store.ledger, schedule.key, year, tz))
 
 
 async def preview_schedule(call: Call) -> Answer:
     """Read the next instants of a schedule."""
-    schedule = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    schedule = await _show(call)
     tz = call.query.get("tz")
     shape = _preview(call, schedule.spec, call.query.get("from"), call.query.get("n", NEXT_SHOWN), tz)
-    return Answer({"name": schedule.name, **shape})
+    return Answer({"name": schedule.name, "tenant": schedule.tenant, **shape})
 
 
 async def preview_rule(call: Call) -> Answer:
@@ -415,24 +465,24 @@ def _preview(call: Call, spec: ScheduleSpec, since: str | None, number: int, tz:
 async def pause_schedule(call: Call) -> Answer:
     """Stop a schedule; its instants are recorded as paused."""
     body = await call.body(PauseBody)
-    old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    old = await _show(call)
     tz = zone_of(old.spec.trigger).key
     until = None if body.until is None else read_future(body.until, call.clock.now(), "until", tz)
     acting = call.acting(deeds.pause_schedule(old, body.reason, until))
     is_new = await acting.schedules.pause(
-        old.name, author=call.principal.name, reason=body.reason, until=until, tenant=call.tenant
+        old.name, author=call.principal.name, reason=body.reason, until=until, tenant=old.tenant
     )
     if not is_new and until is not None:
         raise Conflict(f"schedule {old.name!r} is paused already; resume it first to pause it until another time")
-    return _schedule_answer(call, await call.store.schedules.show(old.name, tenant=call.tenant))
+    return _schedule_answer(call, await call.store.schedules.show(old.name, tenant=old.tenant))
 
 
 async def resume_schedule(call: Call) -> Answer:
     """Let a paused schedule run again, from now on."""
-    old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    old = await _show(call)
     acting = call.acting(deeds.resume_schedule(old, call.clock.now()))
-    await acting.schedules.resume(old.name, author=call.principal.name, tenant=call.tenant)
-    return _schedule_answer(call, await call.store.schedules.show(old.name, tenant=call.tenant))
+    await acting.schedules.resume(old.name, author=call.principal.name, tenant=old.tenant)
+    return _schedule_answer(call, await call.store.schedules.show(old.name, tenant=old.tenant))
 
 
 async def trigger_schedule(call: Call) -> Answer:
@@ -443,23 +493,22 @@ async def trigger_schedule(call: Call) -> Answer:
     key = header if header is not None else body.key
     if key is not None:
         check_name(key, "key", KEY_LENGTH_MAX)
-    old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    old = await _show(call)
     args = None if body.args is None else encode_args(unmasked(body.args, read_json(old.spec.args)))
     await call.services.quotas.jobs(call.principal, 1)
     acting = call.acting(deeds.trigger_schedule(old))
-    job_id, is_new = await acting.schedules.trigger_once(
-        old.name, key, author=call.principal.name, args=args, tenant=call.tenant
-    )
-    job = await call.store.queue.get(job_id)
-    answer = await job_answer(call, job)
-    return Answer(answer.body, 201 if is_new else 200, {"Location": f"/api/jobs/{job.id}"})
+    made = await acting.schedules.trigger_once(old.name, key, author=call.principal.name, args=args, tenant=old.tenant)
+    job = await call.store.queue.get(made.job_id)
+    page = msgspec.json.decode((await job_answer(call, job)).body)
+    answer = {**page, "outcome": "started" if made.is_new else "not started", "message": made.why}
+    return Answer(answer, 201 if made.is_new else 200, {"Location": f"/api/jobs/{job.id}"})
 
 
 async def backfill_schedule(call: Call) -> Answer:
     """Enqueue a job for each past instant that has not fired; repeating it adds nothing."""
     body = await call.body(BackfillBody)
     dry_run = body.dry_run or call.query.get("dry_run", False)
-    old = await call.store.schedules.show(call.path("name"), tenant=call.tenant)
+    old = await _show(call)
     now, tz = call.clock.now(), zone_of(old.spec.trigger).key
     first, last = read_past(body.first, now, "from", tz), read_past(body.last, now, "to", tz)
     if first > last:
@@ -478,11 +527,12 @@ async def backfill_schedule(call: Call) -> Answer:
         dry_run=dry_run,
         author=call.principal.name,
         limit=body.limit,
-        tenant=call.tenant,
+        tenant=old.tenant,
     )
     return Answer(
         {
             "schedule": old.name,
+            "tenant": old.tenant,
             "count": len(instants),
             "instants": [stamp(instant) for instant in instants],
             "dry_run": dry_run,
@@ -492,19 +542,19 @@ async def backfill_schedule(call: Call) -> Answer:
 
 async def remove_schedule(call: Call) -> Answer:
     """Remove a schedule; what was decided stays in the ledger."""
-    name = call.path("name")
-    old = await _present(call, name)
-    expected = _expected_revision(call, name, old) if "if-match" in call.request.headers else None
+    ref = _ref(call)
+    old = (await call.store.schedules.find([ref])).get(ref)
+    expected = _expected_revision(call, ref, old) if "if-match" in call.request.headers else None
     removed = old is not None and await call.acting(deeds.remove_schedule(old)).schedules.remove(
-        name,
+        ref.name,
         author=call.principal.name,
         owner=call.query.get("owner"),
         expected_revision=expected,
-        tenant=call.tenant,
+        tenant=ref.tenant,
     )
     if not removed:
-        raise ScheduleNotFound(f"no schedule is named {name!r}; `headway schedules list` shows all")
-    return Answer({"schedule": name, "removed": True})
+        raise absent(ref)
+    return Answer({"schedule": ref.name, "tenant": ref.tenant, "removed": True})
 
 
 # The table --------------------------------------------------------------------------------------------------
@@ -560,12 +610,24 @@ _CALENDAR: Final = {
 }
 _OCCURRENCE: Final = {
     "schedule": "daily-report",
+    "tenant": "default",
     "instant": "2027-01-30T05:00:00Z",
     "count": 1,
     "outcome": "fired",
     "reason": "",
     "decided_at": "2027-01-30T05:00:00.012345Z",
     "job_id": "job_01m7h07rq30wjd03gjnmt8r3pz",
+}
+_BY_HAND: Final = {
+    **_OCCURRENCE,
+    "instant": "2027-01-30T09:12:44.123456Z",
+    "outcome": "triggered",
+    "reason": "by ada",
+    "decided_at": "2027-01-30T09:12:44.123456Z",
+}
+_NOT_STARTED: Final = {
+    "outcome": "not started",
+    "message": "job_01m7h07rq30wjd03gjnmt8r3pz of this schedule is RUNNING, and overlap=skip makes no second job",
 }
 _BODY: Final = {
     "task": "report",
@@ -579,6 +641,7 @@ _PREVIEW: Final = {"rule": "cron 0 6 * * * Europe/Berlin", "tz": "Europe/Berlin"
 _JOB: Final = {"id": "job_01m7h07rq30wjd03gjnmt8r3pz", "type": "report", "status": "PENDING", "progress": 0}
 _DRY_RUN: Final = Param("dry_run", "1 writes nothing and says what would happen", "flag", example="1")
 _OWNER: Final = Param("owner", "whose schedules: the name of an app or a file")
+_TENANT: Final = Param("tenant", "whose schedule, for those who see all tenants; default `default`", example="acme")
 
 ROUTES: Final = (
     Route(
@@ -620,12 +683,34 @@ ROUTES: Final = (
         summary="What was decided for a schedule, newest first, and why",
         tag="schedules",
         query=(
+            _TENANT,
             Param("since", "only instants from this time on", "instant", example="2027-01-01T00:00:00Z"),
             Param("before", "only instants before this time", "instant"),
             LIMIT,
             CURSOR,
         ),
         answers={200: {"items": [_OCCURRENCE], "next_cursor": None}},
+    ),
+    Route(
+        method="GET",
+        path="/api/schedules/{name:path}/runs",
+        handler=list_runs,
+        role="viewer",
+        summary="What was decided for a schedule and what was started by hand, newest first",
+        what=(
+            "The decisions of `/occurrences`, and among them by their time what people started: `triggered` (one job)"
+            " and `backfilled` (`count` jobs, for past instants). These are not instants of the schedule, and no"
+            " occurrences. A little more than `limit` comes where several have the same time."
+        ),
+        tag="schedules",
+        query=(
+            _TENANT,
+            Param("since", "only what came from this time on", "instant", example="2027-01-01T00:00:00Z"),
+            Param("before", "only what came before this time", "instant"),
+            LIMIT,
+            CURSOR,
+        ),
+        answers={200: {"items": [_BY_HAND, _OCCURRENCE], "next_cursor": None}},
     ),
     Route(
         method="GET",
@@ -638,7 +723,10 @@ ROUTES: Final = (
             " spread evenly over their days. Of more than 100,000 decisions the newest count, and `truncated` is true."
         ),
         tag="schedules",
-        query=(Param("year", "which; default the present one", "int", low=YEAR_MIN, high=YEAR_MAX, example=2027),),
+        query=(
+            _TENANT,
+            Param("year", "which; default the present one", "int", low=YEAR_MIN, high=YEAR_MAX, example=2027),
+        ),
         answers={200: _CALENDAR},
     ),
     Route(
@@ -649,11 +737,12 @@ ROUTES: Final = (
         summary="The next instants of a schedule",
         tag="schedules",
         query=(
+            _TENANT,
             Param("n", "how many", "int", low=1, high=PREVIEW_MAX, example=5),
             Param("from", "from this time on, or so long from now; default now", example="2027-03-27T00:00:00"),
             Param("tz", "show local times of this zone", example="Europe/Berlin"),
         ),
-        answers={200: {"name": "daily-report", **_PREVIEW}},
+        answers={200: {"name": "daily-report", "tenant": "default", **_PREVIEW}},
     ),
     Route(
         method="POST",
@@ -663,6 +752,7 @@ ROUTES: Final = (
         summary="Pause a schedule",
         what="Its instants are recorded as paused. `until` is a time, or for how long.",
         tag="schedules",
+        query=(_TENANT,),
         body=PauseBody,
         body_is_optional=True,
         body_example={"until": "2h", "reason": "the mail server is down"},
@@ -675,6 +765,7 @@ ROUTES: Final = (
         role="operator",
         summary="Let a paused schedule run again, from now on",
         tag="schedules",
+        query=(_TENANT,),
         answers={200: _ONE},
     ),
     Route(
@@ -683,13 +774,19 @@ ROUTES: Final = (
         handler=trigger_schedule,
         role="operator",
         summary="Enqueue a job of the schedule now",
-        what="Under its overlap rule; its instants stay as they are. With a key it happens once: 200 for the same job.",
+        what=(
+            "Its instants stay as they are. 201 for a new job. Under its overlap rule: with `skip` there is none while"
+            " another job of the schedule is live, with `queue` it waits in line, up to `queue_limit`. Where there is"
+            " none, the answer is 200 with the job that is there, and `message` says why. `replace` stops the live one"
+            " first, `allow` starts at once. With a key it happens once: 200 for the same job."
+        ),
         tag="schedules",
+        query=(_TENANT,),
         body=TriggerBody,
         body_is_optional=True,
         body_example={"args": {"day": "2027-01-30"}},
         headers=("Idempotency-Key",),
-        answers={201: _JOB, 200: _JOB},
+        answers={201: {**_JOB, "outcome": "started", "message": None}, 200: {**_JOB, **_NOT_STARTED}},
     ),
     Route(
         method="POST",
@@ -699,12 +796,13 @@ ROUTES: Final = (
         summary="Enqueue a job for each past instant that has not fired",
         what="Repeating it adds nothing. More than `limit` jobs are refused; `dry_run` says how many there would be.",
         tag="schedules",
-        query=(_DRY_RUN,),
+        query=(_TENANT, _DRY_RUN),
         body=BackfillBody,
         body_example={"from": "2027-01-01", "to": "2027-01-07", "dry_run": True},
         answers={
             200: {
                 "schedule": "daily-report",
+                "tenant": "default",
                 "count": 1,
                 "instants": ["2027-01-01T05:00:00Z"],
                 "dry_run": True,
@@ -718,6 +816,7 @@ ROUTES: Final = (
         role="viewer",
         summary="One schedule with its policies and what comes next",
         tag="schedules",
+        query=(_TENANT,),
         answers={200: _ONE},
     ),
     Route(
@@ -730,11 +829,12 @@ ROUTES: Final = (
             "201 created, 200 changed or unchanged. `If-Match` with the ETag that was read changes only what nobody"
             " has changed since, `If-None-Match: *` only creates; else 412. With `dry_run=1` nothing is written and"
             " the answer is the plan: `action` (create, change, nothing) and the next instants before and after."
-            " The tenant is that of the token; only a token for all tenants may say another. A name that another"
-            " tenant has or had is taken (409)."
+            " Names are unique per tenant. The tenant is that of the token; only a token for all tenants may say"
+            " another, in `tenant` of the query or the body."
         ),
         tag="schedules",
         query=(
+            _TENANT,
             _DRY_RUN,
             _OWNER,
             Param("take_over", "1 takes over a schedule that belongs to an app or a file", "flag"),
@@ -756,8 +856,8 @@ ROUTES: Final = (
         summary="Remove a schedule",
         what="What was decided stays in the ledger.",
         tag="schedules",
-        query=(_OWNER,),
+        query=(_TENANT, _OWNER),
         headers=("If-Match",),
-        answers={200: {"schedule": "daily-report", "removed": True}, 412: None},
+        answers={200: {"schedule": "daily-report", "tenant": "default", "removed": True}, 412: None},
     ),
 )

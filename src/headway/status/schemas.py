@@ -131,10 +131,11 @@ class Occurrence(Shape, kw_only=True):
     """What was decided about an instant of a schedule, or about a run of them that ended alike."""
 
     schedule: str
+    tenant: str
     instant: Time
     until: Time | Absent = UNSET
     count: Annotated[int, msgspec.Meta(ge=1)]
-    outcome: Decided
+    outcome: Literal["fired", "skipped", "missed", "coalesced", "paused", "triggered", "backfilled"]
     reason: str
     decided_at: Time
     job_id: str | None
@@ -287,6 +288,7 @@ EXAMPLES: Final[Mapping[type[Shape], tuple[Mapping[str, Any], frozenset[str]]]] 
     Occurrence: (
         {
             "schedule": "daily-report",
+            "tenant": "default",
             "instant": _AT,
             "count": 1,
             "outcome": "fired",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from headway.errors import Conflict, NotFound
 from headway.instants import DAY, HOUR, SECOND, Instant
-from headway.model import FAILING_FLAGGED, Lease, Node
+from headway.model import FAILING_FLAGGED, Lease, Node, ScheduleRef
 from headway.shapes import Shape, stamp
 from headway.status.around import alive, pauses
 from headway.status.trouble import OK, SHARD_PREFIX
@@ -45,8 +45,8 @@ class Situation:
     waiting: dict[str, int]
     schedules: dict[str, Any]
     dead: list[dict[str, Any]]
-    failing: list[tuple[str, int]]
-    held: list[tuple[str, str]] = field(default_factory=list)
+    failing: list[tuple[ScheduleRef, int]]
+    held: list[tuple[ScheduleRef, str]] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
     lost: list[Node] = field(default_factory=list)
     trouble: str = OK

@@ -7,8 +7,8 @@ a secret byte by byte. What the browser of somebody who has signed in keeps is a
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +17,7 @@ from headway.clock import Clock
 from headway.errors import DefinitionError, NotFound
 from headway.instants import Duration, Instant
 from headway.model import Action, Login, Token, check_name, storable
-from headway.store.transaction import Call, Driver, Row, Transaction, call
+from headway.store.transaction import Call, Driver, Row, Transaction, as_json, call
 
 ROLES: Final = ("viewer", "operator", "admin")  # Each may what those before it may.
 ALL_TENANTS: Final = "*"
@@ -55,15 +55,19 @@ class Deed:
     detail: Mapping[str, Any] = field(default_factory=dict)
     seen: Callable[[Any], Mapping[str, Any] | None] = changed
 
-    def line(self, doer: "Doer", result: Any) -> Call | None:
-        """Write the line of the trail; None when nothing was done."""
+    def nth(self, number: int) -> "Deed":
+        """Return the same, done by a transaction that returns results of several deeds in their order."""
+        return replace(self, seen=lambda results: self.seen(results[number]))
+
+    def row(self, doer: "Doer", result: Any) -> dict[str, str] | None:
+        """Return the line of the trail; None when nothing was done."""
         more = self.seen(result)
         if more is None:
             return None
         target = self.target(result) if callable(self.target) else self.target
         tenant = self.tenant(result) if callable(self.tenant) else self.tenant
         detail = msgspec.json.encode({**self.detail, **more}).decode()
-        return _line(doer.actor, tenant or doer.tenant, doer.origin, self.action, target, detail)
+        return _row(doer.actor, tenant or doer.tenant, doer.origin, self.action, target, detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,10 @@ class Doer:
 
 
 def lines_of(doer: Doer, deeds: Iterable[Deed], result: Any) -> Iterator[Call]:
-    """Write the lines of the trail."""
-    return (line for deed in deeds if (line := deed.line(doer, result)) is not None)
+    """Write the lines of the trail, at one go; nothing where nothing was done."""
+    rows = [row for deed in deeds if (row := deed.row(doer, result)) is not None]
+    if rows:
+        yield _lines(rows)
 
 
 class StoreAccess:
@@ -215,17 +221,24 @@ class StoreAccess:
 
 
 def _line(actor: str, tenant: str, origin: str, action: str, target: str, detail: str) -> Call:
+    return _lines([_row(actor, tenant, origin, action, target, detail)])
+
+
+def _lines(rows: Sequence[Mapping[str, str]]) -> Call:
+    return call("add_action", lines=as_json(rows))
+
+
+def _row(actor: str, tenant: str, origin: str, action: str, target: str, detail: str) -> dict[str, str]:
     if len(detail) > _DETAIL_LENGTH_MAX:
         detail = '{"omitted":"too long"}'
-    return call(
-        "add_action",
-        actor=storable(actor, _TEXT_LENGTH_MAX),
-        tenant=storable(tenant, _TEXT_LENGTH_MAX),
-        origin=storable(origin, _TEXT_LENGTH_MAX),
-        action=storable(action, _TEXT_LENGTH_MAX),
-        target=storable(target, _TEXT_LENGTH_MAX),
-        detail=storable(detail, _DETAIL_LENGTH_MAX),
-    )
+    return {
+        "actor": storable(actor, _TEXT_LENGTH_MAX),
+        "tenant": storable(tenant, _TEXT_LENGTH_MAX),
+        "origin": storable(origin, _TEXT_LENGTH_MAX),
+        "action": storable(action, _TEXT_LENGTH_MAX),
+        "target": storable(target, _TEXT_LENGTH_MAX),
+        "detail": storable(detail, _DETAIL_LENGTH_MAX),
+    }
 
 
 def _token(row: Row) -> Token:

@@ -15,6 +15,7 @@ from headway.instants import Instant
 from headway.lifecycle import Status
 from headway.model import Job
 from headway.store.queue import WHOLE, read_listed_job
+from headway.store.selection import tenant_of
 from headway.store.transaction import Driver, Row, as_json, call
 
 COUNTED_MAX: Final = 10_000
@@ -194,7 +195,8 @@ class StoreFailures:
         limit: int = COUNTED_MAX,
     ) -> list[ErrorGroup]:
         """Count dead letters by task and error; with `since`, all that failed since then. The newest up to a limit."""
-        filters: dict[str, Any] = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule}
+        whose = tenant_of(tenant, schedule)
+        filters: dict[str, Any] = {"task": task, "queue": queue, "tenant": whose, "schedule": schedule}
         filters |= {"limit": max(1, min(limit, COUNTED_MAX)), "head": HEAD}
         if since is None:
             return grouped(await self._driver.fetch(call("dead_errors", **filters)))
@@ -211,6 +213,7 @@ class StoreFailures:
         """Find dead letters, newest first, and where to go on (`before`) when there are more, or not all were read."""
         found: list[Letter] = []
         wanted = {name: filters.get(name) for name in ("task", "queue", "tenant", "schedule")}
+        wanted["tenant"] = tenant_of(wanted["tenant"], wanted["schedule"])
         for _ in range(SCANNED_MAX // PAGE):
             rows = await self._driver.fetch(
                 call("dead_letters_page", **wanted, before=before or _LAST_ID, limit=PAGE, head=HEAD)

@@ -16,6 +16,8 @@ from headway.clock import Clock
 from headway.errors import DefinitionError, InvalidSchedule, LeaseLost
 from headway.instants import DAY, INSTANT_MIN, MINUTE, Duration, Instant
 from headway.model import (
+    DEFAULT_TENANT,
+    Cursor,
     Decided,
     Decision,
     LiveJobs,
@@ -25,7 +27,9 @@ from headway.model import (
     Plan,
     Revision,
     Schedule,
+    ScheduleRef,
     ScheduleSpec,
+    schedule_name,
 )
 from headway.ports import Due, Fence, Shards
 from headway.scheduling.triggers import At
@@ -43,7 +47,8 @@ _PAUSES: Final = msgspec.json.Decoder(tuple[Pause, ...])
 def read_schedule(row: Row) -> Schedule:
     """Make a schedule of a row; raises `DefinitionError` when its definition cannot be read."""
     return Schedule(
-        name=row["name"],
+        key=row["name"],
+        name=schedule_name(row["name"]),
         spec=_read_spec(row["definition"]),
         owner=row["owner"],
         revision=row["revision"],
@@ -70,8 +75,9 @@ def show_schedule(row: Row) -> Schedule:
         return read_schedule(row)
     except DefinitionError as error:
         return Schedule(
-            name=row["name"],
-            spec=ScheduleSpec(task="(unreadable)", trigger=At("1970-01-01T00:00:00Z")),
+            key=row["name"],
+            name=schedule_name(row["name"]),
+            spec=ScheduleSpec(task="(unreadable)", trigger=At("1970-01-01T00:00:00Z"), tenant=row["tenant"]),
             owner=row["owner"],
             revision=row["revision"],
             version=row["version"],
@@ -91,9 +97,10 @@ def _read_pauses(text: str) -> tuple[Pause, ...]:
         raise InvalidSchedule(f"the stored pauses cannot be read: {error}") from None
 
 
-def _read_occurrence(row: Row) -> Occurrence:
+def _read_occurrence(row: Row, tenant: str = DEFAULT_TENANT) -> Occurrence:
     return Occurrence(
-        schedule=row["schedule"],
+        schedule=schedule_name(row["schedule"]),
+        tenant=tenant,
         instant=row["instant"],
         until=row["until"],
         count=row["count"],
@@ -104,6 +111,10 @@ def _read_occurrence(row: Row) -> Occurrence:
         token=row["token"],
         job_id=row["job_id"],
     )
+
+
+def _ref(row: Row) -> ScheduleRef:
+    return ScheduleRef(row["tenant"], schedule_name(row["name"]))
 
 
 def pauses_json(pauses: Iterable[Pause]) -> str:
@@ -164,13 +175,13 @@ class Writer:
         self._fence = fence
 
     def fire(self, plans: Sequence[Plan]) -> Transaction[frozenset[str]]:
-        """Advance the schedules, record the decisions, insert the jobs; return the names of plans left out."""
-        plans = sorted(plans, key=lambda plan: plan.schedule.name)  # One lock order for everybody.
+        """Advance the schedules, record the decisions, insert the jobs; return the keys of plans left out."""
+        plans = sorted(plans, key=lambda plan: plan.schedule.key)  # One lock order for everybody.
         advanced = yield call("advance", plans=as_json([_advance_row(plan) for plan in plans]))
         if len(advanced) != len(plans):
-            names = {row["name"] for row in advanced}
-            refused = frozenset(plan.schedule.name for plan in plans) - names
-            plans = [plan for plan in plans if plan.schedule.name in names]
+            keys = {row["name"] for row in advanced}
+            refused = frozenset(plan.schedule.key for plan in plans) - keys
+            plans = [plan for plan in plans if plan.schedule.key in keys]
         else:
             refused = frozenset()
         occurrences: list[_OccurrenceRow] = []
@@ -178,7 +189,7 @@ class Writer:
         for plan_ in plans:
             last = plan_.live.last
             if plan_.replaces:
-                last = yield from clear_line(plan_.schedule.name, plan_.live, "replaced by a later instant")
+                last = yield from clear_line(plan_.schedule.key, plan_.live, "replaced by a later instant")
             self._add_rows(plan_, last, occurrences, jobs)
         if occurrences:
             yield call("record", occurrences=as_json(occurrences))
@@ -198,14 +209,14 @@ class Writer:
 
     def _occurrence_row(self, schedule: Schedule, decision: Decision, job_id: str | None) -> _OccurrenceRow:
         return _OccurrenceRow(
-            schedule=schedule.name,
+            schedule=schedule.key,
             instant=decision.instant,
             until=decision.until,
             count=decision.count,
             outcome=decision.outcome,
             reason=decision.reason,
             revision=schedule.revision,
-            token=self._fence.token_of(schedule.name) if self._fence else 0,
+            token=self._fence.token_of(schedule.key) if self._fence else 0,
             node=self._clock.node,
             job_id=job_id,
         )
@@ -217,7 +228,7 @@ def _advance_row(plan_: Plan) -> dict[str, object]:
     if pauses:  # Windows that are wholly decided have left their trace in the ledger.
         pauses = tuple(pause for pause in pauses if pause.until is None or pause.until > plan_.decided_through)
     return {
-        "schedule": schedule.name,
+        "schedule": schedule.key,
         "seen_version": schedule.version,
         "to_decided_through": plan_.decided_through,
         "to_next_at": plan_.next_at,
@@ -238,7 +249,7 @@ def job_of(job_id: str, schedule: Schedule, **more: Any) -> NewJob:
         backoff=spec.backoff,
         tags=spec.tags,
         callback=spec.callback_url,
-        schedule=schedule.name,
+        schedule=schedule.key,
         exclusive=spec.exclusive,
         **more,
     )
@@ -299,11 +310,11 @@ class StoreLedger:
             except DefinitionError as error:
                 unreadable.append((row["name"], row["version"], str(error)))
         live = await self._live(readable)
-        pairs = tuple((schedule, live.get(schedule.name, NOTHING_LIVE)) for schedule in readable)
+        pairs = tuple((schedule, live.get(schedule.key, NOTHING_LIVE)) for schedule in readable)
         return Due(now=now, schedules=pairs, unreadable=tuple(unreadable))
 
     async def _live(self, schedules: Sequence[Schedule]) -> dict[str, LiveJobs]:
-        names = [{"name": schedule.name} for schedule in schedules if schedule.spec.exclusive]
+        names = [{"name": schedule.key} for schedule in schedules if schedule.spec.exclusive]
         return live_by_schedule(await self._driver.fetch(call("live_jobs", names=as_json(names)))) if names else {}
 
     async def next_due(self, shards: Shards) -> Instant | None:
@@ -319,22 +330,22 @@ class StoreLedger:
         return next_at
 
     async def fire(self, plans: Sequence[Plan], fence: Fence | None) -> frozenset[str]:
-        """Commit plans in one transaction; return the names of those left out."""
+        """Commit plans in one transaction; return the keys of those left out."""
         try:
             return await self._driver.run(lambda: _fire(plans, fence, self._clock))
         except ConstraintViolated as error:
             if len(plans) == 1:  # Nobody has changed the schedule, so it would be due, and be refused, for ever.
                 schedule = plans[0].schedule
-                await self.hold(schedule.name, schedule.version, f"refused by the store: {error}")
-                return frozenset({schedule.name})
+                await self.hold(schedule.key, schedule.version, f"refused by the store: {error}")
+                return frozenset({schedule.key})
         refused: set[str] = set()
         for plan_ in plans:  # One of them breaks a constraint of the store; the others must not suffer for it.
             refused |= await self.fire([plan_], fence)
         return frozenset(refused)
 
-    async def hold(self, schedule: str, version: int, reason: str) -> None:
+    async def hold(self, key: str, version: int, reason: str) -> None:
         """Set a schedule aside for a while, with a reason for people to read."""
-        await self._driver.fetch(call("hold", name=schedule, version=version, pause=HELD_FOR, attention=reason[:500]))
+        await self._driver.fetch(call("hold", key=key, version=version, pause=HELD_FOR, attention=reason[:500]))
 
     async def revive_stranded(self, limit: int) -> int:
         """Give fixed-delay schedules whose job is gone their next instant."""
@@ -343,20 +354,20 @@ class StoreLedger:
         return await self._driver.run(lambda: _revive(limit))
 
     async def occurrences(
-        self, name: str, *, since: Instant = 0, before: Instant = FOREVER, limit: int = 50
+        self, key: str, *, since: Instant = 0, before: Instant = FOREVER, limit: int = 50
     ) -> list[Occurrence]:
-        """Read a page of a schedule's ledger, newest first."""
+        """Read a page of a schedule's ledger, newest first. Here and below a schedule is known by its key."""
         rows = await self._driver.fetch(
-            call("occurrences", schedule=name, since=since, before=before, limit=max(1, min(limit, PAGE_MAX)))
+            call("occurrences", schedule=key, since=since, before=before, limit=max(1, min(limit, PAGE_MAX)))
         )
-        return [_read_occurrence(row) for row in rows]
+        return [_read_occurrence(row, row["tenant"] or DEFAULT_TENANT) for row in rows]
 
-    async def recent(self, names: Iterable[str], number: int) -> dict[str, list[dict[str, Any]]]:
+    async def recent(self, keys: Iterable[str], number: int) -> dict[str, list[dict[str, Any]]]:
         """Read the newest decisions of schedules, the newest last, with what became of their jobs; at one go."""
         rows = await self._driver.fetch(
             call(
                 "recent_occurrences",
-                names=as_json([{"name": name} for name in sorted(set(names))]),
+                names=as_json([{"name": key} for key in sorted(set(keys))]),
                 number=number,
                 first=INSTANT_MIN,
             )
@@ -369,7 +380,7 @@ class StoreLedger:
 
     async def calendar(
         self,
-        name: str,
+        key: str,
         since: Instant,
         before: Instant,
         stretches: Sequence[tuple[Instant, Instant, Duration]],
@@ -381,7 +392,7 @@ class StoreLedger:
 
         A stretch is a time within which the local clock is ahead of UTC by so much; a day is counted from 1970.
         """
-        window = {"schedule": name, "since": since, "before": before}
+        window = {"schedule": key, "since": since, "before": before}
         rows = [{"begins": begins, "ends": ends, "ahead": ahead} for begins, ends, ahead in stretches]
         days = await self._driver.fetch(call("calendar", **window, stretches=as_json(rows), limit=limit))
         runs = await self._driver.fetch(call("calendar_runs", **window, limit=runs_limit))
@@ -390,12 +401,12 @@ class StoreLedger:
             [{column: row[column] for column in ("instant", "until", "count", "outcome")} for row in runs],
         )
 
-    async def revisions(self, name: str) -> list[Revision]:
+    async def revisions(self, key: str) -> list[Revision]:
         """Read every definition that a schedule ever had."""
-        rows = await self._driver.fetch(call("revisions", schedule=name))
+        rows = await self._driver.fetch(call("revisions", schedule=key))
         return [
             Revision(
-                schedule=name,
+                schedule=key,
                 revision=row["revision"],
                 effective_at=row["effective_at"],
                 spec=None if row["definition"] is None else ScheduleSpec.from_json(row["definition"]),
@@ -405,35 +416,35 @@ class StoreLedger:
         ]
 
     async def ledger(
-        self, name: str, after: Instant, until: Instant, limit: int
+        self, key: str, after: Instant, until: Instant, limit: int
     ) -> list[tuple[Occurrence, Instant | None]]:
         """Read a page of a schedule's ledger, oldest first, each with the end of its job."""
-        rows = await self._driver.fetch(call("ledger", schedule=name, after=after, until=until, limit=limit))
+        rows = await self._driver.fetch(call("ledger", schedule=key, after=after, until=until, limit=limit))
         return [(_read_occurrence(row), row["finished_at"]) for row in rows]
 
-    async def names(self, after: str, limit: int, *, tenant: str | None = None) -> list[tuple[str, Instant]]:
-        """Read a page of the names of all schedules, also removed ones, and how far each is decided."""
-        rows = await self._driver.fetch(call("ledger_names", after=after, limit=limit, tenant=tenant))
-        return [(row["name"], row["decided_through"]) for row in rows]
+    async def keys(self, after: str, limit: int, *, tenant: str | None = None) -> list[Cursor]:
+        """Read a page of the keys of all schedules, also removed ones, and how far each is decided."""
+        rows = await self._driver.fetch(call("ledger_keys", after=after, limit=limit, tenant=tenant))
+        return [Cursor(row["name"], row["decided_through"], row["tenant"]) for row in rows]
 
-    async def started_by_hand(self, name: str, after: Instant) -> bool:
+    async def started_by_hand(self, key: str, after: Instant) -> bool:
         """Say whether a job of the schedule that belongs to no instant was live at this time or later."""
-        return bool(await self._driver.fetch(call("started_by_hand", schedule=name, after=after)))
+        return bool(await self._driver.fetch(call("started_by_hand", schedule=key, after=after)))
 
     async def pruned_through(self) -> Instant:
         """Return the time up to which old decisions were deleted."""
         pruned: Instant = (await self._driver.fetch(call("counter", name="pruned_through")))[0]["value"]
         return pruned
 
-    async def failing(self, least: int, limit: int = 50, *, tenant: str | None = None) -> list[tuple[str, int]]:
+    async def failing(self, least: int, limit: int = 50, *, tenant: str | None = None) -> list[tuple[ScheduleRef, int]]:
         """Return the schedules of which so many jobs in a row have failed, with that number, most first."""
         rows = await self._driver.fetch(call("failing", least=least, limit=limit, tenant=tenant))
-        return [(row["name"], row["failing"]) for row in rows]
+        return [(_ref(row), row["failing"]) for row in rows]
 
-    async def held(self, limit: int = 50, *, tenant: str | None = None) -> list[tuple[str, str]]:
+    async def held(self, limit: int = 50, *, tenant: str | None = None) -> list[tuple[ScheduleRef, str]]:
         """Return the schedules that cannot be planned, each with the reason."""
         rows = await self._driver.fetch(call("held", limit=limit, tenant=tenant))
-        return [(row["name"], row["attention"]) for row in rows]
+        return [(_ref(row), row["attention"]) for row in rows]
 
     async def summary(self, *, tenant: str | None = None) -> dict[str, Any]:
         """Count schedules and decisions of the last day, and find the oldest undecided instant."""
@@ -451,7 +462,8 @@ class StoreLedger:
             "attention": row["attention"],
             "next_at": next_at,
             "coming": [
-                {column: entry[column] for column in ("name", "decided_through", "next_at")} for entry in coming
+                {**_ref(entry)._asdict(), **{column: entry[column] for column in ("decided_through", "next_at")}}
+                for entry in coming
             ],
             "oldest_undecided_seconds": undecided / 1e6,
             "last_day": {outcome["outcome"]: int(outcome["decisions"]) for outcome in outcomes},

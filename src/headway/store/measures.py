@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from headway.instants import SECOND, Duration, Instant
-from headway.model import JsonObject, Lease, Node
+from headway.model import DEFAULT_TENANT, JsonObject, Lease, Node, schedule_label, schedule_name
 from headway.store.coordination import NODES_MAX, TALLY_PREFIX, held_in, nodes_in, prefixed, tally_in
 from headway.store.transaction import Driver, Transaction, call
 
@@ -72,6 +72,12 @@ class Missed:
     schedule: str
     instants: int
     latest: Instant
+    tenant: str = DEFAULT_TENANT
+
+    @property
+    def label(self) -> str:
+        """What the command line calls the schedule."""
+        return schedule_label(self.tenant, self.schedule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +153,15 @@ class StoreMeasures:
     async def missed(self, within: Duration, limit: int = 50, *, tenant: str | None = None) -> list[Missed]:
         """Find the schedules of which instants were recorded as missed lately, the latest first."""
         rows = await self._driver.fetch(call("missed", window=within, tenant=tenant, limit=limit))
-        return [Missed(schedule=row["schedule"], instants=int(row["instants"]), latest=row["latest"]) for row in rows]
+        return [
+            Missed(
+                schedule=schedule_name(row["schedule"]),
+                tenant=row["tenant"] or DEFAULT_TENANT,
+                instants=int(row["instants"]),
+                latest=row["latest"],
+            )
+            for row in rows
+        ]
 
     async def deliveries_waiting(self) -> Depth:
         """Count the messages that wait to be delivered, up to a limit; `oldest_s` is the age of the oldest."""

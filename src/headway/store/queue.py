@@ -51,7 +51,7 @@ from headway.model import (
     storable,
 )
 from headway.store.coordination import keep_tallies
-from headway.store.selection import JobFilter, has_index
+from headway.store.selection import JobFilter, has_index, tenant_of
 from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Rows, Transaction, as_json, call
 from headway.store.webhooks import ensure_callbacks
 
@@ -737,7 +737,7 @@ def _retry(
 
 def _is_exclusive(job: Job) -> Transaction[bool]:
     """Say whether the job's schedule, as it is by now, wants one job at a time."""
-    rows = (yield call("schedule", name=job.schedule)) if job.schedule is not None else []
+    rows = (yield call("definitions", names=as_json([job.schedule]))) if job.schedule is not None else []
     if not rows:
         return job.exclusive
     try:
@@ -925,8 +925,9 @@ class StoreQueue:
         limit: int = 50,
         largest: int = WHOLE,
     ) -> list[Job]:
-        """Read a page of dead letters, newest first."""
-        filters = {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule, "largest": largest}
+        """Read a page of dead letters, newest first; `schedule` is one of the tenant, or of the default tenant."""
+        whose = tenant_of(tenant, schedule)
+        filters = {"task": task, "queue": queue, "tenant": whose, "schedule": schedule, "largest": largest}
         limit = max(1, min(limit, PAGE_MAX))
         rows = await self._driver.fetch(call("dead", **filters, before=before or _LAST_ID, limit=limit))
         return [read_listed_job(row) for row in rows]

@@ -1,270 +1,93 @@
-"""Schedules in the store: put, remove, pause, resume, trigger, backfill.
+"""Schedules in the store: what people and programs do with them. How they are defined is in `defining`.
 
-Whoever changes a schedule first decides, in the same transaction, everything that is due under the old definition.
-So a definition covers exactly the instants from its effective time to that of the next, and what was decided stays
-decided. A removed schedule keeps its row and its place in time: adding it again goes on from there and repeats
-nothing.
+A schedule is known by its tenant and its name. Pause, resume, trigger and backfill first decide, in the same
+transaction, everything that is due.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from headway.clock import Clock
-from headway.errors import (
-    DefinitionError,
-    DuplicateKey,
-    InvalidSchedule,
-    ScheduleChanged,
-    ScheduleNotFound,
-    ScheduleOwned,
-)
+from headway.errors import DuplicateKey, InvalidSchedule
 from headway.instants import Instant, isoformat
-from headway.model import FAILING_FLAGGED, Decided, LiveJobs, Overlap, Pause, Schedule, ScheduleSpec
-from headway.ports import slot_of
-from headway.scheduling.planner import first_at, next_instant, plan
-from headway.scheduling.triggers import After, describe
+from headway.lifecycle import Status
+from headway.model import (
+    DEFAULT_TENANT,
+    FAILING_FLAGGED,
+    ByHand,
+    Decided,
+    LiveJobs,
+    Overlap,
+    Pause,
+    Schedule,
+    ScheduleRef,
+    ScheduleSpec,
+)
+from headway.scheduling.planner import next_instant
+from headway.scheduling.triggers import After
+from headway.store import defining
+from headway.store.defining import Author, absent, locked, settle_past
 from headway.store.ledger import (
     FOREVER,
     NOTHING_LIVE,
-    Writer,
     clear_line,
     job_of,
-    live_by_schedule,
     pauses_json,
     read_schedule,
     show_schedule,
 )
 from headway.store.queue import PAGE_MAX, insert, job_row
 from headway.store.selection import literally
-from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
+from headway.store.transaction import ConstraintViolated, Driver, Transaction, as_json, call
 
 BACKFILL_MAX: Final = 10_000
+PUT_AT_ONCE: Final = 500  # In one transaction: others wait for no longer than this takes.
 STATES: Final = ("active", "paused", "late", "attention", "failing", "ended")
 
-
-def _settle_past(schedule: Schedule, now: Instant, clock: Clock) -> Transaction[tuple[Schedule, LiveJobs]]:
-    """Decide everything that is due under the present definition; return the schedule as it is then."""
-    while True:
-        rows = yield call("live_jobs", names=as_json([{"name": schedule.name}]))
-        live = live_by_schedule(rows).get(schedule.name, NOTHING_LIVE)
-        plan_ = plan(schedule, now, live)
-        if not plan_.decisions and plan_.decided_through == schedule.decided_through:
-            return schedule, live
-        yield from Writer(clock).fire([plan_])
-        schedule = replace(
-            schedule,
-            version=schedule.version + 1,
-            decided_through=plan_.decided_through,
-            next_at=plan_.next_at,
-        )
-        if plan_.decided_through >= now:
-            rows = yield call("live_jobs", names=as_json([{"name": schedule.name}]))
-            return schedule, live_by_schedule(rows).get(schedule.name, NOTHING_LIVE)
+T = TypeVar("T")
 
 
-def _locked(name: str) -> Transaction[tuple[Row | None, Instant]]:
-    rows = yield call("schedule_locked", name=name)
-    if not rows:
-        now = (yield call("time"))[0]["now"]
-        return None, now
-    return rows[0], rows[0]["now"]
+def in_pieces(specs: Mapping[ScheduleRef, ScheduleSpec]) -> Iterator[dict[ScheduleRef, ScheduleSpec]]:
+    """Cut many definitions into what is put in one transaction each."""
+    left = iter(specs.items())
+    while piece := dict(islice(left, PUT_AT_ONCE)):
+        yield piece
 
 
-def _absent(name: str) -> ScheduleNotFound:
-    return ScheduleNotFound(f"no schedule is named {name!r}; `headway schedules list` shows all")
+class Triggered(NamedTuple):
+    """What came of starting a job by hand: the job, whether it is new, and if it is not, why."""
+
+    job_id: str
+    is_new: bool
+    why: str | None = None
 
 
-def _is_foreign(row: Row, tenant: str | None) -> bool:
-    return tenant is not None and row["tenant"] != tenant
-
-
-def _present(name: str, tenant: str | None) -> Transaction[tuple[Schedule, Instant]]:
+def _present(ref: ScheduleRef) -> Transaction[tuple[Schedule, Instant]]:
     """Lock a schedule and return it with the store's time."""
-    row, now = yield from _locked(name)
-    if row is None or row["removed_at"] is not None or _is_foreign(row, tenant):
-        raise _absent(name)
+    row, now = yield from locked(ref)
+    if row is None or row["removed_at"] is not None:
+        raise absent(ref)
     return read_schedule(row), now
 
 
-def _existing(name: str, clock: Clock, tenant: str | None) -> Transaction[tuple[Schedule, LiveJobs, Instant]]:
+def _existing(ref: ScheduleRef, clock: Clock) -> Transaction[tuple[Schedule, LiveJobs, Instant]]:
     """Lock a schedule, decide its past and return it with its live jobs and the store's time."""
-    schedule, now = yield from _present(name, tenant)
-    schedule, live = yield from _settle_past(schedule, now, clock)
+    schedule, now = yield from _present(ref)
+    schedule, live = yield from settle_past(schedule, now, clock)
     return schedule, live, now
 
 
-def _event(schedule: str, event: str, **data: object) -> Transaction[None]:
-    text = msgspec.json.encode(data).decode()
-    yield call("record_events", events=as_json([{"job_id": None, "schedule": schedule, "event": event, "data": text}]))
+def _event(schedule: Schedule, event: str, **data: object) -> Transaction[None]:
+    line = {"job_id": None, "schedule": schedule.key, "event": event, "data": msgspec.json.encode(data).decode()}
+    yield call("record_events", events=as_json([line]))
 
 
-def _require_instants(name: str, spec: ScheduleSpec, now: Instant) -> None:
-    if first_at(spec, now) is None:
-        raise InvalidSchedule(f"schedule {name!r} has no instant after {isoformat(now)}: {describe(spec.trigger)}")
-
-
-def _add(specs: dict[str, ScheduleSpec], owner: str, author: str, now: Instant) -> Transaction[list[str]]:
-    """Create schedules that begin to count now; return the names of those that did not exist."""
-    rows = yield call("schedule_add", schedules=as_json([_new_row(name, specs[name], owner, now) for name in specs]))
-    added = [row["name"] for row in rows]
-    if added:
-        revisions = [_revision_row(name, 1, now, specs[name], author) for name in added]
-        yield call("revision_add", revisions=as_json(revisions))
-    return added
-
-
-def _new_row(name: str, spec: ScheduleSpec, owner: str, now: Instant) -> dict[str, object]:
-    return {
-        "name": name,
-        "owner": owner,
-        "tenant": spec.tenant,
-        "slot": slot_of(name),
-        "definition": spec.to_json(),
-        "trigger_text": describe(spec.trigger),
-        "delay": spec.trigger.delay if isinstance(spec.trigger, After) else None,
-        "ends_at": spec.end,
-        "next_at": first_at(spec, now),
-        "decided_through": now,
-        "created_at": now,
-    }
-
-
-def _revision_row(
-    name: str, revision: int, effective_at: Instant, spec: ScheduleSpec | None, author: str
-) -> dict[str, object]:
-    return {
-        "schedule": name,
-        "revision": revision,
-        "effective_at": effective_at,
-        "definition": None if spec is None else spec.to_json(),
-        "author": author,
-    }
-
-
-def _revise(
-    schedule: Schedule, spec: ScheduleSpec | None, owner: str, author: str, live: LiveJobs, now: Instant
-) -> Transaction[None]:
-    effective_at = max(now, schedule.decided_through)
-    shown = spec or schedule.spec
-    next_at = None if spec is None else _next_after_edit(schedule, spec, live, effective_at)
-    rows = yield call(
-        "schedule_revise",
-        name=schedule.name,
-        version=schedule.version,
-        owner=owner,
-        tenant=shown.tenant,
-        definition=shown.to_json(),
-        trigger_text=describe(shown.trigger),
-        delay=shown.trigger.delay if isinstance(shown.trigger, After) else None,
-        ends_at=shown.end,
-        next_at=next_at,
-        decided_through=effective_at,
-        removed_at=effective_at if spec is None else None,
-    )
-    if not rows:
-        raise ScheduleChanged(f"schedule {schedule.name!r} was changed at the same moment; try again")
-    revision = _revision_row(schedule.name, rows[0]["revision"], effective_at, spec, author)
-    yield call("revision_add", revisions=as_json([revision]))
-    if not shown.exclusive:
-        yield call("leave_line", schedule=schedule.name)
-
-
-def _next_after_edit(schedule: Schedule, spec: ScheduleSpec, live: LiveJobs, now: Instant) -> Instant | None:
-    if isinstance(spec.trigger, After) and live.last is not None:
-        return None  # The end of the live job sets it.
-    if isinstance(spec.trigger, After) and isinstance(schedule.spec.trigger, After) and schedule.next_at is not None:
-        moved = schedule.next_at - schedule.spec.trigger.delay + spec.trigger.delay
-        return max(moved, now + 1)
-    return first_at(spec, now)
-
-
-def _put(
-    name: str,
-    spec: ScheduleSpec,
-    *,
-    owner: str,
-    author: str,
-    clock: Clock,
-    expected_revision: int | None,
-    take_over: bool,
-    may_be_over: bool,
-    tenant: str | None,
-) -> Transaction[str]:
-    row, now = yield from _locked(name)
-    if row is not None and _is_foreign(row, tenant):  # Also a removed one: its history is not the caller's.
-        raise ScheduleOwned(f"the name {name!r} is taken; choose another")
-    if row is None:
-        if expected_revision not in (None, 0):
-            raise ScheduleChanged(f"schedule {name!r} does not exist any more")
-        if not may_be_over:
-            _require_instants(name, spec, now)
-        if not (yield from _add({name: spec}, owner, author, now)):
-            raise ConstraintViolated(f"schedule {name!r} was created at the same moment")
-        return "created"
-    removed = row["removed_at"] is not None
-    if expected_revision is not None and expected_revision != (0 if removed else row["revision"]):
-        found = "was removed" if removed else f"has revision {row['revision']}, not {expected_revision}"
-        raise ScheduleChanged(f"schedule {name!r} {found}")
-    if not removed and row["owner"] != owner and not take_over:
-        whose = f"the app {row['owner']!r}" if row["owner"] else "nobody's code (it was put by hand)"
-        raise ScheduleOwned(f"schedule {name!r} belongs to {whose}; choose another name, or remove it first")
-    if not removed and row["definition"] == spec.to_json() and row["owner"] == owner:
-        return "unchanged"
-    if not may_be_over:
-        _require_instants(name, spec, now)
-    return (yield from _change(row, spec, owner=owner, author=author, now=now, clock=clock))
-
-
-def _change(row: Row, spec: ScheduleSpec, *, owner: str, author: str, now: Instant, clock: Clock) -> Transaction[str]:
-    live = NOTHING_LIVE
-    try:
-        schedule = read_schedule(row)
-    except DefinitionError:
-        # The old definition cannot be read, so its instants cannot be known: the new one begins now, without pauses.
-        yield from _clear_pauses(row)
-        version, decided_through = row["version"] + 1, row["decided_through"]
-        schedule = Schedule(name=row["name"], spec=spec, version=version, decided_through=decided_through)
-    else:
-        if schedule.removed_at is None:
-            schedule, live = yield from _settle_past(schedule, now, clock)
-        elif schedule.pauses:  # It begins anew; only its place in time is kept.
-            yield from _clear_pauses(row)
-            schedule = replace(schedule, version=schedule.version + 1, pauses=())
-    yield from _revise(schedule, spec, owner, author, live, now)
-    return "changed" if row["removed_at"] is None else "created"
-
-
-def _clear_pauses(row: Row) -> Transaction[None]:
-    yield call(
-        "schedule_pauses", name=row["name"], version=row["version"], pauses="[]", paused_until=None, next_at=None
-    )
-
-
-def _remove(
-    name: str, author: str, clock: Clock, owner: str | None, expected_revision: int | None, tenant: str | None
-) -> Transaction[bool]:
-    row, now = yield from _locked(name)
-    if row is None or row["removed_at"] is not None or (owner is not None and row["owner"] != owner):
-        return False
-    if _is_foreign(row, tenant):
-        return False
-    if expected_revision not in (None, row["revision"]):
-        raise ScheduleChanged(f"schedule {name!r} has revision {row['revision']}, not {expected_revision}")
-    try:
-        schedule, live = yield from _settle_past(read_schedule(row), now, clock)
-    except DefinitionError as error:
-        raise InvalidSchedule(f"schedule {name!r} cannot be read ({error}); put it anew, then remove it") from None
-    yield from _revise(schedule, None, row["owner"], author, live, now)
-    return True
-
-
-def _pause(
-    name: str, author: str, reason: str, until: Instant | None, clock: Clock, tenant: str | None
-) -> Transaction[bool]:
-    schedule, _, now = yield from _existing(name, clock, tenant)
+def _pause(ref: ScheduleRef, author: str, reason: str, until: Instant | None, clock: Clock) -> Transaction[bool]:
+    schedule, _, now = yield from _existing(ref, clock)
     if schedule.paused_at(now) is not None:
         return False
     if until is not None and until <= now:
@@ -272,18 +95,20 @@ def _pause(
     pause = Pause(since=max(now, schedule.decided_through), until=until, reason=reason, author=author)
     yield call(
         "schedule_pauses",
-        name=name,
+        key=schedule.key,
         version=schedule.version,
         pauses=pauses_json([*schedule.pauses, pause]),
         paused_until=FOREVER if until is None else until,
         next_at=schedule.next_at,
     )
-    yield from _event(name, "paused", author=author, reason=reason, until=None if until is None else isoformat(until))
+    yield from _event(
+        schedule, "paused", author=author, reason=reason, until=None if until is None else isoformat(until)
+    )
     return True
 
 
-def _resume(name: str, author: str, clock: Clock, tenant: str | None) -> Transaction[bool]:
-    schedule, live, now = yield from _existing(name, clock, tenant)
+def _resume(ref: ScheduleRef, author: str, clock: Clock) -> Transaction[bool]:
+    schedule, live, now = yield from _existing(ref, clock)
     open_pause = schedule.paused_at(now)
     if open_pause is None:
         return False
@@ -294,32 +119,50 @@ def _resume(name: str, author: str, clock: Clock, tenant: str | None) -> Transac
     pauses = [closed if pause is open_pause else pause for pause in schedule.pauses]
     yield call(
         "schedule_pauses",
-        name=name,
+        key=schedule.key,
         version=schedule.version,
         pauses=pauses_json(pauses),
         paused_until=None,
         next_at=next_at,
     )
-    yield from _event(name, "resumed", author=author)
+    yield from _event(schedule, "resumed", author=author)
     return True
 
 
-def _trigger(
-    name: str, author: str, args: str | None, key: str | None, clock: Clock, tenant: str | None
-) -> Transaction[tuple[str, bool]]:
-    schedule, live, _ = yield from _existing(name, clock, tenant)
+def _trigger(ref: ScheduleRef, author: str, args: str | None, key: str | None, clock: Clock) -> Transaction[Triggered]:
+    schedule, live, _ = yield from _existing(ref, clock)
     if args is not None:
         schedule = replace(schedule, spec=replace(schedule.spec, args=args))
     if key is not None and (earlier := (yield from _triggered_before(schedule, key))) is not None:
-        return earlier, False
+        return Triggered(earlier, False, "it was started with this key before")
+    if (instead := (yield from _instead(schedule, live))) is not None:
+        return instead
     blocked_by = yield from _make_room(schedule, live)
     job_id = clock.new_id("job")
     job = job_of(job_id, schedule, blocked_by=blocked_by, key=key)
     if not (yield from insert([job_row(job)])):
         raise DuplicateKey(f"key {key!r} was used at the same moment; try again")
-    yield call("schedule_touch", name=name, version=schedule.version)
-    yield from _event(name, "triggered", author=author, job_id=job_id)
-    return job_id, True
+    yield call("schedule_touch", key=schedule.key, version=schedule.version)
+    yield from _event(schedule, ByHand.TRIGGERED, author=author, job_id=job_id)
+    return Triggered(job_id, True)
+
+
+def _instead(schedule: Schedule, live: LiveJobs) -> Transaction[Triggered | None]:
+    """Return the live job that the overlap rule has in place of one more; None where there is to be one more."""
+    spec = schedule.spec
+    if spec.overlap is Overlap.SKIP and live.last is not None:
+        there = (live.running or live.waiting)[-1]
+        states = {row["id"]: Status(row["status"]) for row in (yield call("job_states", ids=as_json([there])))}
+        if (status := states.get(there)) is not None and not status.is_final:  # It may have ended meanwhile.
+            return Triggered(
+                there, False, f"{there} of this schedule is {status}, and overlap=skip makes no second job"
+            )
+    if spec.overlap is Overlap.QUEUE and len(live.waiting) >= spec.queue_limit:
+        waiting = "1 job waits" if len(live.waiting) == 1 else f"{len(live.waiting)} jobs wait"
+        return Triggered(
+            live.waiting[-1], False, f"{waiting} in line, and queue_limit={spec.queue_limit} allows no more"
+        )
+    return None
 
 
 def _triggered_before(schedule: Schedule, key: str) -> Transaction[str | None]:
@@ -329,7 +172,7 @@ def _triggered_before(schedule: Schedule, key: str) -> Transaction[str | None]:
         return None
     job_id: str = rows[0]["id"]
     if (rows[0]["schedule"], rows[0]["task"], rows[0]["args"]) != (
-        schedule.name,
+        schedule.key,
         schedule.spec.task,
         schedule.spec.args,
     ):
@@ -342,7 +185,7 @@ def _make_room(schedule: Schedule, live: LiveJobs) -> Transaction[str | None]:
     if schedule.spec.overlap is Overlap.ALLOW:
         return None
     if schedule.spec.overlap is Overlap.REPLACE and live.last is not None:
-        return (yield from clear_line(schedule.name, live, "replaced by a job started by hand"))
+        return (yield from clear_line(schedule.key, live, "replaced by a job started by hand"))
     return live.last
 
 
@@ -361,7 +204,7 @@ def _backfill_instants(schedule: Schedule, since: Instant, until: Instant) -> li
 
 
 def _backfill(
-    name: str,
+    ref: ScheduleRef,
     since: Instant,
     until: Instant,
     *,
@@ -370,18 +213,17 @@ def _backfill(
     author: str,
     clock: Clock,
     limit: int,
-    tenant: str | None,
 ) -> Transaction[list[Instant]]:
     if dry_run:  # Nothing is written, not even what is due anyway.
-        (schedule, now), live = (yield from _present(name, tenant)), NOTHING_LIVE
+        (schedule, now), live = (yield from _present(ref)), NOTHING_LIVE
     else:
-        schedule, live, now = yield from _existing(name, clock, tenant)
+        schedule, live, now = yield from _existing(ref, clock)
     instants = _backfill_instants(schedule, since, min(until, now))
     if not again:
-        rows = yield call("ledger", schedule=name, after=since - 1, until=until, limit=BACKFILL_MAX)
+        rows = yield call("ledger", schedule=schedule.key, after=since - 1, until=until, limit=BACKFILL_MAX)
         fired = {row["instant"] for row in rows if row["outcome"] == Decided.FIRED}
         instants = [instant for instant in instants if instant not in fired]
-    keys = {f"backfill:{name}:{instant}": instant for instant in instants}
+    keys = {f"backfill:{schedule.name}:{instant}": instant for instant in instants}
     whose = schedule.spec.tenant
     known = yield call("jobs_by_key", keys=as_json([{"tenant": whose, "key": key} for key in keys]))
     for row in known:
@@ -397,17 +239,19 @@ def _backfill(
             jobs.append(job_row(job_of(job_id, schedule, blocked_by=last, occurrence_at=instant, key=key)))
             last = job_id if schedule.spec.exclusive else None
         yield from insert(jobs)
-        yield call("schedule_touch", name=name, version=schedule.version)
-        yield from _event(name, "backfilled", author=author, jobs=len(jobs))
+        yield call("schedule_touch", key=schedule.key, version=schedule.version)
+        yield from _event(schedule, ByHand.BACKFILLED, author=author, jobs=len(jobs))
     return list(keys.values())
 
 
 class StoreSchedules:
-    """Schedules on one store: what people and programs do with them."""
+    """Schedules on one store. A name means that of one tenant: for everybody else the schedule does not exist."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
+
+    # --- define
 
     async def put(
         self,
@@ -419,41 +263,38 @@ class StoreSchedules:
         expected_revision: int | None = None,
         take_over: bool = False,
         may_be_over: bool = False,
-        tenant: str | None = None,
     ) -> str:
-        """Create or change a schedule; return `created`, `changed` or `unchanged`.
+        """Create or change a schedule of the definition's tenant; return `created`, `changed` or `unchanged`."""
+        ref = ScheduleRef(spec.tenant, name)
+        by = Author(clock=self._clock, name=author, owner=owner, take_over=take_over, may_be_over=may_be_over)
+        return await self._again_if_raced(lambda: defining.put(ref, spec, by, expected_revision))
 
-        Here and below, for a caller of one `tenant` the schedules of others do not exist; their names are taken.
+    async def put_many(
+        self,
+        specs: Mapping[ScheduleRef, ScheduleSpec],
+        *,
+        owner: str = "",
+        author: str = "",
+        take_over: bool = False,
+        may_be_over: bool = False,
+    ) -> list[str]:
+        """Create or change up to `PUT_AT_ONCE` schedules in one transaction; return what was done with each.
+
+        What is another owner's is left alone; what is returned for it begins with `defining.REFUSED`.
         """
-
-        def begin() -> Transaction[str]:
-            return _put(
-                name,
-                spec,
-                owner=owner,
-                author=author,
-                clock=self._clock,
-                expected_revision=expected_revision,
-                take_over=take_over,
-                may_be_over=may_be_over,
-                tenant=tenant,
-            )
-
-        return await self._again_if_raced(begin)
+        by = Author(clock=self._clock, name=author, owner=owner, take_over=take_over, may_be_over=may_be_over)
+        return await self._again_if_raced(lambda: defining.put_many(specs, by))
 
     async def put_new(self, specs: dict[str, ScheduleSpec], *, owner: str = "", author: str = "") -> int:
         """Create many schedules at once; those whose name exists are left alone. Return how many are new."""
+        by = Author(clock=self._clock, name=author, owner=owner)
+        wanted = {ScheduleRef(spec.tenant, name): spec for name, spec in specs.items()}
 
         def begin() -> Transaction[int]:
             now = (yield call("time"))[0]["now"]
-            return len((yield from _add(specs, owner, author, now)))
+            return len((yield from defining.add(wanted, by, now)))
 
         return await self._driver.run(begin)
-
-    async def count(self, tenant: str) -> int:
-        """Count the schedules of a tenant."""
-        total: int = (await self._driver.fetch(call("schedule_counts", tenant=tenant)))[0]["total"]
-        return total
 
     async def remove(
         self,
@@ -462,10 +303,15 @@ class StoreSchedules:
         author: str = "",
         owner: str | None = None,
         expected_revision: int | None = None,
-        tenant: str | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> bool:
         """Remove a schedule from now on; False when there was none (or it is not `owner`'s)."""
-        return await self._driver.run(lambda: _remove(name, author, self._clock, owner, expected_revision, tenant))
+        ref, by = ScheduleRef(tenant, name), Author(clock=self._clock, name=author)
+        return await self._driver.run(
+            lambda: defining.remove(ref, by, owner=owner, expected_revision=expected_revision)
+        )
+
+    # --- steer
 
     async def pause(
         self,
@@ -474,24 +320,39 @@ class StoreSchedules:
         author: str = "",
         reason: str = "",
         until: Instant | None = None,
-        tenant: str | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> bool:
         """Stop a schedule from running until it is resumed or the time is up; False when it was paused already."""
-        return await self._driver.run(lambda: _pause(name, author, reason, until, self._clock, tenant))
+        ref = ScheduleRef(tenant, name)
+        return await self._driver.run(lambda: _pause(ref, author, reason, until, self._clock))
 
-    async def resume(self, name: str, *, author: str = "", tenant: str | None = None) -> bool:
+    async def resume(self, name: str, *, author: str = "", tenant: str = DEFAULT_TENANT) -> bool:
         """Let a paused schedule run again; False when it was not paused."""
-        return await self._driver.run(lambda: _resume(name, author, self._clock, tenant))
+        ref = ScheduleRef(tenant, name)
+        return await self._driver.run(lambda: _resume(ref, author, self._clock))
 
-    async def trigger(self, name: str, *, author: str = "", args: str | None = None) -> str:
-        """Enqueue a job of the schedule now, under its overlap rule; return the job's id."""
-        return (await self.trigger_once(name, None, author=author, args=args))[0]
+    async def trigger(
+        self, name: str, *, author: str = "", args: str | None = None, tenant: str = DEFAULT_TENANT
+    ) -> str:
+        """Enqueue a job of the schedule now, under its overlap rule; return its id, or that of the job in its place."""
+        return (await self.trigger_once(name, None, author=author, args=args, tenant=tenant)).job_id
 
     async def trigger_once(
-        self, name: str, key: str | None, *, author: str = "", args: str | None = None, tenant: str | None = None
-    ) -> tuple[str, bool]:
-        """Do so unless it was done with this key before; return the job's id, and whether it is new."""
-        return await self._driver.run(lambda: _trigger(name, author, args, key, self._clock, tenant))
+        self,
+        name: str,
+        key: str | None,
+        *,
+        author: str = "",
+        args: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> Triggered:
+        """Enqueue a job of the schedule now, where its overlap rule has room for one and the key was not used before.
+
+        `skip`: not while another job of the schedule is live. `queue`: it waits in line, up to `queue_limit`.
+        `replace`: the live one is stopped first. `allow`: at once. Else what is returned is the job that is there.
+        """
+        ref = ScheduleRef(tenant, name)
+        return await self._driver.run(lambda: _trigger(ref, author, args, key, self._clock))
 
     async def backfill(
         self,
@@ -503,41 +364,44 @@ class StoreSchedules:
         dry_run: bool = False,
         author: str = "",
         limit: int = BACKFILL_MAX,
-        tenant: str | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> list[Instant]:
         """Enqueue a job for each past instant in [since, until] that has not fired; repeating it adds nothing."""
+        ref, clock = ScheduleRef(tenant, name), self._clock
         return await self._driver.run(
-            lambda: _backfill(
-                name,
-                since,
-                until,
-                again=again,
-                dry_run=dry_run,
-                author=author,
-                clock=self._clock,
-                limit=limit,
-                tenant=tenant,
-            )
+            lambda: _backfill(ref, since, until, again=again, dry_run=dry_run, author=author, clock=clock, limit=limit)
         )
 
-    async def get(self, name: str) -> Schedule:
+    # --- look
+
+    async def get(self, name: str, *, tenant: str = DEFAULT_TENANT) -> Schedule:
         """Read one schedule."""
-        rows = await self._driver.fetch(call("schedule", name=name))
+        rows = await self._driver.fetch(call("schedule", tenant=tenant, name=name))
         if not rows or rows[0]["removed_at"] is not None:
-            raise _absent(name)
+            raise absent(ScheduleRef(tenant, name))
         return read_schedule(rows[0])
 
-    async def show(self, name: str, *, tenant: str | None = None, also_removed: bool = False) -> Schedule:
+    async def show(self, name: str, *, tenant: str = DEFAULT_TENANT, also_removed: bool = False) -> Schedule:
         """Read one schedule to look at; one that cannot be read says so in its `attention`."""
-        rows = await self._driver.fetch(call("schedule", name=name))
-        if not rows or _is_foreign(rows[0], tenant) or (rows[0]["removed_at"] is not None and not also_removed):
-            raise _absent(name)
+        rows = await self._driver.fetch(call("schedule", tenant=tenant, name=name))
+        if not rows or (rows[0]["removed_at"] is not None and not also_removed):
+            raise absent(ScheduleRef(tenant, name))
         return show_schedule(rows[0])
 
-    async def is_taken(self, name: str, *, tenant: str | None) -> bool:
-        """Say whether another tenant has, or had, a schedule of this name."""
-        rows = await self._driver.fetch(call("schedule", name=name))
-        return bool(rows) and _is_foreign(rows[0], tenant)
+    async def find(self, refs: Iterable[ScheduleRef]) -> dict[ScheduleRef, Schedule]:
+        """Read those of these schedules that exist."""
+        names = [{"tenant": ref.tenant, "name": ref.name} for ref in refs]
+        rows = await self._driver.fetch(call("schedules_named", names=as_json(names)))
+        found = [show_schedule(row) for row in rows if row["removed_at"] is None]
+        return {ScheduleRef(schedule.tenant, schedule.name): schedule for schedule in found}
+
+    async def key(self, name: str, *, tenant: str = DEFAULT_TENANT) -> str:
+        """Return what the ledger and the jobs of a schedule call it, also when it was removed or does not exist yet."""
+        ref = ScheduleRef(tenant, name)
+        rows = await self._driver.fetch(call("schedule", tenant=tenant, name=name))
+        if rows:
+            return str(rows[0]["name"])
+        return (await self._driver.run(lambda: defining.choose_keys({ref: None})))[ref]
 
     async def page(
         self,
@@ -546,11 +410,12 @@ class StoreSchedules:
         tenant: str | None = None,
         words: str | None = None,
         state: str | None = None,
-        after: str = "",
+        after: ScheduleRef | None = None,
         limit: int = PAGE_MAX,
     ) -> list[Schedule]:
-        """Read a page of schedules by name; `words` may be anywhere in name and task, `state` is one of `STATES`."""
+        """Read a page of schedules by tenant and name; `words` may be in name and task, `state` is one of `STATES`."""
         plain = None if words is None else words.lower()
+        begin = after or ScheduleRef("", "")
         rows = await self._driver.fetch(
             call(
                 "schedules",
@@ -560,13 +425,35 @@ class StoreSchedules:
                 words_in_json=None if plain is None else f"%{literally(as_json([plain])[2:-2])}%",
                 state=state,
                 flagged=FAILING_FLAGGED,
-                after=after,
+                after_tenant=begin.tenant,
+                after=begin.name,
                 limit=limit,
             )
         )
         return [show_schedule(row) for row in rows]
 
-    async def _again_if_raced(self, begin: Callable[[], Transaction[str]]) -> str:
+    async def by_hand(
+        self, schedule: Schedule, *, since: Instant = 0, before: Instant = FOREVER, limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """Read what people did to have jobs of a schedule beside its instants, newest first."""
+        rows = await self._driver.fetch(
+            call(
+                "schedule_events",
+                schedule=schedule.key,
+                events=as_json(ByHand),
+                since=since,
+                before=before,
+                limit=max(1, min(limit, PAGE_MAX)),
+            )
+        )
+        return [{"event": row["event"], "at": row["at"], **msgspec.json.decode(row["data"])} for row in rows]
+
+    async def count(self, tenant: str) -> int:
+        """Count the schedules of a tenant."""
+        total: int = (await self._driver.fetch(call("schedule_counts", tenant=tenant)))[0]["total"]
+        return total
+
+    async def _again_if_raced(self, begin: Callable[[], Transaction[T]]) -> T:
         try:
             return await self._driver.run(begin)
         except ConstraintViolated:  # Two creators of one name: the second now finds it.

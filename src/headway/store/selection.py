@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from headway.instants import Instant
+from headway.model import DEFAULT_TENANT
 from headway.store.transaction import as_json
 
 
@@ -12,6 +13,7 @@ class JobFilter:
     """Jobs that have all of this in common; nothing said chooses all jobs.
 
     `words` may be anywhere in task, key, schedule, id or reason; `since` and `until` bound when a job was handed in.
+    `schedule` is the name of one of the tenant, or of the default tenant.
     """
 
     status: str | None = None
@@ -27,6 +29,9 @@ class JobFilter:
     finished_after: Instant | None = None
     finished_before: Instant | None = None
     rerun_of: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tenant", tenant_of(self.tenant, self.schedule))
 
     @property
     def has_index(self) -> bool:
@@ -52,9 +57,14 @@ class JobFilter:
         }
 
 
+def tenant_of(tenant: str | None, schedule: str | None) -> str | None:
+    """Return whose jobs a filter means: the name of a schedule is one of the default tenant where none is said."""
+    return DEFAULT_TENANT if tenant is None and schedule is not None else tenant
+
+
 def has_index(tenant: str | None) -> bool:
     """Say whether the jobs of a tenant have an index."""
-    return tenant not in (None, "default")
+    return tenant not in (None, DEFAULT_TENANT)
 
 
 def literally(text: str) -> str:

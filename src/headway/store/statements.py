@@ -16,6 +16,8 @@ SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL 
     {job_columns}                    every column of a job; a text with more than :largest bytes is null, and its name
                                      in `omitted`, so that a page of jobs is read without what makes them large
     {chosen} {fit}                   the row is a job that a filter chooses; one that can be retried, or cancelled
+    {name_in x}                      the name of the schedule with the key x, see `model.schedule_key`
+    {replace_view}                   make a view that exists; what SQLite cannot replace it has dropped before
     {task_of}                        the task in the definition of a schedule, as it is written in JSON
     {feed_position} {feed_since} …   where the feed of changes is, and what has been committed since
     {time x} {view_now}              for views: times as people read them
@@ -108,12 +110,12 @@ _CHOSEN: Final = """\
   and (cast(:task as text) is null or task = :task)
   and (cast(:queue as text) is null or queue = :queue)
   and (cast(:tenant as text) is null or tenant = :tenant)
-  and (cast(:schedule as text) is null or schedule = :schedule)
+  and (cast(:schedule as text) is null or {name_in schedule} = :schedule)
   and (cast(:key as text) is null or key = :key)
   and (cast(:rerun_of as text) is null or rerun_of = :rerun_of)
   and (cast(:tag as text) is null or tags like :tag escape '!')
   and (cast(:words as text) is null or task like :words escape '!' or key like :words escape '!'
-    or schedule like :words escape '!' or id like :words escape '!' or reason like :words escape '!')
+    or {name_in schedule} like :words escape '!' or id like :words escape '!' or reason like :words escape '!')
   and (cast(:since as bigint) is null or created_at >= :since)
   and (cast(:until as bigint) is null or created_at < :until)
   and (cast(:finished_after as bigint) is null or finished_at >= :finished_after)
@@ -158,6 +160,8 @@ def _job_columns(bytes_of: str) -> Fragment:
 # Where SQLite can, it tells the length of a text without reading it.
 _SQLITE_BYTES: Final = "octet_length({})" if sqlite3.sqlite_version_info >= (3, 43) else "length(cast({} as blob))"
 
+_SQLITE_NAME: Final = "substr({0}, instr({0}, char(31)) + 1)"
+_POSTGRES_NAME: Final = "substr({0}, strpos({0}, chr(31)) + 1)"
 _SNAPSHOT: Final = "cast(cast(:position as text) as pg_snapshot)"
 _FED_BY: Final = "cast(cast(f.xid as text) as xid8)"
 _FEED_FROM: Final = f"f.xid >= cast(cast(pg_snapshot_xmin({_SNAPSHOT}) as text) as bigint)"
@@ -201,8 +205,10 @@ SQLITE: Final = Dialect(
         "bytewise": _fixed("collate binary"),
         "serial": _fixed("integer primary key autoincrement"),
         "statuses": _fixed(_STATUSES),
-        "chosen": _fixed(_CHOSEN),
+        "chosen": _fixed(_CHOSEN.replace("{name_in schedule}", _SQLITE_NAME.format("schedule"))),
         "fit": _fixed(_FIT),
+        "name_in": _SQLITE_NAME.format,
+        "replace_view": _fixed("create view"),
         "task_of": _fixed("case when json_valid(definition) then definition -> '$.task' end"),
     },
 )
@@ -251,8 +257,10 @@ POSTGRES: Final = Dialect(
         "bytewise": _fixed('collate "C"'),
         "serial": _fixed("bigint generated always as identity primary key"),
         "statuses": _fixed(_STATUSES),
-        "chosen": _fixed(_CHOSEN),
+        "chosen": _fixed(_CHOSEN.replace("{name_in schedule}", _POSTGRES_NAME.format("schedule"))),
         "fit": _fixed(_FIT),
+        "name_in": _POSTGRES_NAME.format,
+        "replace_view": _fixed("create or replace view"),
         # A cast to JSON would fail for all when one cannot be read. Names are sorted there, so the last is the task's.
         "task_of": _fixed("""substring(definition from '.*"task":("(?:[^"\\\\]|\\\\.)*")')"""),
     },

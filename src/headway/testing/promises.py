@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from headway.instants import INSTANT_MAX, Instant, isoformat
 from headway.lifecycle import Status
-from headway.model import Decided, Job, Occurrence
+from headway.model import Decided, Job, Occurrence, key_label, schedule_label
 from headway.scheduling.audit import audit
 from headway.store import Store
 
@@ -39,18 +39,20 @@ class Promises:
         report = await audit(self._store.ledger)
         kinds = {"gap": report.gaps, "duplicate": report.duplicates, "phantom": report.phantoms}
         found = [
-            f"S1: {kind} in {finding.schedule} at {isoformat(finding.instant)}: {finding.reason}"
+            f"S1: {kind} in {schedule_label(finding.tenant, finding.schedule)} at {isoformat(finding.instant)}:"
+            f" {finding.reason}"
             for kind, findings in kinds.items()
             for finding in findings.kept
         ]
         pruned = await self._store.ledger.pruned_through()
-        for name, _ in await self._store.ledger.names("", PAGE):
-            for occurrence in await all_occurrences(self._store, name):
+        for key in [cursor.key for cursor in await self._store.ledger.keys("", PAGE)]:
+            name = key_label(key)
+            for occurrence in await all_occurrences(self._store, key):
                 is_fired = occurrence.outcome is Decided.FIRED
                 job = jobs.get(occurrence.job_id or "")
                 if is_fired and job is None and occurrence.decided_at > pruned:
                     found.append(f"S1: {name} fired at {isoformat(occurrence.instant)}, and there is no job of it")
-                elif job is not None and (job.schedule, job.occurrence_at) != (name, occurrence.instant):
+                elif job is not None and (job.schedule, job.occurrence_at) != (key, occurrence.instant):
                     found.append(f"S1: {name} fired at {isoformat(occurrence.instant)} and made {job.id} of another")
         return found
 
@@ -83,7 +85,7 @@ class Promises:
                 if job.status is Status.RUNNING and job.started_at is not None:
                     spans[job.schedule].append((job.started_at, INSTANT_MAX, job.id))
         return [
-            f"S7: {name}: {later[2]} started at {isoformat(later[0])} while {earlier[2]} ran"
+            f"S7: {key_label(name)}: {later[2]} started at {isoformat(later[0])} while {earlier[2]} ran"
             for name, runs in spans.items()
             for earlier, later in pairwise(sorted(runs))
             if later[0] < earlier[1]
@@ -121,11 +123,11 @@ async def all_jobs(store: Store, **filters: Any) -> AsyncIterator[Job]:
         before = page[-1].id
 
 
-async def all_occurrences(store: Store, name: str) -> list[Occurrence]:
-    """Read all that was decided for a schedule, oldest first."""
+async def all_occurrences(store: Store, key: str) -> list[Occurrence]:
+    """Read all that was decided for the schedule with a key, oldest first."""
     after: Instant = -1
     found: list[Occurrence] = []
-    while page := await store.ledger.ledger(name, after, INSTANT_MAX, PAGE):
+    while page := await store.ledger.ledger(key, after, INSTANT_MAX, PAGE):
         found.extend(occurrence for occurrence, _ in page)
         after = page[-1][0].instant
     return found

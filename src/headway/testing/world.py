@@ -31,7 +31,7 @@ from headway.instants import (
     to_datetime,
 )
 from headway.lifecycle import Status
-from headway.model import Job, read_status
+from headway.model import DEFAULT_TENANT, Job, read_status
 from headway.node import EngineNode
 from headway.ports import Shards, WakeUps
 from headway.settings import Settings
@@ -290,8 +290,9 @@ class World:
         job_id = job if isinstance(job, str) else job.id
         return [line["line"] for line in at_once(self.store.queue.log(job_id, limit=10_000))]
 
-    def occurrences(self, schedule: str) -> list[Decision]:
-        """Return what was decided for a schedule, oldest first."""
+    def occurrences(self, schedule: str, *, tenant: str = DEFAULT_TENANT) -> list[Decision]:
+        """Return what was decided for a schedule of a tenant, oldest first."""
+        key = at_once(self.store.schedules.key(schedule, tenant=tenant))
         return [
             Decision(
                 schedule=schedule,
@@ -303,7 +304,7 @@ class World:
                 count=found.count,
                 job_id=found.job_id,
             )
-            for found in at_once(all_occurrences(self.store, schedule))
+            for found in at_once(all_occurrences(self.store, key))
         ]
 
     def assert_promises(self) -> None:

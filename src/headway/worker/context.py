@@ -35,6 +35,7 @@ from headway.model import (
     Report,
     check_finite,
     check_name,
+    schedule_name,
     storable,
 )
 
@@ -151,7 +152,7 @@ class Context:
         if claimed.schedule is None:
             return None
         instant = claimed.occurrence_at
-        return JobOccurrence(claimed.schedule, None if instant is None else to_datetime(instant))
+        return JobOccurrence(schedule_name(claimed.schedule), None if instant is None else to_datetime(instant))
 
     @property
     def deadline(self) -> datetime | None:

@@ -22,7 +22,10 @@ def queue(name: str, pending: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def situation(**more: Any) -> Situation:
-    coming = [{"name": f"schedule-{n}", "decided_through": NOW, "next_at": NOW + n * MINUTE} for n in range(30)]
+    coming = [
+        {"name": f"schedule-{n}", "tenant": "default", "decided_through": NOW, "next_at": NOW + n * MINUTE}
+        for n in range(30)
+    ]
     values: dict[str, Any] = {
         "now": NOW,
         "url": "sqlite://",
@@ -116,7 +119,9 @@ def test_what_is_not_as_it_should_be_is_said() -> None:
     assert "  ! no worker is alive, and 3 jobs wait" in lines
     away = drawn(Picture(situation=situation(), running=[], trouble="the store does not answer"))
     assert away[2] == "  ! the store does not answer"
-    late = situation().schedules | {"coming": [{"name": "x", "decided_through": 0, "next_at": NOW - MINUTE}]}
+    late = situation().schedules | {
+        "coming": [{"name": "x", "tenant": "acme", "decided_through": 0, "next_at": NOW - MINUTE}]
+    }
     assert "      1m late" in "\n".join(drawn(Picture(situation=situation(schedules=late), running=[])))
 
 

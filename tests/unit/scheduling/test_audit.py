@@ -404,6 +404,7 @@ def test_a_finding_is_written_with_times_people_read() -> None:
     finding = Finding(schedule="s", instant=hour(1), until=hour(2), count=2, reason="no record")
     assert finding.to_dict() == {
         "schedule": "s",
+        "tenant": "default",
         "instant": "2027-01-01T13:00:00Z",
         "until": "2027-01-01T14:00:00Z",
         "count": 2,
@@ -532,9 +533,9 @@ class World:
             await self.store.queue.settle([settle(attempt, Succeeded(), 0.5)])
 
     async def audit(
-        self, schedule: str | None = None, since: Instant | None = None, until: Instant | None = None
+        self, key: str | None = None, since: Instant | None = None, until: Instant | None = None
     ) -> AuditReport:
-        return await audit(self.store.ledger, schedule=schedule, since=since, until=until)
+        return await audit(self.store.ledger, key=key, since=since, until=until)
 
     async def clean(self) -> AuditReport:
         report = await self.audit()
@@ -608,7 +609,7 @@ async def test_a_fixed_delay_leaves_a_clean_ledger() -> None:
 
 async def test_a_job_by_hand_that_delays_the_next_one_is_no_gap() -> None:
     async with World() as world:
-        await world.put(spec(After("10m")))
+        await world.put(spec(After("10m"), overlap="queue"))
         await world.pass_time(MINUTE, MINUTE)
         await world.store.schedules.trigger("s")
         await world.finish_jobs()  # Ends the job of the schedule; the one by hand stays in the line.
@@ -758,7 +759,7 @@ async def test_decisions_made_while_the_audit_runs_are_not_phantoms() -> None:
     async with World() as world:
         await world.put(spec(Every("1m")))
         await world.pass_time(HOUR, MINUTE)
-        busy = Meanwhile(world, "names", lambda: world.pass_time(5 * MINUTE, MINUTE))
+        busy = Meanwhile(world, "keys", lambda: world.pass_time(5 * MINUTE, MINUTE))
         assert (await audit(busy)).ok  # type: ignore[arg-type]
         assert (await world.clean()).recorded > 60
 

@@ -90,9 +90,9 @@ def test_missed_instants_are_told_with_the_way_to_them() -> None:
     assert alert.words == "schedule daily report: 3 instants missed in the last day"
     assert (alert.cure, alert.target) == ("headway schedules history 'daily report'", "daily report")
     [(words, command)] = attention(situation(missed=missed))
-    assert (words, command) == (alert.words, "headway schedules history daily report")
+    assert (words, command) == (alert.words, alert.cure)
     assert situation_shape(situation(missed=missed))["missed"] == [
-        {"schedule": "daily report", "instants": 3, "latest": stamp(NOW)}
+        {"schedule": "daily report", "tenant": "default", "instants": 3, "latest": stamp(NOW)}
     ]
 
 

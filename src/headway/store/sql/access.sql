@@ -40,9 +40,11 @@ where id = :id and revoked_at is null and (cast(:tenant as text) is null or tena
 returning id;
 
 -- name: add_action
--- Write down what somebody did.
+-- Write down what somebody did, in one line or several.
 insert into headway_actions (at, actor, tenant, origin, action, target, detail)
-values ({now}, :actor, :tenant, :origin, :action, :target, :detail);
+select {now}, r.actor, r.tenant, r.origin, r.action, r.target, r.detail
+from {rows lines as r (actor text, tenant text, origin text, action text, target text, detail text)}
+where true;
 
 -- name: actions
 -- Read the trail page by page, the newest first.

@@ -8,7 +8,7 @@ where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null and id < :before
   and (cast(:task as text) is null or task = :task)
   and (cast(:queue as text) is null or queue = :queue)
   and (cast(:tenant as text) is null or tenant = :tenant)
-  and (cast(:schedule as text) is null or schedule = :schedule)
+  and (cast(:schedule as text) is null or {name_in schedule} = :schedule)
 order by id desc
 limit :limit;
 
@@ -30,7 +30,7 @@ from (
     and (cast(:task as text) is null or task = :task)
     and (cast(:queue as text) is null or queue = :queue)
     and (cast(:tenant as text) is null or tenant = :tenant)
-    and (cast(:schedule as text) is null or schedule = :schedule)
+    and (cast(:schedule as text) is null or {name_in schedule} = :schedule)
   order by id desc limit :limit
 ) as letters group by task, status, reason, error;
 
@@ -46,7 +46,7 @@ from (
     and (cast(:task as text) is null or task = :task)
     and (cast(:queue as text) is null or queue = :queue)
     and (cast(:tenant as text) is null or tenant = :tenant)
-    and (cast(:schedule as text) is null or schedule = :schedule)
+    and (cast(:schedule as text) is null or {name_in schedule} = :schedule)
   order by finished_at desc limit :limit
 ) as failed group by task, status, reason, error;
 

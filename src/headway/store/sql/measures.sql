@@ -49,7 +49,9 @@ select {now} as now,
 
 -- name: missed
 -- Which schedules have instants that were recorded as missed since a time?
-select schedule, sum(count) as instants, max(coalesce(until, instant)) as latest from headway_occurrences
+select schedule, sum(count) as instants, max(coalesce(until, instant)) as latest,
+  (select tenant from headway_schedules where name = schedule) as tenant
+from headway_occurrences
 where decided_at >= {now} - :window and outcome = 'missed' and (
   cast(:tenant as text) is null or schedule in (select name from headway_schedules where tenant = :tenant)
 ) group by schedule order by latest desc, schedule limit :limit;

@@ -86,7 +86,8 @@ select id from headway_jobs where id in {list ids} order by id {lock};
 -- name: leave_line
 -- After an edit to overlap=allow: who waits in line still waits for its predecessor, but for nobody else.
 update headway_jobs set exclusive = 0, updated_at = {now}, version = version + 1
-where schedule = :schedule and schedule is not null and finished_at is null and status = 'BLOCKED' and exclusive = 1
+where schedule in {list schedules} and schedule is not null and finished_at is null and status = 'BLOCKED'
+  and exclusive = 1
 returning id;
 
 -- name: bypass
@@ -351,7 +352,7 @@ where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null and id < :before
   and (cast(:task as text) is null or task = :task)
   and (cast(:queue as text) is null or queue = :queue)
   and (cast(:tenant as text) is null or tenant = :tenant)
-  and (cast(:schedule as text) is null or schedule = :schedule)
+  and (cast(:schedule as text) is null or {name_in schedule} = :schedule)
 order by id desc
 limit :limit;
 

@@ -44,7 +44,7 @@ where true;
 -- Set a schedule aside that cannot be planned, and say why.
 update headway_schedules
 set next_at = {now} + :pause, attention = :attention, version = version + 1, updated_at = {now}
-where name = :name and version = :version
+where name = :key and version = :version
 returning name;
 
 -- name: follow
@@ -75,20 +75,47 @@ where delay is not null and next_at is null and removed_at is null
 limit :limit;
 
 -- name: schedule
--- Read one schedule.
-select *, {now} as now from headway_schedules where name = :name;
+-- Read one schedule of a tenant.
+select *, {now} as now from headway_schedules where tenant {bytewise} = :tenant and {name_in name} = :name;
 
 -- name: schedule_locked
--- Read one schedule and keep everybody else from changing it until the transaction ends.
-select *, {now} as now from headway_schedules where name = :name {lock};
+-- Read one schedule of a tenant and keep everybody else from changing it until the transaction ends.
+select *, {now} as now from headway_schedules where tenant {bytewise} = :tenant and {name_in name} = :name {lock};
+
+-- name: schedules_locked
+-- Read these schedules and keep everybody else from changing them until the transaction ends.
+select * from headway_schedules
+where name in (
+  select s.name from {rows names as r (tenant text, name text)}
+  join headway_schedules s on s.tenant {bytewise} = r.tenant and {name_in s.name} = r.name
+)
+order by name {lock};
+
+-- name: schedules_named
+-- Read these schedules.
+select s.* from {rows names as r (tenant text, name text)}
+join headway_schedules s on s.tenant {bytewise} = r.tenant and {name_in s.name} = r.name;
+
+-- name: schedule_events
+-- Read a page of what was done to one schedule, newest first.
+select event, at, data from headway_events
+where schedule = :schedule and event in {list events} and at >= :since and at < :before
+order by seq desc
+limit :limit;
+
+-- name: schedule_whose
+-- Whose are the schedules with these keys?
+select name, tenant from headway_schedules where name in {list keys};
 
 -- name: schedules
--- Read a page of schedules by name. Late is what was not decided within ten seconds, the budget of promise L1; one with a
--- fixed delay has no next instant while its job runs, and is over only when its end has come.
+-- Read a page of schedules by tenant and name. Late is what was not decided within ten seconds, the budget of promise
+-- L1; one with a fixed delay has no next instant while its job runs, and is over only when its end has come.
 select * from headway_schedules
-where removed_at is null and name > :after and (cast(:owner as text) is null or owner = :owner)
-  and (cast(:tenant as text) is null or tenant = :tenant)
-  and (cast(:words as text) is null or lower(name) like :words escape '!'
+where removed_at is null and tenant {bytewise} >= :after_tenant
+  and (tenant {bytewise}, {name_in name}) > (:after_tenant, :after)
+  and (cast(:owner as text) is null or owner = :owner)
+  and (cast(:tenant as text) is null or tenant {bytewise} = :tenant)
+  and (cast(:words as text) is null or lower({name_in name}) like :words escape '!'
     or lower({task_of}) like :words_in_json escape '!')
   and (cast(:state as text) is null
     or (:state = 'paused' and paused_until > {now})
@@ -98,7 +125,7 @@ where removed_at is null and name > :after and (cast(:owner as text) is null or 
     or (:state = 'ended' and next_at is null and (delay is null or ends_at < {now}))
     or (:state = 'active' and attention is null and (paused_until is null or paused_until <= {now})
       and (next_at is not null or (delay is not null and (ends_at is null or ends_at >= {now})))))
-order by name
+order by tenant {bytewise}, {name_in name}
 limit :limit;
 
 -- name: definitions
@@ -114,19 +141,19 @@ select r.name, r.owner, r.tenant, r.slot, 1, 1, r.definition, r.trigger_text, r.
 from {rows schedules as r (name text, owner text, tenant text, slot bigint, definition text, trigger_text text,
   delay bigint, ends_at bigint, next_at bigint, decided_through bigint, created_at bigint)}
 where true
-on conflict (name) do nothing
+on conflict do nothing
 returning name, {notify_schedules};
 
--- name: schedule_revise
--- Give a schedule its next definition (or none: removed), from now on.
+-- name: schedules_revise
+-- Give schedules their next definition (or none: removed), from now on.
 update headway_schedules
-set owner = :owner, tenant = :tenant, definition = :definition, trigger_text = :trigger_text,
-  delay = cast(:delay as bigint), ends_at = cast(:ends_at as bigint), next_at = cast(:next_at as bigint),
-  decided_through = :decided_through,
-  removed_at = cast(:removed_at as bigint), attention = null,
-  revision = revision + 1, version = version + 1, updated_at = {now}
-where name = :name and version = :version
-returning revision, version, {notify_schedules};
+set owner = r.owner, definition = r.definition, trigger_text = r.trigger_text, delay = r.delay, ends_at = r.ends_at,
+  next_at = r.next_at, decided_through = r.decided_through, removed_at = r.removed_at, attention = null,
+  revision = revision + 1, version = headway_schedules.version + 1, updated_at = {now}
+from {rows schedules as r (name text, version bigint, owner text, definition text, trigger_text text, delay bigint,
+  ends_at bigint, next_at bigint, decided_through bigint, removed_at bigint)}
+where headway_schedules.name = r.name and headway_schedules.version = r.version
+returning headway_schedules.name, revision, {notify_schedules};
 
 -- name: revision_add
 -- Keep every definition with the time from which it counts.
@@ -140,12 +167,12 @@ where true;
 update headway_schedules
 set pauses = :pauses, paused_until = cast(:paused_until as bigint), next_at = cast(:next_at as bigint),
   version = version + 1, updated_at = {now}
-where name = :name and version = :version
+where name = :key and version = :version
 returning version, {notify_schedules};
 
 -- name: schedule_touch
 -- Mark that the schedule has a new live job, so that a decision made without knowing of it is refused.
-update headway_schedules set version = version + 1 where name = :name and version = :version returning version;
+update headway_schedules set version = version + 1 where name = :key and version = :version returning version;
 
 -- name: revisions
 -- Read all definitions that a schedule ever had.
@@ -153,9 +180,9 @@ select * from headway_revisions where schedule = :schedule order by revision;
 
 -- name: occurrences
 -- Read a page of the ledger of one schedule, newest first.
-select * from headway_occurrences
-where schedule = :schedule and instant < :before and instant >= :since
-order by instant desc
+select o.*, s.tenant from headway_occurrences o left join headway_schedules s on s.name = o.schedule
+where o.schedule = :schedule and o.instant < :before and o.instant >= :since
+order by o.instant desc
 limit :limit;
 
 -- name: recent_occurrences
@@ -207,9 +234,9 @@ where o.schedule = :schedule and o.instant > :after and o.instant <= :until
 order by o.instant
 limit :limit;
 
--- name: ledger_names
--- Read a page of the names of all schedules, also removed ones, for the audit.
-select name, decided_through from headway_schedules
+-- name: ledger_keys
+-- Read a page of the keys of all schedules, also removed ones, for the audit.
+select name, decided_through, tenant from headway_schedules
 where name > :after and (cast(:tenant as text) is null or tenant = :tenant)
 order by name limit :limit;
 
@@ -231,19 +258,19 @@ from headway_schedules where removed_at is null and (cast(:tenant as text) is nu
 
 -- name: failing
 -- Which schedules have had so many failed jobs in a row?
-select name, failing from headway_schedules
+select name, tenant, failing from headway_schedules
 where removed_at is null and failing >= :least and (cast(:tenant as text) is null or tenant = :tenant)
 order by failing desc, name limit :limit;
 
 -- name: held
 -- Which schedules cannot be planned, and why?
-select name, attention from headway_schedules
+select name, tenant, attention from headway_schedules
 where removed_at is null and attention is not null and (cast(:tenant as text) is null or tenant = :tenant)
 order by name limit :limit;
 
 -- name: coming
 -- Which schedules come next, or should have come already, and how far is each decided?
-select name, decided_through, next_at from headway_schedules
+select name, tenant, decided_through, next_at from headway_schedules
 where next_at is not null and (cast(:tenant as text) is null or tenant = :tenant)
 order by next_at, name
 limit :limit;
