@@ -55,13 +55,13 @@ def letters(api: httpx.Client) -> Iterator[dict[str, list[str]]]:
     """More dead letters of one task than any page reads, with two errors."""
     wait_until(lambda: not unended(api, "fail"), "what other tests enqueued")
     api.post("/api/dead/drop", json={"type": "fail", "limit": 1_000})
-    messages = [f"disk {number} is full" for number in range(FULL)] + ["the printer is late"] * LATE
+    messages = [f"tape {number} is torn" for number in range(FULL)] + ["the courier is late"] * LATE
     jobs = [{"type": "fail", "args": {"message": message}} for message in messages]
     made = api.post("/api/jobs/bulk", json={"jobs": jobs})
     assert made.status_code == 201, made.text
     wait_until(lambda: not unended(api, "fail"), "all of them to fail")
     ids = [job["id"] for job in made.json()["items"]]
-    yield {"disk … is full": ids[:FULL], "the printer is late": ids[FULL:]}
+    yield {"tape … is torn": ids[:FULL], "the courier is late": ids[FULL:]}
     api.post("/api/dead/drop", json={"type": "fail", "limit": 1_000})
 
 
@@ -105,13 +105,13 @@ def test_two_who_drop_one_group_at_once_both_hear_what_they_did(
     visit: Visit, api: httpx.Client, letters: dict[str, list[str]]
 ) -> None:
     page = visit.open("problems")
-    ids = letters["the printer is late"]
-    group_of(page, "the printer is late").get_by_role("button", name=re.compile("^Drop ")).click()
+    ids = letters["the courier is late"]
+    group_of(page, "the courier is late").get_by_role("button", name=re.compile("^Drop ")).click()
     question = page.get_by_role("dialog")
     expect(question.get_by_role("button", name="Keep")).to_be_focused()  # Not the cross, nor what cannot be undone.
     done = run([*shown(question), "--yes"])  # Somebody else is faster, with all but one that they left.
     assert done["ids"] == sorted(ids)
-    again = enqueue(api, "fail", {"message": "the printer is late"})
+    again = enqueue(api, "fail", {"message": "the courier is late"})
     ended(api, again)
     question.get_by_role("button", name="Drop").click()
     expect(page.get_by_text(f"0 dead letters dropped. Somebody else was faster with {LATE}.")).to_be_visible()
