@@ -14,6 +14,7 @@ from headway.settings import Settings
 from headway.store import Store
 from headway.testing.crew import Gate
 from headway.worker.supervisor import Supervisor
+from tests.simulation.child import Surroundings
 from tests.simulation.crew import SimulatedCrew
 from tests.simulation.faults import NO_MISHAPS, FaultyDriver, GatedClock, Sea
 from tests.simulation.scenario import QUEUES, TASKS, Mishaps, Scenario, draw_spec
@@ -218,23 +219,30 @@ class WorkerActor(NodeActor):
     def _make(self, process: Process, world: World, settings: Settings) -> EngineNode:
         queue, clock = process.store.queue, process.clock
         self._supervisor = supervisor = Supervisor(queue, clock=clock, lease=settings.worker_lease, poll=settings.poll)
-        self.crew = SimulatedCrew(
-            self._place,
-            supervisor,
-            self.knows(),
+        is_calm = self._place.mishaps is NO_MISHAPS
+        around = Surroundings(
+            stage=self._place,
+            knows=self.knows(),
             heard=process.gate.passed,
+            is_frozen=lambda: process.gate.is_frozen,
             new_id=lambda: clock.new_id("job"),
-            kill=lambda: self._killed(process),
+            kill_worker=lambda: self._killed(process),
+            is_calm=is_calm,
         )
-        self.crew.is_calm = self._place.mishaps is NO_MISHAPS
+        self.crew = SimulatedCrew(around, supervisor, clock)
         supervisor.crew = self.crew
-        schedules = self._chance.random() < 0.3 and not self.crew.is_calm
+        schedules = self._chance.random() < 0.3 and not is_calm
         return EngineNode(world, settings, clock, schedules=schedules, supervisor=supervisor)
 
     def _killed(self, process: Process) -> None:
         """Die of a job."""
         if self.process is process:
             self.crash(again_after_s=self._chance.uniform(0.1, 1.0) * self._place.scenario.job_lease_s)
+
+    def pause_a_child(self) -> None:
+        """Let one child process stand still for a while."""
+        if self.crew is not None and self.stays and self.crew.children:
+            self._chance.choice(self.crew.children).pause(self._chance.choice((0.6, 2.0, 12.0)))
 
     def crash(self, *, again_after_s: float | None = None) -> None:
         """Die, and all children with it."""
@@ -246,7 +254,7 @@ class WorkerActor(NodeActor):
         """Let nothing more happen to it."""
         super().calm()
         if self.crew is not None:
-            self.crew.is_calm = True
+            self.crew.calm()
 
     def hurry(self) -> None:
         """End at once, and hand back what runs."""
@@ -273,6 +281,11 @@ class WorkerActor(NodeActor):
         """Say whether it takes nothing, for the sake of a job that has to run alone."""
         return self._supervisor is not None and self._supervisor.claimer.keeps_others_out
 
+    def has_free_slot(self, task: str) -> bool:
+        """Say whether a job of this task could begin here now."""
+        crew = self.crew
+        return crew is not None and task in crew.tasks and crew.has_free_slot(TASKS[task])
+
     def runs(self, job_id: str) -> int:
         """Return the attempt whose code runs here; 0 when none does."""
         return self.crew.runs(job_id) if self.crew is not None and self.is_alive else 0
@@ -297,12 +310,12 @@ class OperatorActor:
             spec = draw_spec(self._chance, now)
             await self._process.store.schedules.put(name, spec, author="operator", may_be_over=True)
 
-    async def enqueue_some(self) -> None:
+    async def enqueue_some(self, count: int = 5) -> None:
         """Enqueue some jobs at once, in peace."""
         process = self._process = self._born()
         process.driver.mishaps = NO_MISHAPS
         jobs = [
-            NewJob(id=process.clock.new_id("job"), task="work", queue=self._chance.choice(QUEUES)) for _ in range(5)
+            NewJob(id=process.clock.new_id("job"), task="work", queue=self._chance.choice(QUEUES)) for _ in range(count)
         ]
         await process.store.queue.enqueue(jobs)
 

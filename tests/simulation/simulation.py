@@ -41,6 +41,7 @@ from tests.simulation.scenario import TASKS, Mishaps, Scenario
 from tests.simulation.virtual_loop import VirtualLoop, run_virtual
 
 LOG_LINES_MAX: Final = 4_000
+BURST: Final = 20  # Jobs at once, more than one worker has slots.
 TAKEOVER_S: Final = 5.0  # Promise L4: the lease and this long.
 RESCUE_S: Final = 10.0  # Promise L3: the job's lease and this long.
 LOSS_WAIT_S: Final = 5.0
@@ -346,6 +347,8 @@ class Simulation:
         for _ in range(chance.randint(1, 4)):
             at, actor = chance.uniform(0, until), chance.choice([*self._workers, *self._workers, *self._nodes])
             yield at, partial(self._cut_off, actor)
+        for _ in range(chance.randint(1, 5)):
+            yield chance.uniform(0, until), chance.choice(self._workers).pause_a_child
         for _ in range(chance.randint(0, 3)):
             yield chance.uniform(0, until), self._step_a_clock
         for _ in range(chance.randint(0, 2)):
@@ -394,9 +397,11 @@ class Simulation:
             self._nodes.append(NodeActor(self, len(self._nodes)))
             self._nodes[-1].start()
         await self._man_the_workers()
+        slots = self._loop.create_task(self._watch_slots())
         rescue = self._loop.create_task(self._see_a_rescue(self._kill_a_worker()))
         await self._recover()
         await rescue
+        slots.cancel()
         await self._stop_all()
 
     async def _man_the_workers(self) -> None:
@@ -499,6 +504,36 @@ class Simulation:
             if found[job.id] > self.scenario.poll_s + 2.0:
                 raise Violation(f"L2: ready, with room for it, and not started: {job}")
         return found
+
+    async def _watch_slots(self) -> None:
+        """A job that could begin and a free slot that knows of it do not coexist for more than a second.
+
+        It makes no difference whether the store still has the job, or a worker holds it without beginning it. A worker
+        that missed the wake-up learns of the job by its next poll.
+        """
+        since: dict[str, float] = {}
+        await asyncio.sleep(self.scenario.lease_s + TAKEOVER_S)  # Until all have recovered from what was.
+        assert self._operator is not None
+        await self._operator.enqueue_some(BURST)
+        while True:
+            now = self._loop.time()
+            waiting = [job for job in self.checker.jobs.values() if self._could_begin(job)]
+            since = {job.id: since.get(job.id, now) for job in waiting}
+            for job in waiting:
+                if now - since[job.id] > self.scenario.poll_s + 1.0:
+                    self.fail(Violation(f"L2: it has not begun although there is a free slot for it: {job}"))
+            await asyncio.sleep(0.1)
+
+    def _could_begin(self, job: JobRow) -> bool:
+        is_kept = job.status == "RUNNING" and any(
+            worker.crew.keeps_waiting(job.id) for worker in self._workers if worker.crew is not None and worker.stays
+        )
+        if job.company is not None or not (is_kept or job.status == "PENDING"):
+            return False
+        return any(
+            worker.is_awake and worker.stays and not worker.keeps_others_out and worker.has_free_slot(job.task)
+            for worker in self._workers
+        )
 
     async def _stop_all(self) -> None:
         assert self._operator is not None

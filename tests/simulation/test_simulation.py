@@ -21,12 +21,12 @@ from headway.model import Lease
 from headway.ports import Fence
 from headway.store import queue
 from headway.store.transaction import Transaction
-from headway.worker import settler
+from headway.worker import crew, pace, settler
 from headway.worker.claimer import Claimer
 from headway.worker.keeper import Watchman
 from headway.worker.settler import Settler
 from tests.simulation.campaign import MUST_SEE, missing
-from tests.simulation.scenario import Mishaps
+from tests.simulation.scenario import Mishaps, Scenario
 from tests.simulation.simulation import Result, Sabotage, simulate
 from tests.support import evidence
 from tests.support.waiting import DEADLINE_S
@@ -52,7 +52,13 @@ def test_fixed_seeds_keep_every_promise() -> None:
         result = simulate(seed)
         assert result.problem is None, explain(result)
         seen.update(result.seen)
-    rare = {"decided by somebody else", "stale attempt refused", "pruned", "term lost: the store refused its token"}
+    rare = {
+        "decided by somebody else",
+        "stale attempt refused",
+        "pruned",
+        "term lost: the store refused its token",
+        "handed back for a worker that lives",
+    }
     assert not set(missing(seen)) - rare, f"{len(FIXED)} seeds never saw {missing(seen)}"
 
 
@@ -192,7 +198,7 @@ def test_an_unfenced_completion_is_caught() -> None:
 
 def test_an_unfenced_report_is_caught() -> None:
     broken = Sabotage(statements={"report": (FENCE, "")})
-    problem = next(caught(broken), "")
+    problem = next(caught(broken, within=3 * CAUGHT_WITHIN), "")
     assert "S3" in problem or "S4" in problem, problem
 
 
@@ -264,13 +270,22 @@ def test_a_hand_back_that_costs_an_attempt_is_caught(monkeypatch: pytest.MonkeyP
 
 def test_a_stop_that_forgets_what_is_being_claimed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def claim(self: Claimer) -> float:
-        if self._held.crew is None or self._held.draining is not None:
+        if self._held.crew is None or not self._held.crew.tasks or self._held.draining is not None:
             return 1.0
         return await self._claim(self._held.crew)
 
     monkeypatch.setattr(Claimer, "tick", claim)
     problem = next(caught(mishaps=OFTEN_UNHEARD), "")
     assert "L7: a clean stop left jobs behind" in problem, problem
+
+
+def test_a_worker_that_hoards_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace.Pace, "fits", lambda self, tasks, width, load: 1_000_000)  # All are taken,
+    monkeypatch.setattr(pace.Pace, "ahead", lambda self, width: 1_000)
+    monkeypatch.setattr(crew, "WAIT_S_MAX", 1_000.0)  # and nothing that waits is handed back.
+    crowded = [seed for seed in range(500) if Scenario.of(seed).workers > 2]  # One of them dies in peace.
+    problem = next(filter(None, (simulate(seed).problem for seed in crowded[:CAUGHT_WITHIN])), "")
+    assert "L2: it has not begun although there is a free slot" in problem, problem
 
 
 def test_a_repeated_step_is_caught() -> None:

@@ -154,7 +154,7 @@ class Claimer:
             rest_s = await self._claim(crew)
         if self.hints is not None:
             self.hints.looked_into(self._looked)
-        return rest_s
+        return min(rest_s, self._until_look_s())
 
     async def _claim(self, crew: CrewPort) -> float:
         """Take from the queues that we know to have something; who waits there does not wait for a look around."""
@@ -211,6 +211,12 @@ class Claimer:
         if now >= self._unpark_at:
             await self._work.unpark(crew.tasks, "unknown task" if self._unpark_at else "")
             self._unpark_at = now + UNPARK_EVERY_S
+
+    def _until_look_s(self) -> float:
+        """Return how long to rest until it is time to look for queues: a wake-up before must not put it off."""
+        if self.queues:
+            return self._poll_s
+        return max(0.001, self._queues_seen_at + self._poll_s - self._clock.monotonic())
 
     async def _finds_queues(self) -> bool:
         """Look now and then for queues of which we have not heard; say whether there are any."""

@@ -172,7 +172,7 @@ class Staff:
         self.tasks = {info.name: info for info in hello.tasks}
         isolations = {info.isolation for info in hello.tasks}
         self.kinds = {
-            kind: frozenset(info.name for info in hello.tasks if info.isolation == kind) for kind in isolations
+            kind: frozenset(info.name for info in hello.tasks if info.isolation == kind) for kind in sorted(isolations)
         }
         self.greeted.set()
 
