@@ -79,12 +79,12 @@ PATIENT: Mapping[str, float] = {
     "headway.live.ANSWER_S_MAX": DEADLINE_S,
     "headway.live.MOMENT_S": DEADLINE_S,
     "headway.live.KEPT_S": HOUR_S,
-    "headway.worker.supervisor.CHECKPOINT_EVERY_S": HOUR_S,
+    "headway.worker.reporter.CHECKPOINT_EVERY_S": HOUR_S,
 }
 # While Redis does its part, nothing at all is stored before the end.
 LIVE_ONLY: Mapping[str, float] = {
-    "headway.worker.supervisor.CHECKPOINT_EVERY_S": HOUR_S,
-    "headway.worker.supervisor.LINES_EVERY_S": HOUR_S,
+    "headway.worker.reporter.CHECKPOINT_EVERY_S": HOUR_S,
+    "headway.worker.reporter.LINES_EVERY_S": HOUR_S,
 }
 PAUSE_S = 600
 
