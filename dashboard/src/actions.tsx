@@ -11,6 +11,7 @@ import { isFinal } from "./statuses.ts";
 import { say, type Toast } from "./toasts.tsx";
 import type { Bulk, Delivery, FailureGroup, Job, JobNews, Letters, Queue, Schedule, Token, Webhook, Worker } from "./types.ts";
 import { Badge } from "./ui.tsx";
+import { scheduleCommand, scheduleUrl } from "./whose.ts";
 
 /** Do something, and say what came of it. */
 export async function perform(what: () => Promise<string | Toast>, line?: string): Promise<boolean> {
@@ -30,12 +31,11 @@ type Body = Record<string, string | boolean | number | readonly string[] | Filte
 /** What jobs are meant, by the names that the list of jobs knows. */
 export type Filter = Readonly<Record<string, string | undefined>>;
 
+/** Leave out what is undefined or empty. */
+const given = (body: Body): { [name: string]: Json } => Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined && value !== "")) as { [name: string]: Json };
+
 /** Send something; what is undefined or empty is left out. */
-const post = <Shape,>(parts: readonly string[], body?: Body): Promise<Shape> => {
-  const isGiven = ([, value]: [string, unknown]): boolean => value !== undefined && value !== "";
-  const given = body && (Object.fromEntries(Object.entries(body).filter(isGiven)) as { [name: string]: Json });
-  return ask<Shape>(apiUrl(parts), { method: "POST", ...(given ? { body: given } : {}) });
-};
+const post = <Shape,>(parts: readonly string[], body?: Body): Promise<Shape> => ask<Shape>(apiUrl(parts), { method: "POST", ...(body ? { body: given(body) } : {}) });
 
 // --- jobs
 
@@ -159,15 +159,15 @@ async function settle(verb: "retry" | "cancel", body: Body, of: string, line: st
 /** Enqueue a job of a schedule now. */
 export async function runNow(schedule: Schedule): Promise<void> {
   await perform(async () => {
-    const job = await post<Job & { outcome?: string; message?: string | null }>(["schedules", schedule.name, "trigger"], {});
+    const job = await ask<Job & { outcome?: string; message?: string | null }>(scheduleUrl(schedule, ["trigger"]), { method: "POST", body: {} });
     if (job.outcome === "not started") return { words: `It was not started: ${job.message ?? "another job of it is live"}.`, tone: "warn", link: { href: href(["jobs", job.id]), words: "Open that job" } };
     return { words: `${schedule.name} runs now as ${shortId(job.id)}.`, link: { href: href(["jobs", job.id]), words: "Open it" } };
-  }, command(["schedules", "trigger", schedule.name]));
+  }, scheduleCommand("trigger", schedule));
 }
 
 /** Stop a schedule, for a while or until it is resumed. */
 export function pauseSchedule(schedule: Schedule, after: (changed: Schedule) => void): void {
-  const line = (answers: Answers): string => command(["schedules", "pause", schedule.name], { ...answers });
+  const line = (answers: Answers): string => scheduleCommand("pause", schedule, { ...answers });
   confirm({
     title: `Pause ${schedule.name}?`,
     words: <p>Nothing is started until it is resumed. Its instants are recorded as paused, and are not made up for.</p>,
@@ -176,7 +176,7 @@ export function pauseSchedule(schedule: Schedule, after: (changed: Schedule) => 
     asksReason: true,
     command: line,
     act: async (answers) => {
-      after(await post<Schedule>(["schedules", schedule.name, "pause"], { ...answers }));
+      after(await ask<Schedule>(scheduleUrl(schedule, ["pause"]), { method: "POST", body: given({ ...answers }) }));
       say({ words: answers.until ? `${schedule.name} is paused, and goes on by itself.` : `${schedule.name} is paused.`, command: line(answers) });
     },
   });
@@ -185,14 +185,14 @@ export function pauseSchedule(schedule: Schedule, after: (changed: Schedule) => 
 /** Let a schedule run again. */
 export async function resumeSchedule(schedule: Schedule, after: (changed: Schedule) => void): Promise<void> {
   await perform(async () => {
-    after(await post<Schedule>(["schedules", schedule.name, "resume"]));
+    after(await ask<Schedule>(scheduleUrl(schedule, ["resume"]), { method: "POST" }));
     return `${schedule.name} runs again from now on.`;
-  }, command(["schedules", "resume", schedule.name]));
+  }, scheduleCommand("resume", schedule));
 }
 
 /** Remove a schedule. */
 export function removeSchedule(schedule: Schedule): void {
-  const line = command(["schedules", "remove", schedule.name]);
+  const line = scheduleCommand("remove", schedule);
   confirm({
     title: `Remove ${schedule.name}?`,
     words: (
@@ -205,7 +205,7 @@ export function removeSchedule(schedule: Schedule): void {
     isGrave: true,
     command: () => line,
     act: async () => {
-      await ask(apiUrl(["schedules", schedule.name]), { method: "DELETE", headers: { "If-Match": `"${schedule.revision}"` } });
+      await ask(scheduleUrl(schedule), { method: "DELETE", headers: { "If-Match": `"${schedule.revision}"` } });
       say({ words: `${schedule.name} is removed.`, command: line });
       go("#/schedules");
     },

@@ -1,7 +1,6 @@
 /** Jobs for instants of the past: counted first, enqueued when the count is right. */
 import { useState } from "preact/hooks";
-import { apiUrl, ask } from "./api.ts";
-import { command } from "./cli.ts";
+import { ask } from "./api.ts";
 import { zoneOf } from "./cron.ts";
 import { Field, FormDialog } from "./dialog.tsx";
 import { count, counted, DAY, inZone } from "./format.ts";
@@ -9,6 +8,7 @@ import { serverNow } from "./state.ts";
 import { say } from "./toasts.tsx";
 import type { Schedule } from "./types.ts";
 import { Time } from "./ui.tsx";
+import { scheduleCommand, scheduleUrl } from "./whose.ts";
 
 interface Filled {
   count: number;
@@ -24,10 +24,10 @@ export function Backfill({ schedule, onClose, onDone }: { schedule: Schedule; on
   const [to, setTo] = useState(() => local(serverNow()));
   const [again, setAgain] = useState(false);
   const [found, setFound] = useState<Filled | null>(null);
-  const line = command(["schedules", "backfill", schedule.name], { from, to, again: again || undefined });
+  const line = scheduleCommand("backfill", schedule, { from, to, again: again || undefined });
   const isDry = found === null;
   const run = async (): Promise<void> => {
-    const answer = await ask<Filled>(apiUrl(["schedules", schedule.name, "backfill"]), { method: "POST", body: { from, to, again, dry_run: isDry } });
+    const answer = await ask<Filled>(scheduleUrl(schedule, ["backfill"]), { method: "POST", body: { from, to, again, dry_run: isDry } });
     if (isDry) return setFound(answer);
     say({ words: `${counted(answer.count, "job")} enqueued for past instants of ${schedule.name}.`, command: line });
     onDone();

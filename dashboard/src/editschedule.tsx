@@ -103,7 +103,7 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
             {input("Attempts", "max_attempts", "1")}
             {input("Wait between attempts", "backoff", "5s..5m")}
             {input("Tags", "tags", "reports, nightly")}
-            {seesAll.value && input("Tenant", "tenant", "default")}
+            {seesAll.value && input("Tenant", "tenant", "default", { disabled: schedule !== null })}
           </div>
         )}
       </Fold>

@@ -29,7 +29,7 @@ function Current() {
     case "jobs":
       return second === undefined ? <JobsPage /> : <JobPage key={second} id={second} />;
     case "schedules":
-      return second === undefined ? <SchedulesPage /> : <SchedulePage key={second} name={second} />;
+      return second === undefined ? <SchedulesPage /> : <SchedulePage key={`${route.value.query["tenant"] ?? ""}\u0000${second}`} name={second} tenant={route.value.query["tenant"]} />;
     case "queues":
       return <QueuesPage />;
     case "problems":

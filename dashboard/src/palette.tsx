@@ -10,6 +10,7 @@ import { nextTheme } from "./state.ts";
 import { lookOf } from "./statuses.ts";
 import { STATUSES, type Job, type Page, type Schedule } from "./types.ts";
 import { useSettled } from "./hooks.ts";
+import { scheduleHref, scheduleLabel } from "./whose.ts";
 
 interface Entry {
   words: string;
@@ -99,7 +100,7 @@ async function lookUp(text: string, signal: AbortSignal): Promise<Entry[]> {
     ask<Page<Job>>(apiUrl(["jobs"], { q: text, limit: 5 }), { signal }).catch(() => null),
     ask<Page<Schedule>>(apiUrl(["schedules"], { q: text, limit: 6 }), { signal }).catch(() => null),
   ]);
-  const openSchedule = ({ name }: Schedule): Entry => ({ words: name, kind: "schedule", act: () => go(href(["schedules", name])) });
+  const openSchedule = (schedule: Schedule): Entry => ({ words: scheduleLabel(schedule), kind: "schedule", act: () => go(scheduleHref(schedule)) });
   const entries = [...(schedules?.items ?? []).map(openSchedule), ...(jobs?.items ?? []).map(openJob)];
   entries.push({ words: `Jobs with “${text}”`, kind: "search", act: () => go(href(["jobs"], { q: text })) });
   return entries;

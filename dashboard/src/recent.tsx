@@ -1,10 +1,10 @@
 /** The last occurrences of a schedule as a row of marks: shape and colour say how each went. */
 import type { JSX } from "preact";
 import { counted } from "./format.ts";
-import { href } from "./router.ts";
 import { lookOf } from "./statuses.ts";
 import type { Job, Occurrence, Recent, Schedule } from "./types.ts";
 import { SHAPES } from "./ui.tsx";
+import { scheduleHref } from "./whose.ts";
 
 /** Put what was decided together with what became of it. */
 export function joined(occurrences: readonly Occurrence[], jobs: readonly Job[]): (Occurrence & { status: string | null })[] {
@@ -35,7 +35,7 @@ export function Dots({ schedule }: { schedule: Schedule }) {
     event.currentTarget.firstElementChild!.textContent = one ? wordsOf(one) : "";
   };
   return (
-    <a class="dots" href={href(["schedules", schedule.name])} aria-label={`The last occurrences of ${schedule.name}: ${summaryOf(marks)}`}>
+    <a class="dots" href={scheduleHref(schedule)} aria-label={`The last occurrences of ${schedule.name}: ${summaryOf(marks)}`}>
       {marks.length === 0 ? (
         <span class="faint">none yet</span>
       ) : (

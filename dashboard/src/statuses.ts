@@ -29,6 +29,8 @@ const OTHERS: Readonly<Record<string, Look>> = {
   coalesced: { word: "Coalesced", tone: "calm", shape: "half" },
   missed: { word: "Missed", tone: "bad", shape: "alarm" },
   paused: { word: "Paused", tone: "calm", shape: "pause" },
+  triggered: { word: "Run by hand", tone: "good", shape: "play" },
+  backfilled: { word: "Backfilled", tone: "good", shape: "half" },
   // Attempts
   completed: { word: "Completed", tone: "good", shape: "check" },
   failed: { word: "Failed", tone: "bad", shape: "cross" },

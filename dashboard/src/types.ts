@@ -274,7 +274,7 @@ export interface Stats {
     late: number;
     attention: number;
     next_at: string | null;
-    coming: { name: string; decided_through: string; next_at: string; undecided_seconds: number }[];
+    coming: { name: string; tenant?: string; decided_through: string; next_at: string; undecided_seconds: number }[];
     last_day: Record<string, number>;
   };
   oldest_undecided_seconds: number;
@@ -357,6 +357,8 @@ export interface Letters {
 export interface Alert {
   code: string;
   target: string | null;
+  /** Whose the target is, where it is a schedule. */
+  tenant?: string;
   message: string;
   cure: string;
 }

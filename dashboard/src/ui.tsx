@@ -8,6 +8,7 @@ import { lookOf, type Shape } from "./statuses.ts";
 import { now } from "./state.ts";
 import { go, goBack, href } from "./router.ts";
 import type { JobNews } from "./types.ts";
+import { scheduleHref, type Ref } from "./whose.ts";
 
 // --- states: shape, word and colour
 
@@ -174,9 +175,9 @@ export function JobLink({ id, children }: { id: string; children?: ComponentChil
   );
 }
 
-export function ScheduleLink({ name }: { name: string }) {
+export function ScheduleLink({ name, tenant }: Ref) {
   return (
-    <a href={href(["schedules", name])}>
+    <a href={scheduleHref({ name, tenant })}>
       <Text of={name} most={80} />
     </a>
   );

@@ -212,6 +212,7 @@ DEFINITION = {
     "tags": ["x", "y z"],
     "start": "2026-01-01T00:00:00Z",
     "end": "2037-01-01T00:00:00Z",
+    "callback_url": "https://hooks.invalid/ended",
 }
 
 
@@ -350,3 +351,53 @@ def test_escape_goes_up_and_never_leaves(visit: Visit, api: httpx.Client) -> Non
     expect(page).to_have_url(re.compile("#/schedules$"))
     page.keyboard.press("?")
     expect(page.get_by_role("dialog").get_by_role("heading")).to_be_focused()
+
+
+TWINS = ("default", "acme")
+
+
+def test_what_was_run_by_hand_is_with_the_schedule_of_its_tenant(visit: Visit, api: httpx.Client) -> None:
+    """Two tenants have a schedule of one name: each page, button and command is about its own."""
+    rule = {"task": "greet", "cron": "30 2 * * *", "overlap": "allow"}
+    for tenant in TWINS:
+        assert api.put("/api/schedules/twins", params={"tenant": tenant}, json=rule).status_code in (200, 201)
+    page = visit.open("schedules?q=twins")
+    rows = page.get_by_role("region", name="Schedules").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    rows.filter(has_text="acme").get_by_role("link", name="twins", exact=True).click()
+    expect(page).to_have_url(re.compile(r"schedules/twins\?tenant=acme$"))
+    occurrences = page.get_by_role("region", name="Occurrences", exact=True)
+    expect(occurrences).to_contain_text("Nothing has been decided yet.")
+    page.get_by_role("button", name="Run now").click()
+    expect(occurrences.locator("tbody tr")).to_have_count(1)
+    expect(occurrences).to_contain_text("Run by hand")
+    run(shown(page.locator(".toast").last))
+    expect(occurrences.locator("tbody tr")).to_have_count(2)
+    jobs = [api.get("/api/jobs", params={"schedule": "twins", "tenant": whose}).json()["items"] for whose in TWINS]
+    assert [len(found) for found in jobs] == [0, 2]
+    told = run(["schedules", "history", "acme/twins", "--server", visit.url])
+    assert [one["outcome"] for one in told] == ["triggered", "triggered"]
+    occurrences.get_by_role("link").first.click()
+    page.get_by_role("link", name="twins", exact=True).click()
+    expect(page).to_have_url(re.compile(r"schedules/twins\?tenant=acme$"))
+    dialog = page.get_by_role("dialog")
+    page.get_by_role("button", name="Pause").click()
+    run(shown(dialog))
+    page.keyboard.press("Escape")
+    page.reload()
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    page.get_by_role("button", name="Change", exact=True).click()
+    dialog.get_by_role("textbox", name="Cron text").fill("31 2 * * *")
+    expect(dialog.get_by_text("This changes rule.")).to_be_visible()
+    run(shown(dialog))
+    page.keyboard.press("Escape")
+    for line in page.locator("article .command code").all():
+        assert headway(*shlex.split(line.inner_text())[1:]).returncode == 0, line.inner_text()
+    page.reload()  # The command has made another revision, and what one has not seen is not removed.
+    page.get_by_role("button", name="Remove").click()
+    dialog.get_by_role("button", name="Remove it").click()
+    expect(page).to_have_url(re.compile("#/schedules$"))
+    assert api.get("/api/schedules/twins", params={"tenant": "acme"}).status_code == 404
+    assert api.get("/api/schedules/twins").json()["trigger"]["expr"] == "30 2 * * *"
+    api.delete("/api/schedules/twins")

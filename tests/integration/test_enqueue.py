@@ -262,6 +262,7 @@ async def test_a_wrong_row_is_named_and_nothing_is_enqueued(app: Headway) -> Non
     for rows, options, words in wrong:
         with pytest.raises(InvalidTask, match=words):
             await report.enqueue_many(rows, **options)
+
     async def stream() -> AsyncIterator[Any]:
         yield good
 

@@ -18,6 +18,7 @@ import { isFinal } from "../statuses.ts";
 import { framesOf } from "../trace.ts";
 import type { Attempt, Failure, HistoryEvent, Job, Page, Why } from "../types.ts";
 import { Badge, Card, Command, Copy, Empty, Facts, Fold, Icon, JobLink, Linked, Loading, Problem, Progress, progressWords, ScheduleLink, Since, Table, Text, Time } from "../ui.tsx";
+import { scheduleHref } from "../whose.ts";
 
 const ANNOUNCE_MS = 10 * SECOND;
 
@@ -281,8 +282,8 @@ function About({ job }: { job: Job }) {
           job.finished_at ? ["Ended", <Time at={job.finished_at} />] : null,
           job.started_at && job.finished_at ? ["Took", duration(instant(job.finished_at) - instant(job.started_at))] : null,
           ["Attempts", `${job.attempts} (${job.failures} failed, ${job.max_attempts} allowed)`],
-          job.schedule ? ["Schedule", <ScheduleLink name={job.schedule} />] : null,
-          job.occurrence_at && job.schedule ? ["Occurrence", <a href={href(["schedules", job.schedule], { at: job.occurrence_at })}><Time at={job.occurrence_at} /></a>] : null,
+          job.schedule ? ["Schedule", <ScheduleLink name={job.schedule} tenant={job.tenant} />] : null,
+          job.occurrence_at && job.schedule ? ["Occurrence", <a href={scheduleHref({ name: job.schedule, tenant: job.tenant }, { at: job.occurrence_at })}><Time at={job.occurrence_at} /></a>] : null,
           job.rerun_of ? ["Rerun of", <JobLink id={job.rerun_of} />] : null,
           reruns.length ? ["Run again as", <>{reruns.map((one) => <span key={one.id}><JobLink id={one.id} /> <Badge state={one.status} /> </span>)}</>] : null,
           job.parent ? ["Enqueued by", <JobLink id={job.parent} />] : null,

@@ -311,7 +311,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
                   <Text of={job.type} most={60} />
                 </strong>
               </JobLink>
-              <div class="small-text faint">{job.schedule ? <ScheduleLink name={job.schedule} /> : job.key ? <Text of={job.key} most={50} /> : <code>{job.id.slice(-8)}</code>}</div>
+              <div class="small-text faint">{job.schedule ? <ScheduleLink name={job.schedule} tenant={job.tenant} /> : job.key ? <Text of={job.key} most={50} /> : <code>{job.id.slice(-8)}</code>}</div>
             </>,
             job.status === "RUNNING" ? <Progress job={job} /> : <Text of={job.why} most={140} />,
             <Text of={job.queue} most={30} />,

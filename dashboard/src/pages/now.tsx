@@ -13,6 +13,7 @@ import { sinceFirst, spansOf, windowFor } from "../summary.ts";
 import type { Alert, Failures, Job, JobNews, Page, Series, Stats } from "../types.ts";
 import { Badge, Card, Command, Empty, Icon, JobLink, Loading, Problem, Progress, ScheduleLink, Select, Since, Text, Time } from "../ui.tsx";
 import { retryJob } from "../actions.tsx";
+import { scheduleHref } from "../whose.ts";
 
 const RUNNING_SHOWN = 20;
 const STAYS_MS = 4_000;
@@ -133,7 +134,7 @@ export function whereTo(alert: Alert): string {
       return "#/problems";
     case "schedule_held":
     case "schedule_failing":
-      return alert.target ? href(["schedules", alert.target]) : "#/schedules";
+      return alert.target ? scheduleHref({ name: alert.target, tenant: alert.tenant }) : "#/schedules";
     case "undecided":
       return "#/schedules";
     default:
@@ -201,7 +202,7 @@ function Running({ figures }: { figures: Stats }) {
               </JobLink>
               {job.schedule && (
                 <span class="faint">
-                  of <ScheduleLink name={job.schedule} />
+                  of <ScheduleLink name={job.schedule} tenant={job.tenant} />
                 </span>
               )}
               {job.attempts > 1 && <span class="faint">attempt {tries(job)}</span>}
@@ -233,15 +234,15 @@ function Coming({ figures }: { figures: Stats }) {
           <div class="timeline" aria-hidden="true">
             {coming.map((one) => {
               const away = (instant(one.next_at) - at) / length;
-              return away >= 0 && away <= 1 ? <i key={one.name} style={{ "--at": String(away) }} /> : null;
+              return away >= 0 && away <= 1 ? <i key={`${one.tenant}\u0000${one.name}`} style={{ "--at": String(away) }} /> : null;
             })}
             <span>now</span>
             <span>{duration(length)}</span>
           </div>
           <ol class="coming">
             {coming.map((one) => (
-              <li key={one.name}>
-                <ScheduleLink name={one.name} />
+              <li key={`${one.tenant}\u0000${one.name}`}>
+                <ScheduleLink name={one.name} tenant={one.tenant} />
                 <Time at={one.next_at} ahead />
               </li>
             ))}

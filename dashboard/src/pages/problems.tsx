@@ -11,6 +11,7 @@ import { may, now } from "../state.ts";
 import { boundFor, overdue, quantile } from "../summary.ts";
 import type { Alert, Delivery, FailureGroup, Failures, Job, Page, Schedule } from "../types.ts";
 import { Badge, Card, Collection, Command, DO, Fold, Icon, JobLink, Problem, ScheduleLink, Text, Time } from "../ui.tsx";
+import { scheduleUrl } from "../whose.ts";
 import { whereTo } from "./now.tsx";
 
 export function ProblemsPage() {
@@ -130,7 +131,7 @@ function LettersOf({ group }: { group: FailureGroup }) {
               <JobLink id={job.id} /> {group.error.includes("…") && <span class="small-text faint"><Text of={job.error?.message ?? job.reason} most={120} /></span>}
             </span>
             <span>
-              {job.schedule && <ScheduleLink name={job.schedule} />} <Time at={job.finished_at} />
+              {job.schedule && <ScheduleLink name={job.schedule} tenant={job.tenant} />} <Time at={job.finished_at} />
             </span>
           </li>
         ))}
@@ -143,14 +144,17 @@ function LettersOf({ group }: { group: FailureGroup }) {
 
 // --- what takes too long, what was lost
 
+const scheduleOf = (job: Job): string => scheduleUrl({ name: job.schedule ?? "", tenant: job.tenant });
+
 function LongRunning() {
   const running = useRead<Page<Job>>(apiUrl(["jobs"], { status: "RUNNING", limit: 200 }), { every: 10 * SECOND });
   const ended = useRead<Page<Job>>(apiUrl(["jobs"], { status: "COMPLETED", limit: 200 }), { every: 60 * SECOND });
-  const names = [...new Set((running.data?.items ?? []).map((job) => job.schedule).filter((name): name is string => name !== null))].slice(0, 20);
+  // By what their addresses are: names alone are not unique.
+  const names = [...new Set((running.data?.items ?? []).filter((job) => job.schedule !== null).map(scheduleOf))].slice(0, 20);
   const [expected, setExpected] = useState<ReadonlyMap<string, number>>(new Map());
   useEffect(() => {
     let isLeft = false;
-    void Promise.all(names.filter((name) => !expected.has(name)).map((name) => ask<Schedule>(apiUrl(["schedules", name])).then((one) => [name, one.expect ? readDuration(one.expect) : 0] as const, () => [name, 0] as const))).then(
+    void Promise.all(names.filter((name) => !expected.has(name)).map((name) => ask<Schedule>(name).then((one) => [name, one.expect ? readDuration(one.expect) : 0] as const, () => [name, 0] as const))).then(
       (found) => !isLeft && found.length > 0 && setExpected((before) => new Map([...before, ...found])),
     );
     return () => {
@@ -165,7 +169,7 @@ function LongRunning() {
     }
     return new Map([...times].filter(([, values]) => values.length >= 3).map(([task, values]) => [task, quantile(values, 0.5)]));
   }, [ended.data]);
-  const found = overdue(running.data?.items ?? [], (job) => boundFor(job.schedule === null ? undefined : expected.get(job.schedule), usual.get(job.type)), now.value);
+  const found = overdue(running.data?.items ?? [], (job) => boundFor(job.schedule === null ? undefined : expected.get(scheduleOf(job)), usual.get(job.type)), now.value);
   return (
     <Card id="long" title="Longer than they should">
       <Problem words={running.problem} again={running.again} />
@@ -230,7 +234,7 @@ function Flagged() {
         {found.map((alert) => (
           <li key={alert.message}>
             <span>
-              {alert.target ? <ScheduleLink name={alert.target} /> : null} <Badge state={alert.code === "schedule_held" ? "held" : "failing"} />
+              {alert.target ? <ScheduleLink name={alert.target} tenant={alert.tenant} /> : null} <Badge state={alert.code === "schedule_held" ? "held" : "failing"} />
               <div class="small-text faint">
                 <Text of={alert.message} most={200} />
               </div>

@@ -14,20 +14,22 @@ import { JsonView } from "../jsonview.tsx";
 import { bindKeys } from "../keys.ts";
 import { joined, stateOfRecent } from "../recent.tsx";
 import { go, goBack, href, route } from "../router.ts";
-import { may, now, serverNow } from "../state.ts";
+import { may, now, seesAll, serverNow } from "../state.ts";
 import { perDay, quantile } from "../summary.ts";
 import { isFinal } from "../statuses.ts";
 import type { Audit, Calendar, Job, Occurrence, Page, Schedule } from "../types.ts";
 import { Badge, Card, Collection, Command, Empty, Facts, JobLink, Legend, Linked, Loading, Problem, Select, Text, Time } from "../ui.tsx";
+import { scheduleCommand, scheduleHref, scheduleLabel, scheduleUrl } from "../whose.ts";
 import { stateOf } from "./schedules.tsx";
 
 const JOBS_READ = 100;
 const OCCURRENCES_SHOWN = 25;
 
-export function SchedulePage({ name }: { name: string }) {
+export function SchedulePage({ name, tenant }: { name: string; tenant: string | undefined }) {
   useTitle(name);
-  const read = useRead<Schedule>(apiUrl(["schedules", name]), { every: 15 * SECOND });
-  const jobs = useRead<Page<Job>>(apiUrl(["jobs"], { schedule: name, limit: JOBS_READ }));
+  const read = useRead<Schedule>(apiUrl(["schedules", name], { tenant }), { every: 15 * SECOND });
+  const jobs = useRead<Page<Job>>(apiUrl(["jobs"], { schedule: name, tenant: tenant ?? (seesAll.value ? "default" : undefined), limit: JOBS_READ }));
+  const schedule = read.data;
   const [shows, setShows] = useState<"edit" | "backfill" | null>(null);
   const [turn, setTurn] = useState(0);
   const again = useCalm(() => {
@@ -36,10 +38,9 @@ export function SchedulePage({ name }: { name: string }) {
     setTurn((before) => before + 1);
   }, SECOND);
   useNews((news) => {
-    if (news.some((one) => one.job.schedule === name && one.kind !== "progress")) again();
+    if (news.some((one) => one.job.schedule === name && (schedule === null || one.job.tenant === schedule.tenant) && one.kind !== "progress")) again();
   });
   useLayoutEffect(() => bindKeys({ Escape: () => goBack("#/schedules") }), []);
-  const schedule = read.data;
   if (schedule === null) {
     if (read.status === 404) {
       return (
@@ -102,11 +103,11 @@ export function SchedulePage({ name }: { name: string }) {
         <div>
           <Ledger schedule={schedule} zone={zone} turn={turn} />
           <Trend jobs={jobs.data?.items ?? []} expect={schedule.expect} />
-          <Occurrences name={name} zone={zone} jobs={jobs.data?.items ?? []} turn={turn} />
+          <Occurrences schedule={schedule} zone={zone} jobs={jobs.data?.items ?? []} turn={turn} />
         </div>
         <div>
           <Next schedule={schedule} zone={zone} />
-          <AuditResult name={name} turn={turn} />
+          <AuditResult schedule={schedule} turn={turn} />
           <Card id="definition" title="Definition">
             <Facts
               rows={[
@@ -131,7 +132,7 @@ export function SchedulePage({ name }: { name: string }) {
             />
             <h3>Arguments</h3>
             <JsonView value={schedule.args} label="The arguments" />
-            <Command line={command(["schedules", "show", name])} />
+            <Command line={scheduleCommand("show", schedule)} />
           </Card>
         </div>
       </div>
@@ -183,7 +184,7 @@ function Ledger({ schedule, zone, turn }: { schedule: Schedule; zone: string | u
   const firstYear = Math.max(thisYear - 9, Number(schedule.created_at.slice(0, 4)));
   const years = Array.from({ length: thisYear - firstYear + 1 }, (_, place) => String(thisYear - place));
   const isLast = chosen === LAST;
-  const address = (year: string): string => apiUrl(["schedules", schedule.name, "calendar"], { year });
+  const address = (year: string): string => scheduleUrl(schedule, ["calendar"], { year });
   const latest = useRead<Calendar>(address(isLast ? String(thisYear) : chosen));
   // The months of the year before are only in the last twelve months, and only where the schedule is that old.
   const before = useRead<Calendar>(isLast && firstYear < thisYear ? address(String(thisYear - 1)) : null);
@@ -236,13 +237,13 @@ function Trend({ jobs, expect }: { jobs: readonly Job[]; expect: string | null }
   );
 }
 
-function Occurrences({ name, zone, jobs, turn }: { name: string; zone: string | undefined; jobs: readonly Job[]; turn: number }) {
+function Occurrences({ schedule, zone, jobs, turn }: { schedule: Schedule; zone: string | undefined; jobs: readonly Job[]; turn: number }) {
   const { query } = route.value;
   const cursor = query["cursor"];
   const wanted = query["at"];
   // A link from a job leads to its own occurrence: the page of the ledger that ends with it.
   const before = wanted ? new Date(instant(wanted) + 1).toISOString() : undefined;
-  const read = useRead<Page<Occurrence>>(apiUrl(["schedules", name, "occurrences"], { limit: OCCURRENCES_SHOWN, cursor, before }));
+  const read = useRead<Page<Occurrence>>(scheduleUrl(schedule, ["runs"], { limit: OCCURRENCES_SHOWN, cursor, before }));
   useEffect(() => {
     if (turn && !cursor && !wanted) read.again();
   }, [turn]);
@@ -251,13 +252,13 @@ function Occurrences({ name, zone, jobs, turn }: { name: string; zone: string | 
     <Collection
       id="occurrences"
       title="Occurrences"
-      aside={(wanted || cursor) && <a href={href(["schedules", name])}>Newest</a>}
+      aside={(wanted || cursor) && <a href={scheduleHref(schedule)}>Newest</a>}
       before={<Problem words={read.problem} again={read.again} />}
       columns={[["Instant", "figure"], ["Outcome"], ["Why", "cell-words"], ["Job", "cell-job"]]}
       items={rows ?? undefined}
       empty={<p class="quiet">Nothing has been decided yet.</p>}
       row={(one) => ({
-        key: one.instant,
+        key: `${one.instant} ${one.job_id ?? one.outcome}`,
         class: wanted && instant(wanted) === instant(one.instant) ? "selected" : "",
         cells: [
           <>
@@ -280,7 +281,7 @@ function Occurrences({ name, zone, jobs, turn }: { name: string; zone: string | 
     >
       {read.data?.next_cursor && (
         <nav class="pager" aria-label="Older and newer">
-          <button type="button" onClick={() => go(href(["schedules", name], { cursor: read.data?.next_cursor ?? undefined }))}>
+          <button type="button" onClick={() => go(scheduleHref(schedule, { cursor: read.data?.next_cursor ?? undefined }))}>
             Older
           </button>
         </nav>
@@ -289,10 +290,10 @@ function Occurrences({ name, zone, jobs, turn }: { name: string; zone: string | 
   );
 }
 
-function AuditResult({ name, turn }: { name: string; turn: number }) {
+function AuditResult({ schedule, turn }: { schedule: Schedule; turn: number }) {
   const [days, setDays] = useState("1");
   const since = useMemo(() => new Date(serverNow() - Number(days) * DAY).toISOString(), [days, Math.floor(turn / 20)]);
-  const audit = useRead<Audit>(apiUrl(["audit"], { schedule: name, since }));
+  const audit = useRead<Audit>(apiUrl(["audit"], { schedule: schedule.name, tenant: seesAll.value ? schedule.tenant : undefined, since }));
   useEvery(60 * SECOND, audit.again);
   const found = audit.data;
   const findings = found ? [...found.gaps.map((one) => ({ ...one, kind: "missing" })), ...found.duplicates.map((one) => ({ ...one, kind: "twice" })), ...found.phantoms.map((one) => ({ ...one, kind: "not expected" }))] : [];
@@ -321,7 +322,7 @@ function AuditResult({ name, turn }: { name: string; turn: number }) {
           ))}
         </ul>
       )}
-      <Command line={command(["audit"], { schedule: name, since })} />
+      <Command line={command(["audit"], { schedule: scheduleLabel(schedule), since })} />
     </Card>
   );
 }

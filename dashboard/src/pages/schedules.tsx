@@ -12,9 +12,10 @@ import { bindKeys } from "../keys.ts";
 import { onReadAgain } from "../live.ts";
 import { Dots } from "../recent.tsx";
 import { go, href, route } from "../router.ts";
-import { may, now, serverNow, stats } from "../state.ts";
+import { may, now, seesAll, serverNow, stats } from "../state.ts";
 import type { Page, Schedule } from "../types.ts";
 import { Badge, Command, DO, Empty, Loading, Problem, ScheduleLink, Select, Table, Text, Time } from "../ui.tsx";
+import { scheduleHref } from "../whose.ts";
 
 const PAGE = 50;
 const LATE_MS = 10 * SECOND;
@@ -39,6 +40,10 @@ export function troubledFirst(schedules: readonly Schedule[], at: number): Sched
   return [...schedules].sort((one, other) => rank(one) - rank(other));
 }
 
+function keyOf(schedule: Schedule): string {
+  return `${schedule.tenant}\u0000${schedule.name}`;
+}
+
 interface Found {
   items: Schedule[];
   next: string | null;
@@ -60,8 +65,8 @@ async function readPage(wanted: Readonly<Record<string, string | undefined>>, si
   const needy = !wanted["state"] && !wanted["cursor"] && needsSomebody() ? NEEDY : [];
   // What needs somebody comes first, on whatever page its name is.
   const [page, ...others] = await Promise.all([read({}), ...needy.map((state) => read({ state }))]);
-  const names = new Set<string>();
-  const items = [...others.flatMap((one) => one.items), ...page.items].filter(({ name }) => !names.has(name) && names.add(name));
+  const known = new Set<string>();
+  const items = [...others.flatMap((one) => one.items), ...page.items].filter((one) => !known.has(keyOf(one)) && known.add(keyOf(one)));
   return { items, next: page.next_cursor };
 }
 
@@ -111,8 +116,8 @@ export function SchedulesPage() {
   const refresh = async (): Promise<void> => {
     try {
       const page = await readPage(wanted, AbortSignal.timeout(20_000));
-      const fresh = new Map(page.items.map((one) => [one.name, one]));
-      setFound((before) => before && { ...before, items: before.items.map((one) => fresh.get(one.name) ?? one) });
+      const fresh = new Map(page.items.map((one) => [keyOf(one), one]));
+      setFound((before) => before && { ...before, items: before.items.map((one) => fresh.get(keyOf(one)) ?? one) });
     } catch {
       // The figures say it when the server is away.
     }
@@ -123,7 +128,7 @@ export function SchedulesPage() {
     const names = new Set(news.filter((one) => one.kind !== "progress").map((one) => one.job.schedule));
     if (found?.items.some((one) => names.has(one.name))) soon();
   });
-  const replace = (changed: Schedule): void => setFound((before) => before && { ...before, items: before.items.map((one) => (one.name === changed.name ? { ...one, ...changed } : one)) });
+  const replace = (changed: Schedule): void => setFound((before) => before && { ...before, items: before.items.map((one) => (keyOf(one) === keyOf(changed) ? { ...one, ...changed } : one)) });
 
   const items = found?.items ?? [];
   // What has not changed is not drawn anew: a page of schedules has a thousand marks.
@@ -134,7 +139,7 @@ export function SchedulesPage() {
       setFocus(place);
       frame.current?.querySelectorAll<HTMLElement>("tbody tr")[place]?.querySelector<HTMLElement>("a")?.focus();
     };
-    return bindKeys({ j: () => move(1), k: () => move(-1), Enter: () => items[focus] && go(href(["schedules", items[focus].name])) });
+    return bindKeys({ j: () => move(1), k: () => move(-1), Enter: () => items[focus] && go(scheduleHref(items[focus])) });
   });
 
   const canAct = may("operator");
@@ -165,7 +170,7 @@ export function SchedulesPage() {
         <Table
           label="Schedules"
           columns={[["State"], ["Schedule", "cell-main"], ["Rule", "cell-words"], ["Next", "figure"], ["Last 20"], canAct && DO]}
-          lines={items.map((schedule, place) => ({ key: schedule.name, class: place === focus ? "current" : "", onFocusCapture: () => setFocus(place), cells: cells[place]! }))}
+          lines={items.map((schedule, place) => ({ key: keyOf(schedule), class: place === focus ? "current" : "", onFocusCapture: () => setFocus(place), cells: cells[place]! }))}
         />
       )}
       {found !== null && (found.next !== null || after !== undefined) && (
@@ -180,7 +185,7 @@ export function SchedulesPage() {
           )}
         </nav>
       )}
-      {query["new"] && canAct && <EditSchedule schedule={null} onClose={() => go("#/schedules", true)} onDone={(made) => go(href(["schedules", made.name]))} />}
+      {query["new"] && canAct && <EditSchedule schedule={null} onClose={() => go("#/schedules", true)} onDone={(made) => go(scheduleHref(made))} />}
     </div>
   );
 }
@@ -209,10 +214,11 @@ function cellsOf(schedule: Schedule, replace: (changed: Schedule) => void): Comp
     <State schedule={schedule} />,
     <>
       <strong>
-        <ScheduleLink name={schedule.name} />
+        <ScheduleLink name={schedule.name} tenant={schedule.tenant} />
       </strong>
       <div class="small-text faint">
         <Text of={schedule.task} most={60} />
+        {seesAll.value && schedule.tenant !== "default" && <> · <Text of={schedule.tenant} most={60} /></>}
         {schedule.attention && <> · <Text of={schedule.attention} most={100} /></>}
         {schedule.failing > 0 && ` · ${counted(schedule.failing, "failure")} in a row`}
       </div>
