@@ -53,6 +53,7 @@ class Status(StrEnum):
 
 
 FINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMED_OUT, Status.CANCELLED})
+ATTEMPT_MAX: Final = 2**31 - 1  # No attempt has this number: a job that somebody has given it is not run any more.
 LOSSES_MAX: Final = 3
 LOSS_WAIT_MAX: Final = 5 * SECOND
 SUSPECT_GROUPS: Final = 8  # Into so many groups the suspects of one loss are split.
@@ -96,7 +97,7 @@ class Backoff:
 
     def wait(self, failures: int, spread: float) -> Duration:
         """Return the wait after so many failures; `spread` in [0, 1) picks the point in its upper half."""
-        doubled = min(self.first << min(failures - 1, 40), self.most)
+        doubled = min(self.first << max(0, min(failures - 1, 40)), self.most)
         return doubled // 2 + round(doubled / 2 * spread)
 
 
@@ -259,7 +260,7 @@ def _retry_or(
     spread: float,
     retry_in: Duration | None,
 ) -> Settlement:
-    failures, most = attempt.failures + 1, attempt.max_attempts
+    failures, most = min(attempt.failures + 1, ATTEMPT_MAX), attempt.max_attempts
     if failures >= most:
         of_most = f" of {most}" if failures <= most else ""
         return _failure(attempt, last, outcome, f"{_WORDS[outcome]}, failure {failures}{of_most}", error)
@@ -272,7 +273,8 @@ _WORDS: Final = {"failed": "raised", "crashed": "crashed", "timed_out": "out of 
 
 
 def _failure(attempt: Attempt, status: Status, outcome: str, reason: str, error: str) -> Settlement:
-    return _settlement(attempt, status, outcome, reason, failures=attempt.failures + 1, error=error)
+    failures = min(attempt.failures + 1, ATTEMPT_MAX)
+    return _settlement(attempt, status, outcome, reason, failures=failures, error=error)
 
 
 def _settlement(

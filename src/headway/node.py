@@ -340,8 +340,9 @@ class EngineNode:
 
     def _shares_work(self, peer: Node) -> bool:
         """A scheduler that beats while its loop stands still has stepped down; its shards are for the others."""
-        silence_s = peer.state.get("loops", {}).get("scheduler", 0.0)
-        return SCHEDULER in peer.roles and bool(silence_s <= self._settings.leader_lease / SECOND)
+        said = peer.state.get("loops", {}).get("scheduler")
+        silence_s = said if isinstance(said, int | float) else 0.0
+        return SCHEDULER in peer.roles and silence_s <= self._settings.leader_lease / SECOND
 
     def _state(self) -> JsonObject:
         return {

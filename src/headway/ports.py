@@ -215,6 +215,10 @@ class Work(Protocol):
         """Write progress, metadata and log lines; return the ids of stale attempts, of which nothing is kept."""
         ...
 
+    async def step_sizes(self, job_ids: Iterable[str]) -> dict[str, int]:
+        """Return by job how many bytes `steps` would read."""
+        ...
+
     async def steps(self, job_ids: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the stored results of finished steps, as JSON text by job and name."""
         ...

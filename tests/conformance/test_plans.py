@@ -137,6 +137,7 @@ HOT: dict[str, dict[str, Any]] = {
     "report": {"reports": f'[{{"job_id": "{JOB}", "job_attempt": 1, "to_progress": 5, "more_log": 0}}]'},
     "asked_to_stop": {"node": "n-7"},
     "hold_attempt": {"id": JOB, "attempt": 1},
+    "step_sizes": {"ids": IDS},
     "steps": {"ids": IDS},
     "log": {"id": JOB, "after": 0, "limit": 1_000},
     "log_newest": {"id": JOB, "before": 2**62, "limit": 1_000},

@@ -8,7 +8,7 @@ across release and deletion.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -16,13 +16,15 @@ from headway.clock import Clock
 from headway.errors import StoreError
 from headway.events import StoreWentBack, emit
 from headway.instants import Duration, Instant
-from headway.model import Lease, Node
+from headway.model import JsonObject, Lease, Node
 from headway.store.origin import Memory, StoreOrigin
 from headway.store.transaction import Call, Driver, Row, Transaction, as_json, call
 
 NODES_MAX: Final = 1_000
 KEEP_EVERY_S: Final = 10.0
 TALLY_PREFIX: Final = "tally|"
+TALLY_MAX: Final = 2**53
+_PARTS: Final = frozenset({"loops", "holds", "worker", "tally"})
 _LAST: Final = "\U0010ffff"  # Sorts after every other character, in both databases.
 
 
@@ -91,8 +93,17 @@ def keep_tallies(rows: Sequence[Row]) -> Transaction[None]:
 
 def tally_in(state: str) -> dict[str, int]:
     """Read what a node has counted out of its state; whole numbers only, whatever else an older one may say."""
-    cells = msgspec.json.decode(state).get("tally", {})
-    return {cell: number for cell, number in cells.items() if type(number) is int and number > 0}
+    cells = read_state(state).get("tally", {})
+    return {cell: number for cell, number in cells.items() if type(number) is int and 0 < number < TALLY_MAX}
+
+
+def read_state(text: str) -> JsonObject:
+    """Read what a node says of itself; what cannot be read is left out, and must not stop the others."""
+    try:
+        state = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, TypeError):
+        return {}
+    return {part: said for part, said in state.items() if part not in _PARTS or isinstance(said, dict)}
 
 
 def prefixed(prefix: str) -> dict[str, str]:
@@ -115,7 +126,7 @@ def nodes_in(rows: Sequence[Row]) -> list[Node]:
             version=row["version"],
             started_at=row["started_at"],
             beat_at=row["beat_at"],
-            state=msgspec.json.decode(row["state"]),
+            state=read_state(row["state"]),
             asked=row["asked"],
         )
         for row in rows

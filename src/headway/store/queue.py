@@ -25,8 +25,10 @@ from headway.errors import (
     NotFinal,
     StoreUnavailable,
 )
-from headway.instants import DAY, DURATION_MAX, HOUR, SECOND, Duration, Instant
+from headway.instants import DAY, DURATION_MAX, HOUR, INSTANT_MAX, INSTANT_MIN, SECOND, Duration, Instant
 from headway.lifecycle import (
+    APART_MAX,
+    ATTEMPT_MAX,
     FINAL,
     Attempt,
     Backoff,
@@ -52,6 +54,7 @@ from headway.model import (
 )
 from headway.store.coordination import keep_tallies
 from headway.store.selection import JobFilter, has_index, tenant_of
+from headway.store.statements import TEXT_BYTES_MAX
 from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Rows, Transaction, as_json, call
 from headway.store.webhooks import ensure_callbacks
 
@@ -157,7 +160,7 @@ def _read_options(text: str | None) -> _Options:
         return _NO_OPTIONS
     try:
         return _decode_options(text)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, TypeError):
         return _NO_OPTIONS
 
 
@@ -227,6 +230,44 @@ def read_listed_job(row: Row) -> Job:
 
 
 _DEFAULT_BACKOFF: Final = Backoff()
+_TOO_LARGE: Final = f"its {{}} larger than {TEXT_BYTES_MAX:,} bytes"
+
+
+def _count(value: object, most: int = ATTEMPT_MAX) -> int:
+    """Read a number that somebody may have spoiled; what makes no sense counts as none."""
+    return min(value, most) if isinstance(value, int) and value >= 0 else 0
+
+
+def _is_sane(
+    attempt: int,
+    failures: int,
+    max_attempts: int,
+    priority: int,
+    run_at: Instant,
+    occurrence_at: Instant | None,
+    log_bytes: int,
+) -> bool:
+    """Say whether a job can be run with such numbers; SQLite keeps texts in their columns as well."""
+    try:
+        return (
+            0 < attempt < ATTEMPT_MAX
+            and 0 <= failures <= ATTEMPT_MAX
+            and 0 <= max_attempts <= ATTEMPT_MAX
+            and INSTANT_MIN <= run_at <= INSTANT_MAX
+            and (occurrence_at is None or INSTANT_MIN <= occurrence_at <= INSTANT_MAX)
+            and log_bytes >= 0
+            and type(priority) is int
+        )
+    except TypeError:
+        return False
+
+
+def _unreadable_args(args: object) -> str:
+    if not isinstance(args, str):  # SQLite keeps what it is given, whatever the column says.
+        return "its arguments are not text"
+    if not args:
+        return _TOO_LARGE.format("arguments are")
+    return f"its arguments have {len(args):,} characters, at most {ARGS_BYTES_MAX:,} are run"
 
 
 def read_claimed(row: Iterable[Any]) -> Claimed:
@@ -253,12 +294,17 @@ def read_claimed(row: Iterable[Any]) -> Claimed:
     if options_text is not None:
         try:
             options = _decode_options(options_text)
-        except (msgspec.DecodeError, RecursionError) as error:
-            unreadable = f"its options cannot be read: {error}"
-    if not isinstance(args, str):  # SQLite keeps what it is given, whatever the column says.
-        unreadable, args = "its arguments are not text", "{}"
-    elif len(args) > ARGS_BYTES_MAX:
-        unreadable, args = f"its arguments have {len(args):,} characters, at most {ARGS_BYTES_MAX:,} are run", "{}"
+        except (msgspec.DecodeError, RecursionError, TypeError) as error:
+            unreadable = f"its options cannot be read: {error}" if options_text else _TOO_LARGE.format("options are")
+    if not isinstance(args, str) or not 0 < len(args) <= ARGS_BYTES_MAX:
+        unreadable, args = _unreadable_args(args), "{}"
+    if metadata is not None and (not isinstance(metadata, str) or not metadata):
+        unreadable, metadata = "its metadata is not text" if metadata else _TOO_LARGE.format("metadata is"), None
+    if not _is_sane(attempt, failures, max_attempts, priority, run_at, occurrence_at, log_bytes):
+        numbers = f"attempt {attempt}, failures {failures} of {max_attempts}, priority {priority}, run_at {run_at}"
+        unreadable = f"its numbers make no sense: {numbers}, occurrence_at {occurrence_at}, log_bytes {log_bytes}"
+        failures, max_attempts, priority = (_count(value) for value in (failures, max_attempts, priority))
+        run_at, occurrence_at, log_bytes = 0, None, 0
     return Claimed(
         job_id=job_id,
         task=task,
@@ -271,7 +317,7 @@ def read_claimed(row: Iterable[Any]) -> Claimed:
         priority=priority,
         schedule=schedule,
         occurrence_at=occurrence_at,
-        reason=reason,
+        reason=reason if isinstance(reason, str) else "",
         run_at=run_at,
         backoff=options.patience() or _DEFAULT_BACKOFF,
         timeout=options.timeout,
@@ -515,16 +561,17 @@ def _beside(rows: Sequence[Row]) -> Transaction[dict[str, tuple[int, int]]]:
     """Count by worker the jobs that it had while it had the lost ones, and the suspects among them."""
     since: dict[str, Instant] = {}
     for row in rows:
-        node = row["node"] or ""
-        since[node] = min(since.get(node, row["started_at"]), row["started_at"])
+        node, started_at = row["node"] or "", _count(row["started_at"], INSTANT_MAX)
+        since[node] = min(since.get(node, started_at), started_at)
     nodes = as_json([{"lost_node": node, "since": started_at} for node, started_at in since.items()])
     return {row["node"]: (row["jobs"], row["suspects"]) for row in (yield call("beside", nodes=nodes, limit=HELD_MAX))}
 
 
 def _loss(row: Row, beside: dict[str, tuple[int, int]]) -> Outcome:
     """Say what it means that a lease ran out. A worker that was heard of later lives, and has not got the job."""
-    is_alive = (row["beat_at"] or 0) > row["lease_until"] + LIVES_AFTER
-    if is_alive and row["lease_until"] >= row["started_at"]:  # Else somebody has ended the lease by hand.
+    lease_until, started_at = row["lease_until"], _count(row["started_at"], INSTANT_MAX)
+    is_alive = (row["beat_at"] or 0) > lease_until + LIVES_AFTER
+    if is_alive and lease_until >= started_at:  # Else somebody has ended the lease by hand.
         return Released("handed back: its worker lives, but could not keep its lease")
     jobs, suspects = beside.get(row["node"], (1, 0))
     was_suspect = row["company"] is not None
@@ -533,7 +580,7 @@ def _loss(row: Row, beside: dict[str, tuple[int, int]]) -> Outcome:
         beside=jobs - 1,
         suspects=max(0, suspects - was_suspect),
         was_suspect=was_suspect,
-        longest=max(row["longest"] or 0, row["lease_until"] - row["started_at"]),
+        longest=max(_count(row["longest"], DURATION_MAX), lease_until - started_at),
     )
 
 
@@ -541,11 +588,16 @@ def _lost_attempt(row: Row) -> Attempt:
     return Attempt(
         job_id=row["id"],
         attempt=row["attempt"],
-        failures=row["failures"],
-        max_attempts=row["max_attempts"],
+        failures=_count(row["failures"]),
+        max_attempts=_count(row["max_attempts"]),
         schedule=row["schedule"],
         backoff=_read_options(row["options"]).patience() or _DEFAULT_BACKOFF,
     )
+
+
+def _waited(row: Row) -> Duration:
+    waited: Duration = row["now"] - _count(row["ready_at"], INSTANT_MAX)
+    return _count(waited, DURATION_MAX)
 
 
 def _hand_back_unknown(
@@ -556,7 +608,9 @@ def _hand_back_unknown(
         row
         for row in rows
         if (attempt := (row["id"], row["attempt"])) not in known
-        and (attempt not in given_up or row["lease_until"] < row["now"])  # Until then its code may not be dead yet.
+        and (
+            attempt not in given_up or _count(row["lease_until"], INSTANT_MAX) < row["now"]
+        )  # Until then its code may not be dead yet.
     ]
     reason = Released("handed back: its worker did not hear that it had it, or could not keep its lease")
     if unknown:
@@ -809,7 +863,7 @@ class StoreQueue:
                 limit=limit,
             )
         )
-        return [Suspect(row["id"], row["task"], row["company"], row["waited"] or 0) for row in rows]
+        return [Suspect(row["id"], row["task"], _count(row["company"]), _waited(row)) for row in rows]
 
     async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
         """Take a job that has to run apart; return it, and for how long it has to."""
@@ -817,7 +871,7 @@ class StoreQueue:
         if not rows:
             return None
         *columns, _, apart_for = rows[0]
-        return read_claimed(columns), apart_for or 0
+        return read_claimed(columns), _count(apart_for, APART_MAX)
 
     async def hand_back_unknown(
         self, node: str, *, known: Collection[tuple[str, int]], given_up: Collection[tuple[str, int]]
@@ -856,6 +910,11 @@ class StoreQueue:
         """Return the running attempts of a node that shall stop, each with the reason."""
         rows = await self._driver.fetch(call("asked_to_stop", node=node))
         return {(row["id"], row["attempt"]): row["reason"] for row in rows}
+
+    async def step_sizes(self, job_ids: Iterable[str]) -> dict[str, int]:
+        """Return by job how many bytes `steps` would read."""
+        rows = await self._driver.fetch(call("step_sizes", ids=as_json(sorted(job_ids))))
+        return {row["job_id"]: int(row["size"] or 0) for row in rows}
 
     async def steps(self, job_ids: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the stored results of finished steps, as JSON text by job and name."""

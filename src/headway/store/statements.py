@@ -15,6 +15,8 @@ SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL 
     {text} {bytewise}                text that sorts by its bytes, on every locale; a column read like that
     {job_columns}                    every column of a job; a text with more than :largest bytes is null, and its name
                                      in `omitted`, so that a page of jobs is read without what makes them large
+    {next version} {next_attempt}    one more, if there is a larger number: a row that somebody has spoiled stops nobody
+    {bytes x} {bounded x}            how large a text is; the text, or an empty one where it is far too large
     {chosen} {fit}                   the row is a job that a filter chooses; one that can be retried, or cancelled
     {name_in x}                      the name of the schedule with the key x, see `model.schedule_key`
     {replace_view}                   make a view that exists; what SQLite cannot replace it has dropped before
@@ -33,7 +35,7 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-from headway.lifecycle import Status
+from headway.lifecycle import ATTEMPT_MAX, Status
 
 _FRAGMENT: Final = re.compile(r"\{(\w+)(?: ([^{}]*))?\}")
 _ROWS: Final = re.compile(r"(\w+) as (\w+) \(([^)]*)\)\s*", re.DOTALL)
@@ -43,6 +45,9 @@ _ONE_STATEMENT: Final = re.compile(
     r"^-- only for (sqlite|postgresql), as one statement:\n(.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL
 )
 _CHANNEL: Final = "headway"
+_BIGINT_MAX: Final = 2**63 - 1
+_NEXT_ATTEMPT: Final = f"case when attempt < {ATTEMPT_MAX} then cast(attempt as integer) + 1 else {ATTEMPT_MAX} end"
+TEXT_BYTES_MAX: Final = 1 << 20  # A larger text of a job is not read to run it; all that is written is far smaller.
 _STATUSES: Final = "(" + ", ".join(f"'{status}'" for status in Status) + ")"
 
 Fragment = Callable[[str], str]
@@ -89,6 +94,14 @@ def _postgres_rows(arguments: str) -> str:
     parameter, alias, columns = _columns(arguments)
     typed = ", ".join(f"{name} {kind}" for name, kind in columns)
     return f"json_to_recordset(cast(:{parameter} as json)) as {alias}({typed})"
+
+
+def _next(column: str) -> str:
+    return f"case when {column} < {_BIGINT_MAX} then {column} + 1 else {column} end"
+
+
+def _bounded(size: str) -> Fragment:
+    return lambda column: f"case when {size}({column}) > {TEXT_BYTES_MAX} then '' else {column} end as {column}"
 
 
 def _fixed(text: str) -> Fragment:
@@ -205,6 +218,10 @@ SQLITE: Final = Dialect(
         "bytewise": _fixed("collate binary"),
         "serial": _fixed("integer primary key autoincrement"),
         "statuses": _fixed(_STATUSES),
+        "next": _next,
+        "next_attempt": _fixed(_NEXT_ATTEMPT),
+        "bytes": lambda column: f"length({column})",
+        "bounded": _bounded("length"),
         "chosen": _fixed(_CHOSEN.replace("{name_in schedule}", _SQLITE_NAME.format("schedule"))),
         "fit": _fixed(_FIT),
         "name_in": _SQLITE_NAME.format,
@@ -257,6 +274,10 @@ POSTGRES: Final = Dialect(
         "bytewise": _fixed('collate "C"'),
         "serial": _fixed("bigint generated always as identity primary key"),
         "statuses": _fixed(_STATUSES),
+        "next": _next,
+        "next_attempt": _fixed(_NEXT_ATTEMPT),
+        "bytes": lambda column: f"octet_length({column})",
+        "bounded": _bounded("octet_length"),
         "chosen": _fixed(_CHOSEN.replace("{name_in schedule}", _POSTGRES_NAME.format("schedule"))),
         "fit": _fixed(_FIT),
         "name_in": _POSTGRES_NAME.format,

@@ -2,18 +2,19 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final, TypeVar
 
 from headway.clock import Clock
 from headway.errors import StoreFull, StoreUnavailable
 from headway.events import AttemptsLost, Timed, emit
-from headway.instants import SECOND, Duration
+from headway.instants import MINUTE, SECOND, Duration
 from headway.lifecycle import Outcome, Parked, Released
 from headway.model import REASON_LENGTH_MAX, Claimed, Node, storable
 from headway.ports import Work
 from headway.worker.apart import Suspects
 from headway.worker.crew_port import CrewPort
+from headway.worker.frames import FRAME_BYTES_MAX
 from headway.worker.held import HeldAttempts
 from headway.worker.hints import HintTaker
 
@@ -24,6 +25,9 @@ SEEN_MAX: Final = 1_000
 PROBE_EVERY_S: Final = 0.25
 PROBE_SHARE: Final = 20.0
 RIVAL_SILENT_MAX: Final = 10 * SECOND  # Who was not heard of for longer makes no room for others.
+
+
+T = TypeVar("T")
 
 
 class Claimer:
@@ -95,16 +99,16 @@ class Claimer:
         crew = self._held.crew
         if crew is None or not crew.tasks:
             return
-        newest = max((peer.beat_at for peer in peers), default=0)
+        newest = max((peer.beat_at for peer in peers if peer.beat_at <= self._clock.now() + MINUTE), default=0)
         known: set[str] = set()
         rivals: dict[str, frozenset[str]] = {}
         is_alike = True
         for peer in peers:
             worker = peer.state.get("worker")
             if peer.id != self._clock.node and isinstance(worker, dict):
-                tasks = frozenset(worker.get("tasks", ()))
+                tasks = _names(worker.get("tasks"))
                 known.update(tasks)
-                if self._shares_queues(worker.get("queues", ())):
+                if self._shares_queues(_names(worker.get("queues"))):
                     is_alike &= tasks == crew.tasks.keys()
                     if peer.beat_at >= newest - RIVAL_SILENT_MAX and not worker.get("draining"):
                         rivals[peer.id] = tasks
@@ -277,21 +281,43 @@ class Claimer:
 
     async def _take(self, crew: CrewPort, jobs: Sequence[Claimed], sent: float) -> None:
         fit: list[Claimed] = []
-        again: list[str] = []
         for claimed in jobs:
             self._held.add(claimed, sent)
-            if claimed.attempt > 1:
-                again.append(claimed.job_id)
             if claimed.task in crew.tasks and claimed.unreadable is None:
                 fit.append(claimed)
             else:
                 self._ended(claimed, self._unfit(claimed))
-        kept = await self._kept(again) if again else None
-        if self._held.draining is not None:
-            for claimed in fit:
-                self._ended(claimed, Released(self._held.draining))
-        elif fit:
-            crew.start(self._trusted(fit), kept)
+        for part in await self._parts(fit):
+            again = [claimed.job_id for claimed in part if claimed.attempt > 1]
+            kept = await self._patiently(self._work.steps, again) if again else None
+            if self._held.draining is not None:
+                for claimed in part:
+                    self._ended(claimed, Released(self._held.draining))
+            else:
+                crew.start(self._trusted(part), kept)
+
+    async def _parts(self, jobs: list[Claimed]) -> list[list[Claimed]]:
+        """Divide jobs so that the steps that earlier attempts finished fit into memory; park what never does."""
+        again = [claimed.job_id for claimed in jobs if claimed.attempt > 1]
+        sizes = await self._patiently(self._work.step_sizes, again) if again else {}
+        if sum(sizes.values()) <= FRAME_BYTES_MAX:
+            return [jobs] if jobs else []
+        parts: list[list[Claimed]] = [[]]
+        total = 0
+        for claimed in jobs:
+            size = sizes.get(claimed.job_id, 0)
+            if size > FRAME_BYTES_MAX:
+                words = (
+                    f"its finished steps have {size:,} bytes, at most {FRAME_BYTES_MAX:,} can be handed to a process"
+                )
+                self._ended(claimed, Parked(words, "too large"))
+                continue
+            if total + size > FRAME_BYTES_MAX:
+                parts.append([])
+                total = 0
+            total += size
+            parts[-1].append(claimed)
+        return [part for part in parts if part]
 
     def _trusted(self, jobs: Sequence[Claimed]) -> list[Claimed]:
         """Leave out what may not be ours any more: we stood still, or waited too long for the store."""
@@ -302,12 +328,12 @@ class Claimer:
             self._held.lose(late, "their leases ran out before they began")
         return [held.claimed for held in ours if held.trust_until > now]
 
-    async def _kept(self, job_ids: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Read the steps that earlier attempts finished, however long it takes: without them they would be repeated."""
+    async def _patiently(self, read: Callable[[list[str]], Awaitable[T]], job_ids: list[str]) -> T:
+        """Read what earlier attempts have left, however long it takes: without it they would be repeated."""
         wake = asyncio.Event()
         while True:
             try:
-                return await self._work.steps(job_ids)
+                return await read(job_ids)
             except (StoreUnavailable, StoreFull):
                 await self._clock.rest(self._poll_s, wake)
 
@@ -317,3 +343,8 @@ class Claimer:
         if claimed.task in self._foreign:
             return Released("handed back: another worker knows the task")
         return Parked(f"no worker here knows the task {claimed.task!r}")
+
+
+def _names(value: object) -> frozenset[str]:
+    """Read a list of names that another node has told; one that tells something else is not listened to."""
+    return frozenset(name for name in value if isinstance(name, str)) if isinstance(value, list) else frozenset()

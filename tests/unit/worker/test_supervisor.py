@@ -423,3 +423,52 @@ async def test_who_has_nothing_to_do_rests() -> None:
         supervisor = post.supervisor
         for tick in (supervisor.claim, supervisor.keep, supervisor.settle, supervisor.report, supervisor.watch):
             assert await tick() >= 1.0
+
+
+@virtual
+async def test_what_is_too_large_to_be_handed_over_is_parked_and_the_others_run() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        jobs = await post.take(5)
+        for job in jobs:
+            post.supervisor.ended(job, Released("once more"))
+        await post.supervisor.settle()
+        large = "insert into headway_steps select ?, ?, 1, 1, '\"' || replace(hex(zeroblob(?)), '0', 'x') || '\"'"
+        for job, mebibytes in zip(jobs, (70, 40, 40), strict=False):
+            stage.sql(large, job.id, "fetch", mebibytes << 19)
+        stage.sql("update headway_jobs set metadata = hex(zeroblob(?)) where id = ?", 35 << 20, jobs[3].id)
+        started = {job.id for job in await post.take(0)}
+        await post.supervisor.settle()
+        assert started == {job.id for job in (jobs[1], jobs[2], jobs[4])}
+        assert [post.job(job, "status", "parked") for job in jobs[:4]] == [
+            ("BLOCKED", "too large"),
+            ("RUNNING", None),
+            ("RUNNING", None),
+            ("BLOCKED", "unreadable"),
+        ]
+        assert "73,400,322 bytes" in str(post.job(jobs[0], "reason"))
+        assert "metadata" in str(post.job(jobs[3], "reason"))
+        assert sorted(post.crew.kept) == sorted(job.id for job in jobs[1:3])
+
+
+@virtual
+async def test_a_node_that_tells_nonsense_ends_nobody() -> None:
+    async with Stage() as stage:
+        post = Post(stage)
+        for number, state in enumerate(
+            (
+                "nonsense",
+                "[]",
+                '{"worker": 7, "tally": 3}',
+                '{"worker": {"tasks": 5, "queues": {}}, "tally": {"a": "b"}}',
+            )
+        ):
+            stage.sql(
+                "insert into headway_nodes (id, name, roles, version, started_at, beat_at, state)"
+                " values (?, '', 'worker', '', 1, ?, ?)", f"node_{number}", stage.now(), state,
+            )  # fmt: skip
+        nodes = post.seat.store.nodes
+        post.supervisor.meet(await nodes.alive(60 * SECOND))
+        assert len(await post.take()) == 1
+        for number in range(4):
+            await nodes.leave(f"node_{number}")

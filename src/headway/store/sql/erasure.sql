@@ -20,7 +20,7 @@ where id in (select id from family) and tenant = :tenant and id > :after order b
 update headway_jobs
 set args = :nothing, result = null, error = null, metadata = null, detail = null, tags = null, options = null,
   key = case when :keeps_key = 1 then key end, callback = null, reason = 'erased', log_bytes = 0, updated_at = {now},
-  version = version + 1
+  version = {next version}
 where id in {list ids} and finished_at is not null
 returning id, tenant;
 

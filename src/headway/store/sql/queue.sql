@@ -41,7 +41,7 @@ with due as materialized (
   limit :limit {skip_locked}
 )
 update headway_jobs
-set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = version + 1
+set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = {next version}
 where id in (select id from due) and status in ('SCHEDULED', 'RETRYING')
 returning id, {notify_ready};
 
@@ -56,7 +56,7 @@ with free as materialized (
   limit :limit
 )
 update headway_jobs
-set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = version + 1
+set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = {next version}
 where id in (select id from free) and status = 'BLOCKED'
 returning id, {notify_ready};
 
@@ -69,7 +69,7 @@ with free as materialized (
   group by case when exclusive = 1 then schedule else id end
 )
 update headway_jobs
-set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = version + 1
+set status = 'PENDING', ready_at = {now}, updated_at = {now}, version = {next version}
 where id in (select id from free) and status = 'BLOCKED'
 returning id, {notify_ready};
 
@@ -85,7 +85,7 @@ select id from headway_jobs where id in {list ids} order by id {lock};
 
 -- name: leave_line
 -- After an edit to overlap=allow: who waits in line still waits for its predecessor, but for nobody else.
-update headway_jobs set exclusive = 0, updated_at = {now}, version = version + 1
+update headway_jobs set exclusive = 0, updated_at = {now}, version = {next version}
 where schedule in {list schedules} and schedule is not null and finished_at is null and status = 'BLOCKED'
   and exclusive = 1
 returning id;
@@ -93,7 +93,7 @@ returning id;
 -- name: bypass
 -- Let the successors of cancelled jobs wait for what those had waited for, so that the line stays a line.
 update headway_jobs
-set blocked_by = gone.before_it, version = version + 1
+set blocked_by = gone.before_it, version = {next version}
 from (
   select id as gone_id, blocked_by as before_it from headway_jobs
   where id in {list ids} and status = 'CANCELLED' and blocked_by is not null
@@ -112,8 +112,8 @@ from headway_jobs where status in ('SCHEDULED', 'RETRYING');
 -- Take up to :limit ready jobs of one queue, unless it is paused; tasks in :skip are left for others, and suspects for
 -- claim_apart. What is picked is ready and locked, so it is found again by its address; nothing has to be asked twice.
 update headway_jobs
-set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
-  progress = 0, detail = null, updated_at = {now_once}, version = version + 1
+set status = 'RUNNING', attempt = {next_attempt}, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
+  progress = 0, detail = null, updated_at = {now_once}, version = {next version}
 where {addressed} from headway_jobs
   where status = 'PENDING' and queue = :queue and (expires_at is null or expires_at > {now_once})
     and task not in {list skip} and company is null
@@ -121,12 +121,12 @@ where {addressed} from headway_jobs
   order by priority desc, run_at, id
   limit :limit {skip_locked}
 {end_addressed}
-returning id, task, args, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at, options,
-  metadata, reason, run_at, log_bytes;
+returning id, task, {bounded args}, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at,
+  {bounded options}, {bounded metadata}, {bounded reason}, run_at, log_bytes;
 
 -- name: apart
 -- Find ready suspects of these queues and tasks: jobs that have to run apart, because workers were lost with them.
-select id, task, company, {now} - ready_at as waited from headway_jobs
+select id, task, company, ready_at, {now} as now from headway_jobs
 where status = 'PENDING' and company is not null and task in {list tasks}
   and (cast(:any_queue as integer) = 1 or queue in {list queues})
   and (expires_at is null or expires_at > {now})
@@ -138,14 +138,14 @@ limit :limit;
 -- transition: PENDING -> RUNNING
 -- Take one suspect.
 update headway_jobs
-set status = 'RUNNING', attempt = attempt + 1, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
-  progress = 0, detail = null, updated_at = {now_once}, version = version + 1
+set status = 'RUNNING', attempt = {next_attempt}, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
+  progress = 0, detail = null, updated_at = {now_once}, version = {next version}
 where {addressed} from headway_jobs
   where id = :id and status = 'PENDING' and company is not null
   limit 1 {skip_locked}
 {end_addressed}
-returning id, task, args, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at, options,
-  metadata, reason, run_at, log_bytes, company, apart_for;
+returning id, task, {bounded args}, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at,
+  {bounded options}, {bounded metadata}, {bounded reason}, run_at, log_bytes, company, apart_for;
 
 -- name: held_by_node
 -- Which jobs does a node have? All leases are looked at, in their order, so that the planner takes their index.
@@ -183,7 +183,7 @@ returning id, attempt, lease_until, cancel_requested_at;
 -- Write the success of attempts, which is all that most of them need; a stale one does not come back.
 update headway_jobs
 set status = 'COMPLETED', result = r.to_result, error = null, reason = '', progress = 100, finished_at = {now_once},
-  lease_until = null, updated_at = {now_once}, version = version + 1
+  lease_until = null, updated_at = {now_once}, version = {next version}
 from {rows attempts as r (job_id text, job_attempt integer, to_result text)}
 where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'
 returning id, attempt, schedule;
@@ -197,7 +197,7 @@ set status = r.to_status, failures = r.to_failures, reason = r.to_reason, error 
   finished_at = case when r.final = 1 then {now} end, parked = r.to_parked,
   company = case when r.to_status in ('PENDING', 'BLOCKED') then company else r.to_company end,
   apart_for = case when r.to_status in ('PENDING', 'BLOCKED') then apart_for else r.to_apart_for end,
-  lease_until = null, updated_at = {now}, version = version + 1
+  lease_until = null, updated_at = {now}, version = {next version}
 from {rows settlements as r (job_id text, job_attempt integer, to_status text, final integer, to_failures integer,
   to_reason text, to_error text, to_parked text, retry_in bigint, to_company integer, to_apart_for bigint)}
 where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'
@@ -205,12 +205,13 @@ returning id, attempt, schedule, node, ready_at, started_at, finished_at, update
   {notify_again};
 
 -- name: record_attempts
--- Keep the trace of ended attempts.
+-- Keep the trace of ended attempts. One that is there already is of an attempt whose number somebody has lowered by hand.
 insert into headway_attempts (job_id, attempt, node, ready_at, started_at, ended_at, outcome, reason, error)
 select r.job_id, r.attempt, r.node, r.ready_at, r.started_at, r.ended_at, r.outcome, r.reason, r.error
 from {rows attempts as r (job_id text, attempt integer, node text, ready_at bigint, started_at bigint, ended_at bigint,
   outcome text, reason text, error text)}
-where true;
+where true
+on conflict (job_id, attempt) do nothing;
 
 -- name: settled_already
 -- Which of these attempts have their end in the store? A settlement whose answer was lost finds itself here. Not by
@@ -240,7 +241,7 @@ select id, attempt, failures, max_attempts, schedule, options, node, company, st
   ) as losses,
   (
     select max(a.ended_at - a.started_at) from headway_attempts a
-    where a.job_id = headway_jobs.id and a.outcome = 'expired'
+    where a.job_id = headway_jobs.id and a.outcome = 'expired' and a.started_at between 0 and a.ended_at
   ) as longest
 from headway_jobs
 where lease_until is not null and lease_until < {now}
@@ -264,14 +265,14 @@ select node, count(*) as jobs, count(company) as suspects from (
 -- End jobs that are not running.
 update headway_jobs
 set status = 'CANCELLED', reason = :reason, parked = null, finished_at = {now}, updated_at = {now},
-  version = version + 1
+  version = {next version}
 where id in {list ids} and status in ('SCHEDULED', 'PENDING', 'RETRYING', 'BLOCKED')
 returning id, schedule, blocked_by;
 
 -- name: request_cancel
 -- Ask for the end of running jobs; their workers hear of it, or look for it when they extend leases.
 update headway_jobs
-set cancel_requested_at = {now}, reason = :reason, updated_at = {now}, version = version + 1
+set cancel_requested_at = {now}, reason = :reason, updated_at = {now}, version = {next version}
 where id in {list ids} and status = 'RUNNING' and cancel_requested_at is null
 returning id, {notify_stop};
 
@@ -284,8 +285,8 @@ where node = :node and cancel_requested_at is not null and finished_at is null a
 -- Write what running attempts say about themselves; a stale one does not come back, and nothing of it is kept.
 update headway_jobs
 set progress = coalesce(r.to_progress, progress), detail = coalesce(r.to_detail, detail),
-  metadata = coalesce(r.to_metadata, metadata), log_bytes = log_bytes + r.more_log, updated_at = {now},
-  version = version + 1
+  metadata = coalesce(r.to_metadata, metadata), log_bytes = case when log_bytes < 1000000000000 then log_bytes + r.more_log else log_bytes end, updated_at = {now},
+  version = {next version}
 from {rows reports as r (job_id text, job_attempt integer, to_progress integer, to_detail text, to_metadata text,
   more_log bigint)}
 where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'
@@ -319,6 +320,10 @@ insert into headway_steps (job_id, name, attempt, at, result)
 values (:id, :name, :attempt, {now}, :result)
 on conflict (job_id, name) do nothing;
 
+-- name: step_sizes
+-- How much would it be to read the results of finished steps?
+select job_id, sum({bytes result}) as size from headway_steps where job_id in {list ids} group by job_id;
+
 -- name: steps
 -- Read the results of finished steps.
 select job_id, name, result from headway_steps where job_id in {list ids};
@@ -327,13 +332,13 @@ select job_id, name, result from headway_steps where job_id in {list ids};
 -- Let parked jobs of these tasks be looked at again: those that nobody knew, or all of them.
 update headway_jobs
 set parked = null, run_at = case when run_at > {now} then run_at else {now} end, updated_at = {now},
-  version = version + 1
+  version = {next version}
 where parked is not null and task in {list tasks} and status = 'BLOCKED' and (parked = :cause or :cause = '')
 returning id, {notify_waiting};
 
 -- name: unpark_jobs
 -- Let these parked jobs be looked at again.
-update headway_jobs set parked = null, updated_at = {now}, version = version + 1
+update headway_jobs set parked = null, updated_at = {now}, version = {next version}
 where id in {list ids} and coalesce(parked, '') <> '' and status || '' = 'BLOCKED'
 returning id, {notify_waiting};
 
@@ -358,7 +363,7 @@ limit :limit;
 
 -- name: review
 -- Take dead letters off the list.
-update headway_jobs set reviewed_at = {now}, version = version + 1
+update headway_jobs set reviewed_at = {now}, version = {next version}
 where id in {list ids} and status in ('FAILED', 'TIMED_OUT') and reviewed_at is null
 returning id;
 

@@ -25,7 +25,7 @@ order by j.id;
 -- Move schedules past what is decided now; one that anybody has changed meanwhile does not come back.
 update headway_schedules
 set decided_through = r.to_decided_through, next_at = r.to_next_at, pauses = r.to_pauses, attention = null,
-  version = version + 1, updated_at = {now}
+  version = {next version}, updated_at = {now}
 from {rows plans as r (schedule text, seen_version bigint, to_decided_through bigint, to_next_at bigint,
   to_pauses text)}
 where headway_schedules.name = r.schedule and headway_schedules.version = r.seen_version
@@ -43,7 +43,7 @@ where true;
 -- name: hold
 -- Set a schedule aside that cannot be planned, and say why.
 update headway_schedules
-set next_at = {now} + :pause, attention = :attention, version = version + 1, updated_at = {now}
+set next_at = {now} + :pause, attention = :attention, version = {next version}, updated_at = {now}
 where name = :key and version = :version
 returning name;
 
@@ -51,7 +51,7 @@ returning name;
 -- Fixed delay: the next instant is the end of the last job plus the delay; none when that is past the schedule's end.
 update headway_schedules
 set next_at = case when ends_at is null or {now} + delay <= ends_at then {now} + delay end,
-  version = version + 1, updated_at = {now}
+  version = {next version}, updated_at = {now}
 where name in {list names} and delay is not null and removed_at is null and (next_at is null or next_at > {now})
   and not exists (
     select 1 from headway_jobs j where j.schedule = headway_schedules.name and j.finished_at is null
@@ -149,7 +149,7 @@ returning name, {notify_schedules};
 update headway_schedules
 set owner = r.owner, definition = r.definition, trigger_text = r.trigger_text, delay = r.delay, ends_at = r.ends_at,
   next_at = r.next_at, decided_through = r.decided_through, removed_at = r.removed_at, attention = null,
-  revision = revision + 1, version = headway_schedules.version + 1, updated_at = {now}
+  revision = revision + 1, version = {next headway_schedules.version}, updated_at = {now}
 from {rows schedules as r (name text, version bigint, owner text, definition text, trigger_text text, delay bigint,
   ends_at bigint, next_at bigint, decided_through bigint, removed_at bigint)}
 where headway_schedules.name = r.name and headway_schedules.version = r.version
@@ -166,13 +166,13 @@ where true;
 -- Change the windows in which a schedule does not run.
 update headway_schedules
 set pauses = :pauses, paused_until = cast(:paused_until as bigint), next_at = cast(:next_at as bigint),
-  version = version + 1, updated_at = {now}
+  version = {next version}, updated_at = {now}
 where name = :key and version = :version
 returning version, {notify_schedules};
 
 -- name: schedule_touch
 -- Mark that the schedule has a new live job, so that a decision made without knowing of it is refused.
-update headway_schedules set version = version + 1 where name = :key and version = :version returning version;
+update headway_schedules set version = {next version} where name = :key and version = :version returning version;
 
 -- name: revisions
 -- Read all definitions that a schedule ever had.
