@@ -517,6 +517,37 @@ async def test_nothing_is_heard_of_what_was_not_committed(url: str, store: Store
     await watch.close()
 
 
+async def test_commits_that_wait_for_a_standby_wait_together(own_server: PostgresServer) -> None:
+    """What they tell others does not have each of them wait for the one before."""
+    url = await asyncio.to_thread(own_server.create_database)
+    store = await Store.open(url, Clock(node="n"), checked=False)
+    heard: list[str] = []
+    await migrate(store.driver)
+    watch = await store.watch(heard.append)
+    waiting = (
+        "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'headway'"
+        " and wait_event = 'SyncRep'"
+    )
+    await asyncio.to_thread(configure, own_server, "synchronous_standby_names", "nobody")
+    try:
+        operator = await asyncpg.connect(url, timeout=DEADLINE_S)
+        tasks = [asyncio.create_task(enqueue(store, queue=f"it's {number}")) for number in range(POOL_SIZE)]
+
+        async def wait_together() -> bool:
+            return bool(await operator.fetchval(waiting) == POOL_SIZE)
+
+        await async_wait_until(wait_together, "all commits to wait for the standby")
+        assert heard == [], "nothing is told of what is not committed"
+        await operator.close()
+    finally:
+        await asyncio.to_thread(configure, own_server, "synchronous_standby_names", "")
+    await asyncio.gather(*tasks)
+    wanted = {f"ready it's {number}" for number in range(POOL_SIZE)}
+    await async_wait_until(lambda: set(heard) >= wanted, "all of them to be heard of")
+    await watch.close()
+    await store.close()
+
+
 async def test_a_deaf_connection_is_replaced(url: str, store: Store, operator: asyncpg.Connection) -> None:
     ears = Ears()
     with subscribed(ears.event):

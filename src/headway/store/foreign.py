@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from headway.errors import InvalidConfig, InvalidTask
-from headway.store.statements import POSTGRES, SQLITE_FOREIGN, Dialect, Statement, catalogue, positional
+from headway.store.statements import POSTGRES_FOREIGN, SQLITE_FOREIGN, Dialect, Statement, catalogue, positional
 from headway.store.transaction import Begin, Rows, T, step_through, step_through_async
 
 Execute: TypeAlias = Callable[[Statement, Mapping[str, object]], Rows]
@@ -56,7 +56,7 @@ def _kind(connection: Any) -> str:
 def _statements(dialect: str, store_dialect: str) -> Mapping[str, Statement]:
     if dialect != store_dialect:
         raise InvalidConfig(f"tx is a connection to {dialect}, but this app's store is {store_dialect}")
-    rendered: Dialect = POSTGRES if dialect == "postgresql" else SQLITE_FOREIGN
+    rendered: Dialect = POSTGRES_FOREIGN if dialect == "postgresql" else SQLITE_FOREIGN
     return catalogue(rendered)
 
 

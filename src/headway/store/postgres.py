@@ -5,6 +5,9 @@ after a failover the next one finds the new primary (`primary.py`). One that was
 first whether its server still takes writes, and while a statement takes longer than usual, the driver looks whether
 another server was promoted: then everything that waits for the old one ends at once.
 
+What others should hear of is told after the commit, in a transaction that writes nothing. Inside of it, it would let
+only one transaction of the whole server commit at a time, each after a write to the disk or the answer of a standby.
+
 Wake-ups come by LISTEN/NOTIFY on a connection of their own; a probe checks that they really arrive, since behind a
 pooler in transaction mode they do not. There, too, prepared statements vanish between transactions: the driver notices
 the error, stops caching them and runs each statement in a transaction.
@@ -13,7 +16,7 @@ the error, stops caching them and runs each statement in a transaction.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final
 from zlib import crc32
@@ -34,6 +37,7 @@ CLOSE_S_MAX: Final = 2.0
 POOL_SIZE: Final = 4
 DEADLOCK_TRIES_MAX: Final = 5
 CHANNEL: Final = "headway"
+TOPICS_MAX: Final = 100
 
 _UNAVAILABLE: Final = ("08", "40", "57", "53", "25006", "25P03", "55P03", "58", "XX000")
 _READ_ONLY: Final = "25006"  # The mark of a primary that is none any more.
@@ -86,6 +90,7 @@ class PostgresDriver:
             name: (positional(statement, lambda index: f"${index}"), statement.parameters)
             for name, statement in catalogue(POSTGRES).items()
         }
+        self._tellers = frozenset(name for name, (text, _) in self._texts.items() if text.endswith(" as woke"))
         self._free: list[asyncpg.Connection] = []
         self._slots = asyncio.Semaphore(pool_size)
         self._behind_pooler = False
@@ -112,7 +117,11 @@ class PostgresDriver:
             return await self.run(lambda: one(statement))
         try:
             async with self._connection() as connection:
-                return await self._execute(connection, statement)
+                topics: set[str] = set()
+                rows = await self._execute(connection, topics, statement)
+                if topics:
+                    await self._tell(connection, topics)
+                return rows
         except _Again:
             return await self.run(lambda: one(statement))
 
@@ -181,20 +190,31 @@ class PostgresDriver:
         self, connection: asyncpg.Connection, begin: Begin[T], *, statement_s: float = STATEMENT_S_MAX
     ) -> T:
         await connection.execute(_begin(statement_s), timeout=statement_s)
+        topics: set[str] = set()
         try:
-            result = await step_through_async(begin, partial(self._execute, connection))
+            result = await step_through_async(begin, partial(self._execute, connection, topics))
         except BaseException as error:
             if isinstance(error, Exception) and (translate(error) is None or _keeps_connection(error)):
                 await connection.execute("rollback", timeout=statement_s)
             raise
-        await connection.execute("commit", timeout=statement_s)
+        await connection.execute(f"commit; {_wake(topics)}" if topics else "commit", timeout=statement_s)
         return result
 
-    async def _execute(self, connection: asyncpg.Connection, statement: Call) -> Rows:
+    async def _execute(self, connection: asyncpg.Connection, topics: set[str], statement: Call) -> Rows:
+        """Run one call; add what others should hear of when it is committed."""
         text, order = self._texts[statement.statement]
         arguments = [statement.parameters[name] for name in order]
         rows: Rows = await connection.fetch(text, *arguments, timeout=STATEMENT_S_MAX)
+        if statement.statement in self._tellers:
+            topics.update(row["woke"] for row in rows if row["woke"] is not None)
         return rows
+
+    async def _tell(self, connection: asyncpg.Connection, topics: Collection[str]) -> None:
+        """Tell others of what was committed. If that fails, they find out by themselves, a moment later."""
+        try:
+            await connection.execute(_wake(topics), timeout=STATEMENT_S_MAX)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            connection.terminate()
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
@@ -319,6 +339,13 @@ def _begin(statement_s: float = STATEMENT_S_MAX) -> str:
     """
     idle = f"set local idle_in_transaction_session_timeout = {round(IDLE_S_MAX * 1_000)}"
     return f"begin; {idle}; set local statement_timeout = {round(statement_s * 1_000)}"
+
+
+def _wake(topics: Collection[str]) -> str:
+    """Tell others, as one statement without parameters, so that it can follow a commit on the same way."""
+    told = sorted(topics) if len(topics) <= TOPICS_MAX else ["anything"]
+    escaped = (topic.replace("\\", "\\\\").replace("'", "''") for topic in told)
+    return "select " + ", ".join(f"pg_notify('{CHANNEL}', E'{topic}')" for topic in escaped)
 
 
 def _is_callers(error: BaseException) -> bool:

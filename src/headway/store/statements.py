@@ -11,7 +11,8 @@ SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL 
     {jobs_of ids}                    the jobs of these ids as `job`, each found by the index, in a small table too
     {addressed} … {end_addressed}    the row is one of those that a subquery picks and locks; it is asked once
     {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
-    {notify_ready} …                 a wake-up that travels with the commit; SQLite watches its data version instead
+    {notify_ready} …                 what others should hear of after the commit, as `woke`: the driver tells them (a
+                                     caller's own transaction does it itself); SQLite watches its data version instead
     {text} {bytewise}                text that sorts by its bytes, on every locale; a column read like that
     {job_columns}                    every column of a job; a text with more than :largest bytes is null, and its name
                                      in `omitted`, so that a page of jobs is read without what makes them large
@@ -111,9 +112,29 @@ def _fixed(text: str) -> Fragment:
 # Built into SQLite, so that connections of other programs can use it too; exact to the millisecond.
 _SQLITE_WALL: Final = "(cast(round((julianday('now') - 2440587.5) * 86400000) as integer) * 1000)"
 _READY_IN: Final = "case when status = 'PENDING' then queue end"  # For transports, see `announcing`.
-_NOTIFY_READY: Final = (
-    f"pg_notify('{_CHANNEL}', case when status = 'PENDING' then 'ready ' || queue else 'waiting' end)"
-)
+# What others should hear of, once it is committed; see `postgres`.
+_READY_TOPIC: Final = "case when status = 'PENDING' then 'ready ' || queue else 'waiting' end"
+_TOPICS: Final = {
+    "notify_ready": _READY_TOPIC,
+    "notify_again": f"case when finished_at is null then {_READY_TOPIC} end",
+    "notify_schedules": "'schedules'",
+    "notify_leases": "'leases'",
+    "notify_waiting": "'waiting'",
+    "notify_stop": "'stop'",
+    "notify_queue": "'resumed ' || name",
+    "notify_beat": "'beat ' || id",
+}
+_TELLING_TRANSPORTS: Final = ("notify_ready", "notify_again")
+
+
+def _wake_ups(render: Callable[[str], str]) -> dict[str, Fragment]:
+    """Make the fragments that tell of a commit, each with what is done with its topic."""
+    return {
+        name: _fixed((f"{_READY_IN} as ready_in, " if name in _TELLING_TRANSPORTS else "") + f"{render(topic)} as woke")
+        for name, topic in _TOPICS.items()
+    }
+
+
 # date_part is a double, exact to the microsecond for centuries; extract would calculate in decimals for every row.
 _POSTGRES_NOW: Final = "cast(date_part('epoch', statement_timestamp()) * 1000000 as bigint)"
 
@@ -196,15 +217,8 @@ SQLITE: Final = Dialect(
         "skip_locked": _fixed(""),
         "lock": _fixed(""),
         "share": _fixed(""),
-        "notify_ready": _fixed(f"{_READY_IN} as ready_in, null as woke"),
-        "notify_again": _fixed(f"{_READY_IN} as ready_in, null as woke"),
-        "notify_schedules": _fixed("null as woke"),
-        "notify_leases": _fixed("null as woke"),
-        "notify_waiting": _fixed("null as woke"),
-        "notify_stop": _fixed("null as woke"),
-        "notify_queue": _fixed("null as woke"),
-        "notify_beat": _fixed("null as woke"),
-        "notify_payload": _fixed("null as woke"),
+        **_wake_ups(lambda _: "null"),
+        "notify_payload": _fixed("null as told"),
         "time": lambda column: f"strftime('%Y-%m-%dT%H:%M:%fZ', ({column}) / 1e6, 'unixepoch')",
         "json_object": _fixed("json_object"),
         # One writer at a time: what is committed later has a higher number.
@@ -252,17 +266,8 @@ POSTGRES: Final = Dialect(
         "skip_locked": _fixed("for update skip locked"),
         "lock": _fixed("for update"),
         "share": _fixed("for share"),
-        "notify_ready": _fixed(f"{_READY_IN} as ready_in, {_NOTIFY_READY} as woke"),
-        "notify_again": _fixed(
-            f"{_READY_IN} as ready_in, case when finished_at is null then {_NOTIFY_READY} end as woke"
-        ),
-        "notify_schedules": _fixed(f"pg_notify('{_CHANNEL}', 'schedules') as woke"),
-        "notify_leases": _fixed(f"pg_notify('{_CHANNEL}', 'leases') as woke"),
-        "notify_waiting": _fixed(f"pg_notify('{_CHANNEL}', 'waiting') as woke"),
-        "notify_stop": _fixed(f"pg_notify('{_CHANNEL}', 'stop') as woke"),
-        "notify_queue": _fixed(f"pg_notify('{_CHANNEL}', 'resumed ' || name) as woke"),
-        "notify_beat": _fixed(f"pg_notify('{_CHANNEL}', 'beat ' || id) as woke"),
-        "notify_payload": _fixed(f"pg_notify('{_CHANNEL}', :payload) as woke"),
+        **_wake_ups(lambda topic: f"cast({topic} as text)"),
+        "notify_payload": _fixed(f"pg_notify('{_CHANNEL}', :payload) as told"),
         "time": lambda column: f"to_timestamp(({column}) / 1e6)",
         "json_object": _fixed("json_build_object"),
         # A snapshot says exactly which transactions had been committed, and which were still on their way.
@@ -284,6 +289,15 @@ POSTGRES: Final = Dialect(
         "replace_view": _fixed("create or replace view"),
         # A cast to JSON would fail for all when one cannot be read. Names are sorted there, so the last is the task's.
         "task_of": _fixed("""substring(definition from '.*"task":("(?:[^"\\\\]|\\\\.)*")')"""),
+    },
+)
+
+# For a transaction that belongs to the caller: nobody else knows when it is committed.
+POSTGRES_FOREIGN: Final = Dialect(
+    "postgresql",
+    {
+        **POSTGRES.fragments,
+        **_wake_ups(lambda topic: f"case when {topic} is not null then pg_notify('{_CHANNEL}', {topic}) end"),
     },
 )
 

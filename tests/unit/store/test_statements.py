@@ -6,6 +6,7 @@ import pytest
 
 from headway.store.statements import (
     POSTGRES,
+    POSTGRES_FOREIGN,
     SQLITE,
     SQLITE_FOREIGN,
     Dialect,
@@ -79,7 +80,9 @@ def test_only_postgres_notifies_and_locks() -> None:
     for name in ("claim", "promote", "expired"):
         assert "for update skip locked" in postgres[name].text
     for name in ("enqueue", "promote", "promote_blocked", "promote_successors", "follow", "release", "schedule_add"):
-        assert "pg_notify" in postgres[name].text
+        assert postgres[name].text.endswith(" as woke")
+        assert "pg_notify" not in postgres[name].text, "it is told after the commit"
+        assert "pg_notify" in catalogue(POSTGRES_FOREIGN)[name].text, "nobody else knows when that is"
 
 
 def test_a_foreign_connection_needs_no_function_of_ours() -> None:
