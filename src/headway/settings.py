@@ -240,7 +240,7 @@ def _host(label: str, value: object) -> str:
     return text
 
 
-def _secret(label: str, value: object) -> str:
+def read_secret(label: str, value: object) -> str:
     """Read a secret. It is never shown; placeholders of examples and guessable values are refused."""
     text = value if isinstance(value, str) and value.isascii() and value.isprintable() and " " not in value else ""
     if not SECRET_LENGTH_MIN <= len(text) <= SECRET_LENGTH_MAX or _is_guessable(text):
@@ -346,7 +346,7 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "sqlite_synchronous": _choice("full", "normal"),
     "host": _host,
     "port": _whole(0, 65_535),
-    "token": _secret,
+    "token": read_secret,
     "trusted_proxies": _networks,
     "webhook_allow": _allowed,
     "tenant_requests": _whole(0, 1_000_000),

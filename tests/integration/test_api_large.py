@@ -247,6 +247,26 @@ async def test_followers_are_told_the_result_and_not_the_large_arguments(
         assert said.count("[]") == FINE_ITEMS + 1  # The result, and its tags.
 
 
+async def test_a_large_result_holds_up_nobody_else_who_follows(house: House) -> None:
+    [large] = await house.enqueue(args="{}")
+    [small] = await house.enqueue(args="{}")
+    async with websockets.connect(f"ws://127.0.0.1:{house.port}/api/ws", max_size=None) as socket:
+
+        async def ended() -> str:
+            while (told := json.loads(await socket.recv()))["event"] != "done":
+                pass
+            return str(told["data"]["id"])
+
+        async with asyncio.timeout(DEADLINE_S):
+            for job_id in (large, small):
+                await socket.send(json.dumps({"subscribe": {"job": job_id}}))
+                assert json.loads(await socket.recv())["event"] == "status"
+            with house.held_up():
+                assert [await house.finish(FINE), await house.finish("1")] == [large, small]
+                assert await ended() == small
+            assert await ended() == large
+
+
 async def test_large_arguments_of_schedules_are_left_out_of_their_list(house: House) -> None:
     definition = {"task": "work", "cron": "0 6 * * *"}
     async with house.client() as client:

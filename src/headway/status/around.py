@@ -7,6 +7,7 @@ from headway.instants import DAY, SECOND, Instant
 from headway.lifecycle import Status
 from headway.model import Job, Node, schedule_name
 from headway.store import Store
+from headway.store.selection import JobFilter
 from headway.why import Around, QueuePause, Why, explain
 
 ALIVE_WITHIN: Final = 10 * SECOND  # A node beats at least every two seconds.
@@ -68,9 +69,8 @@ async def _rivals(store: Store, job: Job, before: Job | None) -> tuple[Job, ...]
         return ()
     found: list[Job] = []
     for status in (Status.RUNNING, Status.PENDING, Status.RETRYING, Status.SCHEDULED):
-        found += await store.queue.page(
-            status=status, schedule=schedule_name(job.schedule), tenant=job.tenant, limit=RIVALS_SHOWN
-        )
+        rivals = JobFilter(status=status, schedule=schedule_name(job.schedule), tenant=job.tenant)
+        found += await store.queue.chosen(rivals, limit=RIVALS_SHOWN, largest=0)
     return tuple(found[:RIVALS_SHOWN])
 
 

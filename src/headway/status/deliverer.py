@@ -20,6 +20,7 @@ from headway.errors import DefinitionError, JobNotFound, NotFound, StoreError, S
 from headway.events import RequestFailed, emit
 from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, Instant
 from headway.settings import Settings
+from headway.shapes import LISTED_BYTES_MAX
 from headway.status.messages import headers_for, job_message, trial_message
 from headway.status.offload import Offload
 from headway.status.outbound import Answer, Sender
@@ -215,6 +216,9 @@ class Deliverer:
     async def _body(self, delivery: Delivery) -> bytes:
         if delivery.job_id is None:
             return trial_message(delivery.event, delivery)
+        found = await self._store.feed.jobs([delivery.job_id], largest=LISTED_BYTES_MAX)
+        if found and not found[0].omitted:
+            return job_message(delivery.event, found[0])
         async with self._offload.turn(delivery.tenant):
             job = await self._store.queue.get(delivery.job_id)
             return await self._offload.run(length_of(job), job_message, delivery.event, job)

@@ -28,6 +28,7 @@ from headway.clock import Clock
 from headway.errors import InvalidConfig, StoreUnavailable
 from headway.events import AccessRefused, emit
 from headway.model import Login, Token
+from headway.settings import read_secret
 from headway.status.web import Principal, Refused
 from headway.store import Store
 from headway.store.access import ALL_TENANTS, TOKEN_PREFIX, hash_of
@@ -55,7 +56,7 @@ class Gate:
     def __init__(self, store: Store, clock: Clock, *, is_loopback: bool, token: str | None) -> None:
         self._clock = clock
         self._is_loopback = is_loopback
-        self._environment_hash = None if token is None else hash_of(token)
+        self._environment_hash = None if token is None else hash_of(read_secret("the setting token", token))
         self._by_hash = _Lookups(clock, store.access.find_token)
         self._by_id = _Lookups(clock, store.access.token)
         self._by_session = _Lookups(clock, store.access.login)

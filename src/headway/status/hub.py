@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headway.clock import Clock
+from headway.errors import StoreError
 from headway.instants import SECOND, Instant
 from headway.lifecycle import Status
 from headway.model import Job
@@ -229,6 +230,7 @@ class Hub:
         self._extend_at = self._sweep_at = self._prune_at = 0.0
         self._reading = asyncio.Lock()
         self._written = 0  # Bytes, since others could go on.
+        self._telling: set[asyncio.Task[None]] = set()
         self.wake: Callable[[], None] = lambda: None
         self.is_woken = True  # Whether commits of others wake us; said by whoever listens.
         if live is not None:
@@ -445,14 +447,36 @@ class Hub:
             lines = await self._store.feed.log_between(job.id, channel.version, job.version)
             is_gap = job.id in gaps and not job.status.is_final
             kind = "done" if job.status.is_final else "resync" if is_gap else "status"
-            event = await self.whole_event(kind, job, self._clock.now()) if job.status.is_final else None
             shown = channel.learn(job)
-            event = event or job_event(kind, shown, self._clock.now())
-            for followers, new, place in channel.to_tell(lines):
-                logged = [log_event(new, None, job.version)] if new else []
-                _push(followers, [*logged, event.at(place)])
+            groups = list(channel.to_tell(lines))
+            for followers, new, _ in groups:
+                _push(followers, [log_event(new, None, job.version)] if new else [])
+            told = [(followers, place) for followers, _, place in groups]
+            if job.status.is_final and "result" in job.omitted:
+                task = asyncio.ensure_future(self._tell_large(job, told))  # The others are told meanwhile.
+                self._telling.add(task)
+                task.add_done_callback(self._telling.discard)
+                continue
+            event = job_event(kind, shown, self._clock.now())
+            for followers, place in told:
+                _push(followers, [event.at(place)])
             self._tell_live_soon(channel)
             await self._breathe(job)
+
+    async def _tell_large(self, job: Job, told: Iterable[tuple[list[Follower], str]]) -> None:
+        """Tell that a job has ended whose result is large. Who cannot be told comes back, and is told then."""
+        try:
+            async with self._offload.turn(job.tenant):
+                event = await self.whole_event("done", job, self._clock.now())
+        except (StoreError, RuntimeError):  # The store does not answer, or the thread is gone with the process.
+            event = None
+        for followers, place in told:
+            for follower in followers:
+                if event is None:
+                    follower.is_dropped = True
+                    follower.wake.set()
+                else:
+                    follower.push(event.at(place))
 
     async def whole_event(self, kind: str, job: Job, now: Instant) -> Event:
         """Tell a job that has ended, with its result however large that is; what is large is written in a thread."""

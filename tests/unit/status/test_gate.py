@@ -149,6 +149,12 @@ async def test_the_token_of_the_environment_is_for_everything(world: World) -> N
     assert await gate.still_valid(found) is True
 
 
+async def test_a_token_that_code_has_set_is_as_good_as_one_of_the_environment(world: World) -> None:
+    for weak in ("changeme", "CHANGE-ME-to-32-random-characters"):
+        with pytest.raises(InvalidConfig, match="the setting token must be a secret that nobody can guess"):
+            world.gate(token=weak)
+
+
 async def test_a_token_of_the_store_does_not_grow_by_being_in_the_environment(world: World) -> None:
     token, header = await world.token(role="viewer")
     gate = world.gate(token=header.partition(" ")[2])
