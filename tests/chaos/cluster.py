@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psycopg
 
+from headway.errors import StoreError
 from tests.chaos.arena import environment
 from tests.chaos.plan import FLAP_S, LEASE_S, Fault
 from tests.chaos.rigs import Rig
@@ -75,6 +77,7 @@ class Cluster:
     client_link: Link
     slack_s: float = 0.0
     complaints: list[str] = field(default_factory=list)
+    absurd: list[str] = field(default_factory=list)
     _client: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -120,6 +123,7 @@ class Cluster:
             *("--processes", "2", "--port", str(node.port), "--node", node.name),
             role="serve",
             is_ready=False,
+            is_piped=True,
             HEADWAY_STORE=_through(self.arena.store, node.store_link),
             HEADWAY_LEADER_LEASE=f"{LEASE_S:g}s",
             HEADWAY_WORKER_LEASE=f"{WORKER_LEASE_S:g}s",
@@ -167,6 +171,20 @@ class Cluster:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
+    def _pause_child(self, node: Node, worker: Worker, fault: Fault) -> None:
+        """Let one child stand still; the warden and the supervisor go on."""
+        for pid in sorted(worker.family())[-1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(fault.lasts_s)
+                os.kill(pid, signal.SIGCONT)
+
+    def _clog_log(self, node: Node, worker: Worker, fault: Fault) -> None:
+        assert worker.pipe is not None
+        worker.pipe.flows.clear()
+        time.sleep(fault.lasts_s)
+        worker.pipe.flows.set()
+
     def _terminate(self, node: Node, worker: Worker, fault: Fault) -> None:
         self.arena.wait_ready(worker)  # While Python starts a signal ends it as it ends any program.
         self._leave(node)
@@ -184,6 +202,20 @@ class Cluster:
             return [self.client_link]
         node = self.nodes[fault.place - 1]
         return [node.store_link] if fault.lane == "store links" else node.engine_links
+
+    def write_absurd_row(self, columns: str) -> None:
+        """Have somebody write nonsense into the row of a job that is ready. A database that is away is left alone."""
+        with suppress(psycopg.Error, StoreError):
+            job_id = self.arena.app.enqueue_sync("idle", {}, delay="1h").id
+            self.absurd.append(job_id)
+            self.arena.write(f"update headway_jobs set {columns}, status = 'PENDING' where id = '{job_id}'")
+
+    def remove_absurd_rows(self) -> None:
+        """Remove them, so that the verdict is about the others."""
+        listed = ", ".join(f"'{job_id}'" for job_id in self.absurd)
+        for table, column in (("jobs", "id"), ("attempts", "job_id"), ("events", "job_id")):
+            if listed:
+                self.arena.write(f"delete from headway_{table} where {column} in ({listed})")
 
     def strike_links(self, fault: Fault) -> None:
         """Let the weather be bad on a link, and clear it after its time."""
@@ -305,6 +337,8 @@ _PROCESS_STRIKES: Mapping[str, Callable[[Cluster, Node, Worker, Fault], None]] =
     "freeze": Cluster._freeze,
     "freeze supervisor": Cluster._freeze,
     "terminate": Cluster._terminate,
+    "pause child": Cluster._pause_child,
+    "clog log": Cluster._clog_log,
     "clock": Cluster._shift_clock,
 }
 

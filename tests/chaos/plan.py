@@ -1,7 +1,8 @@
 """What will go wrong, drawn from a seed before anything starts: the same seed is the same plan, on any machine.
 
-Faults come in lanes that know nothing of each other: processes, links to the store, links to the engine, servers. In a
-lane one follows the other; between them they overlap as they like. Every kind of a lane comes once in each round.
+Faults come in lanes that know nothing of each other: processes, links to the store, links to the engine, servers, and
+rows that somebody writes by hand. In a lane one follows the other; between them they overlap as they like. Every kind
+of a lane comes once in each round.
 """
 
 import random
@@ -23,10 +24,24 @@ PROCESS_FAULTS: Final[Mapping[str, tuple[float, float]]] = {
     "freeze": PAST_LEASE_S,
     "freeze supervisor": PAST_LEASE_S,
     "terminate": DOWN_S,
+    "pause child": (0.6, 8.0),
+    "clog log": (1.0, 6.0),  # Nobody reads what it logs.
     "clock": (1.0, 3.0),
 }
 LINK_FAULTS: Final = ("slow", "cut", "refuse", "black hole", "mute", "deaf", "lose answers", "flap")
 STORE_FAULTS: Final[Mapping[str, tuple[float, float]]] = {"postgresql crash": (0.0, 3.0)}
+# What somebody writes into the row of a job that is about to run.
+ABSURD_ROWS: Final = (
+    "attempt = 2147483647",
+    "version = 9223372036854775807",
+    "run_at = -9223372036854775808",
+    "created_at = 9223372036854775807",
+    "failures = 2147483647, max_attempts = -1",
+    'options = \'{"timeout":-5,"backoff":[9,-9]}\'',
+    "args = repeat('[', 100000)",
+    "args = repeat('x', 70000000)",
+    "priority = -2147483648, tags = 'no JSON'",
+)
 CLOCKS: Final = ("-7200", "+7200", "+0 x60", "2027-03-28 00:59:58", "+90", "-90")  # The fourth one stands still.
 FLAP_S: Final = 0.4
 
@@ -46,7 +61,7 @@ class Fault:
     def words(self) -> str:
         """What it is, in words."""
         lane = f"{self.lane[:-1]}, " if self.lane.endswith(" links") else ""
-        where = "" if self.lane == "servers" else ", client" if self.place == 0 else f", node {self.place}"
+        where = "" if self.lane in ("servers", "rows") else ", client" if self.place == 0 else f", node {self.place}"
         return f"{lane}{self.kind}{where}"
 
     def __str__(self) -> str:
@@ -87,6 +102,7 @@ def draw(
         *_processes(random.Random(f"{seed} processes"), seconds, nodes, kinds),
         *_links(random.Random(f"{seed} store links"), seconds, "store links", range(nodes + 1)),
         *_servers(random.Random(f"{seed} servers"), seconds, {**STORE_FAULTS, **engine_faults}),
+        *_rows(random.Random(f"{seed} rows"), seconds),
     ]
     if engine_faults:
         faults += _links(random.Random(f"{seed} engine links"), seconds, "engine links", range(1, nodes + 1))
@@ -132,6 +148,16 @@ def _servers(chance: random.Random, seconds: float, kinds: Mapping[str, tuple[fl
             break
         faults.append(Fault("servers", at_s, kind, 0, lasts_s))
         at_s += lasts_s
+    return faults
+
+
+def _rows(chance: random.Random, seconds: float) -> list[Fault]:
+    faults, at_s = [], 0.0
+    for row in _rounds(chance, ABSURD_ROWS, seconds):
+        at_s += chance.uniform(1.0, 4.0)
+        if at_s > seconds:
+            break
+        faults.append(Fault("rows", at_s, "absurd row", 0, 0.0, row))
     return faults
 
 

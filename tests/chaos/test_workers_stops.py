@@ -219,3 +219,22 @@ def _ask_to_drain(arena: WorkerArena, worker: Worker, within_drain: Path) -> str
     within_drain.touch()
     assert worker.wait() == 0
     return late
+
+
+def test_a_worker_with_many_processes_hands_everything_back(tmp_path: Path) -> None:
+    """L7: one look at all processes of the host serves all children, and none is started while the worker drains."""
+    everywhere(_many_processes, {"sqlite": f"sqlite:///{tmp_path}/headway.db"}, tmp_path)
+
+
+def _many_processes(arena: WorkerArena) -> None:
+    arena.is_unhurried = True
+    worker = arena.start(*LEASE, "--processes", "8", "--grace", f"{GRACE_S:g}s")
+    ids = arena.enqueue_many("hold", [{"until": "/never"}] * 8)
+    wait_until(lambda: len(arena.trace("begin")) == 8, "all jobs to begin")
+    wait_until(lambda: worker.log.read_text().count("child_ready") >= 10, "a child of each kind, too")
+    began = worker.log.read_text().count("child_ready")
+    worker.signal(signal.SIGTERM)
+    worker.wait()
+    assert [arena.job(job_id, "status", "failures") for job_id in ids] == [("PENDING", 0)] * 8
+    assert worker.log.read_text().count("child_ready") == began
+    wait_until(lambda: not worker.family(), "the end of all children")

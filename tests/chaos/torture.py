@@ -203,6 +203,7 @@ class Torture:
         healed, struck_s = time.time_ns() // 1_000, time.monotonic() - began
         quiet, recovery_s = self._recover(cluster, healed)
         cluster.leave()
+        cluster.remove_absurd_rows()
         self._observer.stop()
         watching.result(timeout=DEADLINE_S)
         self.violations += [*cluster.complaints, *cluster.orphans()]
@@ -245,6 +246,8 @@ class Torture:
             if fault.kind in LOSES_LEASES:
                 self._observer.struck(self._cluster.nodes[fault.place - 1].name)
             self._cluster.strike_process(fault)
+        elif fault.lane == "rows":
+            self._cluster.write_absurd_row(fault.detail)
         elif fault.lane == "servers":
             if fault.kind == "postgresql crash":
                 self.server.kill()

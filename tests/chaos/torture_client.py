@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from headway import Headway, StoreError
 from headway.client import Client
-from tests.chaos.witness import ATTEMPTS_MAX
+from tests.chaos.witness import ATTEMPTS_MAX, HARMS
 
 TRY_S_MAX: Final = "4s"
 THREADS: Final = 3
@@ -28,6 +28,10 @@ def wanted(number: int) -> tuple[str, dict[str, Any]]:
     """Return the task and the arguments of a number."""
     if number % 20 == 19:
         return "labour", {"seconds": 4.0}  # Longer than the leases of the workers.
+    if number % 11 == 10:
+        return "harm", {"what": HARMS[number // 11 % len(HARMS)]}
+    if number % 23 == 22:
+        return "harm_loop", {"what": ("cancel", "stop")[number // 23 % 2]}
     return (
         ("breathe", {}),
         ("labour", {"seconds": 0.1}),

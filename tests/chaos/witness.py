@@ -7,7 +7,11 @@ and the process, and so does its `end`: the result that the store keeps must be 
 
 import asyncio
 import os
+import resource
+import signal
+import sys
 import time
+from collections.abc import Callable
 
 from headway import Context, Headway, Retry
 from tests.chaos.worker_tasks import trace_run
@@ -61,6 +65,46 @@ def errand(ctx: Context) -> str:
     trace_run(ctx, "kept", step)
     child = ctx.enqueue_sync(breathe, key=f"child of {ctx.job_id}")
     trace_run(ctx, "child", child)
+    return _end(ctx)
+
+
+@app.task
+async def idle() -> None:
+    """Do nothing, for rows that nobody can read."""
+
+
+@app.task(retry=patient)
+def harm(ctx: Context, what: str) -> str:
+    """Do harm to the process that the next job gets."""
+    _begin(ctx)
+    _HARMS[what]()
+    return _end(ctx)
+
+
+_HARMS: dict[str, Callable[[], object]] = {
+    "umask": lambda: os.umask(0o777),
+    "directory": lambda: os.chdir("/proc"),
+    "alarm": lambda: signal.setitimer(signal.ITIMER_REAL, 0.01),
+    "handlers": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+    "stdout": lambda: sys.stdout.close(),
+    "recursion": lambda: sys.setrecursionlimit(80),
+    "limits": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (4, resource.getrlimit(resource.RLIMIT_NOFILE)[1])),
+    "noise": lambda: print("x" * 20_000),
+}
+HARMS = tuple(_HARMS)
+
+
+@app.task(retry=patient)
+async def harm_loop(ctx: Context, what: str) -> str:
+    """Do harm to the event loop that its neighbours use, too."""
+    _begin(ctx)
+    loop = asyncio.get_running_loop()
+    if what == "cancel":
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+    elif what == "stop":
+        loop.stop()
+    await asyncio.sleep(0)
     return _end(ctx)
 
 

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -51,6 +53,24 @@ main()
 T = TypeVar("T")
 
 
+class LogPipe:
+    """The output of a worker: a small pipe that is copied to a file, unless it is clogged."""
+
+    def __init__(self, log: Path) -> None:
+        ours, self.writable = os.pipe()
+        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 4096)
+        self.flows = threading.Event()
+        self.flows.set()
+        threading.Thread(target=self._copy, args=(ours, log), daemon=True).start()
+
+    def _copy(self, ours: int, log: Path) -> None:
+        with log.open("ab", buffering=0) as file:
+            while data := os.read(ours, 4096):
+                file.write(data)
+                self.flows.wait()
+        os.close(ours)
+
+
 @dataclass(slots=True)
 class Worker:
     """One worker process; its children and everything they start carry its mark."""
@@ -58,6 +78,7 @@ class Worker:
     process: subprocess.Popen[bytes]
     log: Path
     mark: str
+    pipe: LogPipe | None = None
 
     @property
     def pid(self) -> int:
@@ -118,14 +139,17 @@ class WorkerArena:
         """Where tasks note what they do."""
         return self.folder / "trace"
 
-    def start(self, *flags: str, role: str = "worker", is_ready: bool = True, **more: str) -> Worker:
+    def start(
+        self, *flags: str, role: str = "worker", is_ready: bool = True, is_piped: bool = False, **more: str
+    ) -> Worker:
         """Start a worker and wait until it can take jobs."""
         number = len(self.workers) + 1
         log = self.folder / f"{role}-{number}.log"
         mark = f"{self.folder}:{number}"
         env = environment(self.store, TRACE=str(self.trace_file), ARENA=mark, PYTHONUNBUFFERED="1", **more)
         program = ("-c", UNHURRIED) if self.is_unhurried else ("-m", "headway")
-        with log.open("wb") as out:
+        pipe = LogPipe(log) if is_piped else None
+        with log.open("wb") if pipe is None else os.fdopen(pipe.writable, "wb") as out:
             process = subprocess.Popen(
                 [sys.executable, *program, "--app", self.tasks, role, *flags],
                 cwd=ROOT,
@@ -137,7 +161,7 @@ class WorkerArena:
                 preexec_fn=_die_with_parent,
             )
         self._logs.append(evidence.watch(f"{role} {number} on {self.store}", log, shared=self.shared))
-        worker = Worker(process, log, mark)
+        worker = Worker(process, log, mark, pipe)
         self.workers.append(worker)
         if is_ready:
             self.wait_ready(worker)
