@@ -119,12 +119,15 @@ def current() -> Output | None:
 
 
 class _Stream(io.TextIOBase):
-    """Stands for `sys.stdout` or `sys.stderr`."""
+    """Stands for `sys.stdout` or `sys.stderr`. What it does not know, such as `reconfigure`, is the original's."""
 
     def __init__(self, name: str, original: TextIO) -> None:
         self._name = name
         self._original = original
-        self._bytes = _Bytes(self)
+        self._bytes = _Bytes(self, original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
 
     def write(self, text: str) -> int:
         """Take text for the job that runs here, or let it pass."""
@@ -143,9 +146,13 @@ class _Stream(io.TextIOBase):
             self._original.flush()
 
     @property
-    def buffer(self) -> "io.RawIOBase | Any":
-        """The same for bytes."""
-        return self._bytes if current() is not None else self._original.buffer
+    def buffer(self) -> "_Bytes":
+        """The same for bytes, also for who keeps it until a task runs."""
+        return self._bytes
+
+    def detach(self) -> Any:
+        """Give away the same for bytes, as text streams do; this one stays."""
+        return self._bytes
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -176,26 +183,48 @@ class _Stream(io.TextIOBase):
 class _Bytes(io.RawIOBase):
     """Stands for the buffer of a stream."""
 
-    def __init__(self, stream: _Stream) -> None:
+    def __init__(self, stream: _Stream, original: TextIO) -> None:
         self._stream = stream
+        self._original = original
 
     def write(self, data: Any) -> int:
-        """Take bytes as text."""
-        self._stream.write(bytes(data).decode("utf-8", "replace"))
-        return len(data)
+        """Take bytes as text for the job that runs here, or let them pass."""
+        if current() is None:
+            self._stream.flush()
+            return self._original.buffer.write(data)
+        text = bytes(data)
+        self._stream.write(text.decode("utf-8", "replace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was let pass."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._original.fileno()
 
     def writable(self) -> bool:
         """It can be written to."""
         return True
 
+    def close(self) -> None:
+        """Stay open: whoever has wrapped it may be gone, and others write here, too."""
+
 
 def install(*, one_at_a_time: bool) -> None:
     """Capture what tasks of this process print, log and warn; before the app is imported, which may keep a stream."""
-    sys.stdout, sys.stderr = _Stream("stdout", sys.stdout), _Stream("stderr", sys.stderr)
+    sys.stdout = _Stream("stdout", sys.stdout or _nowhere())
+    sys.stderr = _Stream("stderr", sys.stderr or _nowhere())
     _hand_on_records()
     _hand_on_warnings()
     os.register_at_fork(after_in_child=_uninstall)  # A copy of this process must not speak for it.
     _Installed.is_on, _Installed.is_sole = True, one_at_a_time
+
+
+def _nowhere() -> TextIO:
+    """Make a stream for a process that was started without one."""
+    return open(os.devnull, "w")
 
 
 def adjust() -> None:

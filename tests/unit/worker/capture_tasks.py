@@ -1,6 +1,7 @@
 """Tasks that print, log and warn in every way."""
 
 import asyncio
+import io
 import logging
 import os
 import signal
@@ -13,6 +14,10 @@ from headway import Context, Headway
 app = Headway("sqlite://", name="capture")
 log = logging.getLogger("shop.orders")
 print("while it is imported")
+# What apps do with their streams before any task runs.
+sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+wrapped = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", write_through=True)
+print("through a wrapper", file=wrapped)
 
 
 @app.task
@@ -30,7 +35,7 @@ def everything() -> None:
     except ValueError:
         log.exception("an exception")
     warnings.warn("out of date", stacklevel=1)
-    sys.stdout.buffer.write("bytes ü\n".encode())
+    print("bytes ü", file=wrapped)
     print("\r10%", end="", file=sys.stderr)
     print("\r20%", end="", file=sys.stderr)
     thread = threading.Thread(target=print, args=("from a thread",))

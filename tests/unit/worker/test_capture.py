@@ -80,7 +80,7 @@ async def test_whatever_a_task_says_is_in_its_log(
     )
     assert captured.lines["job_2"] == lines, "also a warning that another job was given"
     out, err = capfd.readouterr()
-    assert (out, err) == ("while it is imported\n", "")
+    assert (out, err) == ("while it is imported\nthrough a wrapper\n", "")
 
 
 async def test_handlers_of_the_app_say_nothing_twice_and_native_code_is_let_pass(
@@ -95,7 +95,10 @@ async def test_handlers_of_the_app_say_nothing_twice_and_native_code_is_let_pass
     assert captured.words("job_2") == ["before", "between", "after"]
     assert (captured.results["job_3"], captured.words("job_3")) == ('"0"', [])
     out, err = capfd.readouterr()
-    assert (sorted(out.splitlines()), err) == (["from the copy", "native", "while it is imported"], "")
+    assert (sorted(out.splitlines()), err) == (
+        ["from the copy", "native", "through a wrapper", "while it is imported"],
+        "",
+    )
 
 
 async def test_jobs_that_share_a_loop_have_their_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
