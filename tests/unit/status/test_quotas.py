@@ -90,3 +90,23 @@ async def test_whoever_takes_most_places_leaves_some_for_the_others(monkeypatch:
         with quotas.stream(viewer), quotas.stream(ACME):
             pass
         assert quotas._streams == {}
+
+
+@virtual
+async def test_large_bodies_under_way_are_bounded_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_module, "BODIES_BYTES_MAX", 1_000)
+    monkeypatch.setattr(quota_module, "BODIES_BYTES_OF_ONE_MAX", 400)
+    viewers = [Principal("board", "*", "viewer", f"tok_{number}") for number in range(3)]
+    async with Stage() as stage:
+        seat = stage.seat("node_a")
+        quotas = Quotas(seat.store, SETTINGS, seat.clock)
+        with quotas.body(ACME, 300), quotas.body(ACME, 100), quotas.body(GLOBEX, 400):
+            with pytest.raises(Refused, match="at once") as refused, quotas.body(ACME, 1):
+                pass
+            assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
+            with quotas.body(viewers[0], 200), pytest.raises(Refused) as refused, quotas.body(viewers[1], 1):
+                pass
+            assert (refused.value.status, refused.value.code) == (503, "busy")
+        with quotas.body(ACME, 400):
+            pass
+        assert quotas._bodies == {}
