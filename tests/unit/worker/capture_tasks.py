@@ -18,6 +18,7 @@ print("while it is imported")
 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 wrapped = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", write_through=True)
 print("through a wrapper", file=wrapped)
+detached = io.TextIOWrapper(sys.stderr.detach(), "utf-8", write_through=True)  # type: ignore[union-attr]
 
 
 @app.task
@@ -26,7 +27,7 @@ def everything() -> None:
     print("printed")
     print("one", end=" ")
     print("line")
-    print("to stderr", file=sys.stderr)
+    print("to stderr", file=detached)
     log.info("logged %d", 7)
     log.warning("two\nlines")
     log.error("torn %d", "no number")
