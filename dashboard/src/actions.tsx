@@ -324,7 +324,7 @@ export function revokeToken(token: Token, after: () => void): void {
     command: () => line,
     act: async () => {
       await ask(apiUrl(["tokens", token.id]), { method: "DELETE" });
-      say({ words: `The token of ${token.name} counts no more.`, command: line });
+      say({ words: `The token of ${token.name} is revoked.`, command: line });
       after();
     },
   });
@@ -335,7 +335,7 @@ export function removeWebhook(hook: Webhook, after: () => void): void {
   const line = command(["webhooks", "remove", hook.id]);
   confirm({
     title: "Remove this webhook?",
-    words: <p>{hook.url} is told nothing more. Messages that wait for it are given up.</p>,
+    words: <p>{hook.url} is deleted, and its pending deliveries are discarded.</p>,
     verb: "Remove it",
     isGrave: true,
     command: () => line,
@@ -352,7 +352,7 @@ export async function toggleWebhook(hook: Webhook, after: () => void): Promise<v
   await perform(async () => {
     await ask(apiUrl(["webhooks", hook.id]), { method: "PUT", body: { enabled: !hook.enabled } });
     after();
-    return hook.enabled ? "It is told nothing for now." : "It is told again what ends from now on.";
+    return hook.enabled ? "The webhook is disabled." : "The webhook is enabled.";
   }, command(["webhooks", hook.enabled ? "disable" : "enable", hook.id]));
 }
 

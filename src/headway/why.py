@@ -502,7 +502,7 @@ def _ended(job: Job, around: Around) -> tuple[str, Evidence]:
     elif job.status in (Status.FAILED, Status.TIMED_OUT):
         if job.reviewed_at is None:
             evidence["cure"] = f"headway jobs retry {job.id}"
-            sentence += "; waits for somebody to look at it"
+            sentence += f"; in the dead-letter queue; retry with `headway jobs retry {job.id}`"
         else:
             evidence["reviewed_at"] = isoformat(job.reviewed_at)
             sentence += f"; reviewed {away(job.reviewed_at, around.now)}"

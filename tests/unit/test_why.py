@@ -309,7 +309,10 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
     "failed": (
         job(Status.FAILED, reason="raised, failure 3 of 3", error=REFUSED, finished_at=NOW - MINUTE, failures=3),
         around(),
-        "raised, failure 3 of 3: ConnectionError: refused by peer; ended 1m ago; waits for somebody to look at it",
+        (
+            "raised, failure 3 of 3: ConnectionError: refused by peer; ended 1m ago; in the dead-letter queue; "
+            "retry with `headway jobs retry job_1`"
+        ),
         {"cure": "headway jobs retry job_1", "failures": 3},
     ),
     "failed, run again": (

@@ -41,7 +41,7 @@ IdArgument = Annotated[
 IdsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="The id of the job, or the beginning of it; or several.")
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for those who will ask.")]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Recorded in the audit log.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
 
 

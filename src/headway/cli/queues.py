@@ -56,7 +56,7 @@ def queue_state(shape: Shape, now: Instant) -> str:
 async def pause(
     session: Session,
     queue: QueueArgument,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for those who will ask.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Recorded in the audit log.")] = "",
 ) -> None:
     """Take nothing more from a queue; what runs goes on, and what comes waits."""
     check_name(queue, "queue")

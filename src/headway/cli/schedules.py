@@ -286,7 +286,7 @@ async def pause(
     session: Session,
     name: NameArgument,
     until: Annotated[str | None, typer.Option("--until", metavar="T", help="A time, or for so long: 30m.")] = None,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for those who will ask.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Recorded in the audit log.")] = "",
     tenant: TenantOption = None,
 ) -> None:
     """Stop a schedule; its instants are recorded as paused."""

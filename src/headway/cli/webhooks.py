@@ -90,7 +90,7 @@ def _show_secret(session: Session, endpoint: Endpoint, now: Instant, words: str)
 
 @command(app)
 async def remove(session: Session, webhook_id: IdArgument) -> None:
-    """Tell it nothing more; messages that wait for it are given up."""
+    """Delete the webhook and discard its pending deliveries."""
     async with session.open() as desk:
         endpoint = await desk.store.webhooks.get(webhook_id)
         await desk.acting(deeds.remove_webhook(endpoint)).webhooks.remove(webhook_id)

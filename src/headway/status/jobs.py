@@ -131,7 +131,7 @@ class Tasks:
         if name in self._heard:
             return Options.heard(self._heard[name]), args
         if self.app or self._heard:
-            raise TaskNotFound(f"nobody here knows a task {name!r}; `headway workers list` shows who knows which")
+            raise TaskNotFound(f"unknown task {name!r}: no worker registers it; see `headway workers list`")
         return Options(), args  # Nobody has said anything for a day: we cannot know better.
 
     async def _listen(self, call: Call) -> None:

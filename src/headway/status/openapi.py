@@ -56,7 +56,11 @@ _ERRORS: Final[Mapping[int, tuple[str, str, str]]] = {
     ),
     401: ("No credential, or one that does not count (any more)", "unauthorized", "a token is needed"),
     403: ("The role or the tenant of the credential is not enough", "forbidden", "this needs the role operator"),
-    404: ("There is no such thing, or it is not yours", "not_found", "there is no job job_01m7h07rq30wjd03gjnmt8r3pz"),
+    404: (
+        "It does not exist, or belongs to another tenant",
+        "not_found",
+        "there is no job job_01m7h07rq30wjd03gjnmt8r3pz",
+    ),
     408: ("The body did not arrive in time", "too_slow", "the body did not arrive within 30 seconds"),
     409: ("It contradicts what is there", "conflict", "the job has ended: COMPLETED"),
     412: ("It was changed by somebody else since it was read", "changed", "the schedule has revision 4 by now"),

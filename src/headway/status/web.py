@@ -219,7 +219,7 @@ class Call(msgspec.Struct):
         """Return a part of the path."""
         text: str = self.request.path_params[name]
         if len(text) > TEXT_LENGTH_MAX or not text.isprintable():
-            raise Refused(404, "not_found", "there is no such thing")
+            raise Refused(404, "not_found", "not found: it does not exist or belongs to another tenant")
         return text
 
     def accepts(self, media_type: str) -> bool:

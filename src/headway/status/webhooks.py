@@ -286,7 +286,7 @@ ROUTES: Final = (
         role="admin",
         tag=TAG,
         summary="Remove a webhook",
-        what="Messages that wait for it are given up.",
+        what="Its pending deliveries are discarded.",
         answers={204: None},
     ),
     Route(
