@@ -41,6 +41,8 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
         # The store's files may have room for a few more, and on a slow machine one may be refused for another reason.
         [refused] = wait_until(lambda: _refusals(store), "a job to be refused because the disk is full")
         assert refused.returncode == 5, refused.stderr
+        assert "free space on its disk" in refused.stderr
+        wait_until(lambda: _is_said_to_be_full(store), "`status` to say that the store is full, not that nobody lives")
         wait_until(
             lambda: arena.said(FULL) and arena.said(SUSPENDED),
             "the scheduler to notice, for longer than its lease",
@@ -54,6 +56,11 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
         arena.stop()
     check_ledger(store, seconds)
     check_audit(store)
+
+
+def _is_said_to_be_full(store: str) -> bool:
+    said = headway("status", store=store)
+    return "the store has no room left" in said.stdout and "no scheduler is alive" not in said.stdout
 
 
 def _refusals(store: str) -> list[subprocess.CompletedProcess[str]]:

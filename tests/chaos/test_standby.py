@@ -5,6 +5,7 @@ was acknowledged before, during and after is on the new primary. Of what was not
 """
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from tests.chaos.arena import Arena, migrate
 from tests.chaos.ledger import check_audit, check_ledger, put_schedules, query, wait_until_decided
 from tests.chaos.worker_arena import WorkerArena
 from tests.support.postgres import PostgresServer
+from tests.support.proxy import BLACK_HOLE, Proxies
 from tests.support.server import ServerMissing
 from tests.support.standby import StandbyServer, configure, several_hosts
 from tests.support.waiting import DEADLINE_S, async_wait_until, wait_until
@@ -47,6 +49,13 @@ def pair() -> Iterator[tuple[PostgresServer, StandbyServer]]:
         pytest.skip(f"missing: {missing}")
     with primary, StandbyServer(primary) as standby:
         yield primary, standby
+
+
+@pytest.fixture
+def proxies() -> Iterator[Proxies]:
+    """Ways to servers that can go bad."""
+    with Proxies() as proxies:
+        yield proxies
 
 
 class Clients:
@@ -135,9 +144,12 @@ async def test_writers_follow_the_primary(pair: tuple[PostgresServer, StandbySer
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_nobody_waits_for_a_primary_that_is_none_any_more(
-    pair: tuple[PostgresServer, StandbyServer], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[PostgresServer, StandbyServer], proxies: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was sent to the old one ends at once, and readers who never write leave it, though it answers them well."""
+    """What was sent to the old one ends at once, and readers who never write leave it, though it answers them well.
+
+    One whose way to the old primary has become a black hole hears nothing from it, and goes over as well.
+    """
     monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 10 * DEADLINE_S)  # So that no deadline ends what hangs.
     old, new = pair
     database = old.create_database()
@@ -145,8 +157,11 @@ async def test_nobody_waits_for_a_primary_that_is_none_any_more(
     await asyncio.to_thread(migrate, url)
     writer, reader, late = [await Store.open(url, Clock(node=name)) for name in ("writer", "reader", "late")]
     alone = await Store.open(database, Clock(node="alone"))  # This one knows the old one only.
+    link = proxies.to(old.port)
+    cut = await Store.open(url.replace(f":{old.port},", f":{link.port},"), Clock(node="cut"))
     try:
-        assert {await port(store) for store in (writer, reader, late, alone)} == {old.port}
+        assert {await port(store) for store in (writer, reader, late, alone, cut)} == {old.port}
+        await asyncio.to_thread(link.set, BLACK_HOLE)
         await asyncio.to_thread(new.promote)
         hanging = [asyncio.create_task(beat(writer, f"n{number}")) for number in range(3)]
         for ended in await asyncio.gather(*hanging, return_exceptions=True):
@@ -154,12 +169,13 @@ async def test_nobody_waits_for_a_primary_that_is_none_any_more(
         await beat(writer, "again")
         assert await port(writer) == new.port
         await moved(reader, new.port)
+        await moved(cut, new.port)
         assert (await examine(alone))[0] == AWAY, "its commits are confirmed by nobody"
         await asyncio.to_thread(configure, old, "default_transaction_read_only", "on")
         await moved(late, new.port)
         await async_wait_until(partial(is_read_only, alone), "the one without a choice to hear of it")
     finally:
-        for store in (writer, reader, late, alone):
+        for store in (writer, reader, late, alone, cut):
             await store.close()
 
 
@@ -172,7 +188,9 @@ async def port(store: Store) -> int:
 
 async def moved(store: Store, there: int) -> None:
     async def is_there() -> bool:
-        return await port(store) == there
+        with contextlib.suppress(StoreUnavailable):  # What was sent to the old one.
+            return await port(store) == there
+        return False
 
     await async_wait_until(is_there, "a reader to leave the old primary")
 

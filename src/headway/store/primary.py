@@ -99,7 +99,7 @@ class Primary:
             return await self._open(None, CONNECT_S_MAX)
         if self._found is not None:
             with contextlib.suppress(StoreUnavailable):
-                connection = await self._open(self._found, CONNECT_S_MAX)
+                connection = await self._open(self._found, SCOUT_S_MAX)  # If it is gone, others are asked soon.
                 if self._is_right(connection):
                     return connection
                 connection.terminate()

@@ -21,6 +21,11 @@ def test_writes_in_flight_end_within_five_seconds() -> None:
     assert (SCOUT_S_MAX + SPARE_S) + SUSPECT_S + (SCOUT_S_MAX + SPARE_S) <= BUDGET_S
 
 
+def test_new_connections_find_the_new_primary_within_five_seconds() -> None:
+    """The one that was right before is asked first and does not answer; then all are."""
+    assert (SCOUT_S_MAX + SPARE_S) + (SCOUT_S_MAX + SPARE_S) <= BUDGET_S
+
+
 def test_reads_leave_the_old_primary_within_five_seconds() -> None:
     """A server that says that it is none, or does not answer; and one that does not know it."""
     assert CHECK_EVERY_S + IDENTIFY_S_MAX + SCOUT_S_MAX + SPARE_S <= BUDGET_S
