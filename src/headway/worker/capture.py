@@ -191,7 +191,9 @@ class _Bytes(io.RawIOBase):
         """Take bytes as text for the job that runs here, or let them pass."""
         if current() is None:
             self._stream.flush()
-            return self._original.buffer.write(data)
+            size = self._original.buffer.write(data)
+            self._stream.flush()
+            return size
         text = bytes(data)
         self._stream.write(text.decode("utf-8", "replace"))
         return len(text)
@@ -214,6 +216,9 @@ class _Bytes(io.RawIOBase):
 
 def install(*, one_at_a_time: bool) -> None:
     """Capture what tasks of this process print, log and warn; before the app is imported, which may keep a stream."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # What is let pass is not lost with a process that crashes.
     sys.stdout = _Stream("stdout", sys.stdout or _nowhere())
     sys.stderr = _Stream("stderr", sys.stderr or _nowhere())
     _hand_on_records()
