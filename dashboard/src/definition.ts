@@ -73,7 +73,7 @@ export function draftOf(schedule: Schedule): Draft {
 }
 
 // What the form does not show is kept as it is.
-const KEPT = ["queue_limit", "grace", "catch_up_limit", "catch_up_rate", "start", "end", "callback_url"] as const;
+const KEPT = ["queue_limit", "grace", "catch_up_limit", "catch_up_rate", "start", "end", "callback_url", "expires"] as const;
 
 /** Write the body that puts a draft; the arguments go as they were typed. Throws when they are no JSON object. */
 export function bodyOf(draft: Draft, before: Schedule | null): string {

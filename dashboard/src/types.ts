@@ -195,6 +195,7 @@ export interface Schedule {
   end: string | null;
   expect: string | null;
   callback_url: string | null;
+  expires: string | null;
   owner: string;
   revision: number;
   created_at: string;

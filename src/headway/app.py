@@ -23,7 +23,7 @@ from headway import deeds
 from headway.clock import Clock
 from headway.coordination.admission import AdmittedLeases
 from headway.coordination.engines import open_engine
-from headway.definitions import Definitions
+from headway.definitions import Definitions, inherited
 from headway.errors import InvalidSchedule, InvalidTask, ScheduleNotFound, TaskNotFound
 from headway.instants import DurationLike, quote
 from headway.lifecycle import Status
@@ -349,16 +349,8 @@ class Headway:
             return ScheduleSpec.build(task=task, trigger=trigger, args=dict(args or {}), **policies)
         if not isinstance(task, Task):
             raise InvalidSchedule(f"a schedule runs a task or the name of one, not {quote(task)}")
-        options = task.defaults
-        inherited = {
-            "queue": options.queue,
-            "priority": options.priority,
-            "tenant": options.tenant,
-            "max_attempts": options.max_attempts,
-            "backoff": options.backoff,
-        }
         named = task.bind((), dict(args or {}))
-        return ScheduleSpec.build(task=task.name, trigger=trigger, args=named, **(inherited | policies))
+        return ScheduleSpec.build(task=task.name, trigger=trigger, args=named, **(inherited(task.defaults) | policies))
 
     # --- the store
 

@@ -26,19 +26,23 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from headway.errors import DefinitionError, HeadwayError, InvalidConfig, InvalidSchedule
-from headway.instants import quote
+from headway.instants import format_duration, quote
 from headway.model import DEFAULT_TENANT, ScheduleSpec, check_name
 from headway.scheduling.triggers import Trigger, trigger_from_dict
 from headway.settings import FILE_DEFAULT, read_file
-from headway.task import Retry
+from headway.task import Options, Retry
 
 TRIGGER_WORDS: Final = ("cron", "every", "after", "at")
 CRON_WORDS: Final = ("tz", "dst", "seconds")
-# What a schedule takes over from its task where it says nothing itself.
-INHERITED: Final = ("queue", "priority", "tenant", "max_attempts", "backoff")
 _COMMON: Final = ("queue", "priority", "tenant", "timeout", "expires", "retry")
 _KINDS: Final = {"command": ("env", "cwd", "memory"), "http": ("method", "headers")}
 _RETRY: Final = ("max_attempts", "backoff", "retry_timeouts")
+
+
+def inherited(said: Options) -> dict[str, Any]:
+    """Return what a schedule takes over from its task where it says nothing itself."""
+    options = {name: getattr(said, name) for name in ("queue", "priority", "tenant", "max_attempts", "backoff")}
+    return {**options, "expires": None if said.expires is None else format_duration(said.expires)}
 
 
 class Registry(Protocol):

@@ -145,6 +145,7 @@ class ScheduleSpec:
     end: Instant | None = None
     expect: Duration | None = None
     callback_url: str | None = None
+    expires: Duration | None = None
 
     @classmethod
     def build(cls, /, *, task: str, trigger: Trigger, **options: Any) -> "ScheduleSpec":
@@ -368,6 +369,13 @@ def _read_duration(name: str, value: DurationLike) -> Duration:
     return parse_duration(value, what=name)
 
 
+def _read_positive(name: str, value: DurationLike) -> Duration:
+    duration = parse_duration(value, what=name)
+    if duration <= 0:
+        raise InvalidSchedule(f"{name} must be longer than nothing, not {quote(value)}")
+    return duration
+
+
 def _read_instant(name: str, value: Any) -> Instant:
     return parse_instant(value, what=name)
 
@@ -399,6 +407,7 @@ _SPEC_READERS: Final[dict[str, Any]] = {
     "end": _read_instant,
     "expect": _read_duration,
     "callback_url": lambda name, value: check_url(value, name),
+    "expires": lambda name, value: _read_positive(name, value),
 }
 _SPEC_WRITERS: Final[dict[str, Any]] = {
     "args": msgspec.json.decode,
@@ -413,6 +422,7 @@ _SPEC_WRITERS: Final[dict[str, Any]] = {
     "start": isoformat,
     "end": isoformat,
     "expect": format_duration,
+    "expires": format_duration,
 }
 
 

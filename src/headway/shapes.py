@@ -309,6 +309,7 @@ def spec_shape(spec: ScheduleSpec) -> Shape:
         "end": stamp(spec.end),
         "expect": _duration(spec.expect),
         "callback_url": None if spec.callback_url is None else mask_url(spec.callback_url),
+        "expires": _duration(spec.expires),
     }
 
 

@@ -365,6 +365,26 @@ async def test_trigger(backend: Backend, overlap: Overlap) -> None:
     assert (await store.schedules.trigger_once("s", None)).is_new
 
 
+async def test_jobs_of_a_schedule_expire(backend: Backend) -> None:
+    """Whoever makes them, `expires` counts from when they may start."""
+    store = backend.store
+    await store.schedules.put("s", spec("1h", expires="10m", overlap="allow"))
+    await store.schedules.put("patient", spec("1h", overlap="allow"))
+    for name in ("s", "patient"):
+        await store.schedules.trigger(name)
+    await backend.advance(HOUR)
+    await decide(store)
+    since = (await store.schedules.get("s")).created_at
+    await store.schedules.backfill("s", since - HOUR, since)
+    jobs = [job for job in await store.queue.page(schedule="s") if job.expires_at is not None]
+    assert [job.expires_at - job.run_at for job in jobs if job.expires_at] == [10 * MINUTE] * 3
+    assert {job.expires_at for job in await store.queue.page(schedule="patient")} == {None}
+    await backend.advance(11 * MINUTE)
+    await store.queue.end_overdue(10)
+    assert {str(job.status) for job in await store.queue.page(schedule="s")} == {"CANCELLED"}
+    assert "CANCELLED" not in {str(job.status) for job in await store.queue.page(schedule="patient")}
+
+
 @pytest.mark.parametrize("overlap", Overlap)
 async def test_racing_triggers_and_decisions_keep_one_live_job(shared: Backend, overlap: Overlap) -> None:
     """S7: people, schedulers and workers at once; never two live jobs of a schedule that wants one."""

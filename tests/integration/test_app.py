@@ -29,6 +29,7 @@ from headway import (
     Task,
     TaskNotFound,
 )
+from headway.instants import MINUTE
 from headway.store import open_driver
 from headway.store.migrations import migrate
 from tests.support.waiting import DEADLINE_S
@@ -218,6 +219,13 @@ class TestSchedules:
         assert await changed.sync() == {"invoices": "changed", "dunning": "removed"}
         names = [schedule.name for schedule in await (await changed.store()).schedules.page()]
         assert names == ["invoices", "tenant-42", "thumbnails"]
+
+        @changed.task(expires="90m", queue="late")
+        def invoice() -> None: ...
+
+        inheriting = changed.schedule("expiring", invoice, Every("1h"))
+        assert (inheriting.expires, inheriting.queue) == (90 * MINUTE, "late")
+        assert changed.schedule("own", invoice, Every("1h"), expires="1m").expires == MINUTE
 
         thief = Headway(url, name="thief")
         thief.schedule("thumbnails", "thumb", Every("1m"))

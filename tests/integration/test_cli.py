@@ -2,12 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from headway import __version__
 from headway.instants import parse_instant
 from headway.store.statements import SQLITE, migrations
+from tests.integration.test_cli_jobs import Hand
 from tests.support.command_line import Cli, Result
 
 SCHEMA = migrations(SQLITE)[-1].version
@@ -336,6 +338,60 @@ def test_trigger_obeys_the_overlap_rule(cli: Cli) -> None:
     assert (behind["status"], behind["why"]) == ("BLOCKED", f"waits for {ahead['id']} to end")
     assert "queue_limit=1" in cli("schedules", "trigger", "lined-up").out
     assert cli("schedules", "trigger", "nobody").code == 3
+
+
+def test_a_cron_text_with_too_few_fields_is_no_name(cli: Cli) -> None:
+    for text in ("0 6 * *", "*/5 *", "30 2 1 JAN", "0 6"):
+        result = cli("schedules", "preview", text)
+        assert (result.code, "fields" in result.err, "no schedule" in result.err) == (2, True, False), result.err
+    put(cli, "report of May 5")
+    assert cli("schedules", "preview", "report of May 5", "-n", "1", "--json").json
+    assert cli("schedules", "preview", "report of").code == 3
+
+
+def test_put_warns_of_what_will_not_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from headway import Headway\napp = Headway('sqlite:///headway.db')\n"
+        "@app.task(expires='2h')\ndef bill(order: int) -> None: ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = ("--every", "1h")
+    misfit = cli("--app", "shop:app", "schedules", "put", "a", "--task", "bill", "-a", "count=1", *rule)
+    assert (misfit.code, "warning: the arguments of 'a' do not fit 'bill'" in misfit.err) == (0, True), misfit.err
+    fine = cli("--app", "shop:app", "schedules", "put", "b", "--task", "bill", "-a", "order=1", *rule, "--json")
+    assert (fine.err, fine.json["warnings"], fine.json["expires"]) == ("", [], "2h")
+    unknown = cli("schedules", "put", "c", "--task", "nobody-has-it", *rule, "--json")
+    assert (unknown.code, unknown.json["warnings"]) == (0, ["no worker is alive"])
+    hand = Hand("sqlite:///headway.db")
+    hand.live()
+    unknown = cli("schedules", "put", "d", "--task", "nobody-has-it", *rule)
+    assert (unknown.code, "warning: no live worker knows the task 'nobody-has-it'" in unknown.err) == (0, True)
+
+
+def test_apply_reads_a_file_that_also_has_tasks(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "shop.toml"
+    file.write_text(
+        'name = "shop"\nstore = "sqlite:///elsewhere.db"\n'
+        '[tasks.backup]\ncommand = ["pg_dump", "{day}"]\nqueue = "slow"\nexpires = "3h"\n'
+        '[schedules.nightly]\ntask = "backup"\ncron = "0 2 * * *"\nargs = { day = "today" }\n'
+        '[schedules.odd]\ntask = "backup"\ncron = "0 3 * * *"\ntenant = "acme"\n'
+    )
+    dry = cli("schedules", "apply", "-f", str(file), "--dry-run")
+    assert (dry.code, "nightly would be created" in dry.out) == (0, True), dry.err
+    assert "acme/odd would be created" in dry.out
+    assert "the arguments of 'acme/odd' do not fit 'backup'" in dry.err
+    assert cli("schedules", "apply", "-f", str(file)).code == 0
+    shown = cli("schedules", "show", "nightly", "--json").json
+    assert (shown["queue"], shown["expires"], shown["owner"]) == ("slow", "3h", "file:shop.toml")
+    assert "unchanged" in cli("schedules", "apply", "-f", str(file)).out
+    put_lines = cli("trail", "--action", "schedule.put", "--json").json
+    assert sorted((line["tenant"], line["target"]) for line in put_lines) == [("acme", "odd"), ("default", "nightly")]
+    file.write_text(file.read_text() + "colour = 1\n")
+    assert cli("schedules", "apply", "-f", str(file)).code == 2
+    file.write_text('[tasks.backup]\nnonsense = 1\n[schedules.a]\ntask = "backup"\nevery = "1h"\n')
+    broken = cli("schedules", "apply", "-f", str(file), "--dry-run")
+    assert (broken.code, "tasks.backup" in broken.err) == (2, True)
 
 
 def test_schedules_of_other_tenants_are_called_tenant_slash_name(cli: Cli) -> None:

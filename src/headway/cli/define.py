@@ -26,7 +26,7 @@ from headway.cli.naming import NameArgument, which
 from headway.cli.session import AUTHOR, Desk, Session
 from headway.cli.shapes import PREVIEW_COLUMNS, preview_rows
 from headway.cli.text import clean
-from headway.definitions import INHERITED, Definitions, table_of, take_trigger
+from headway.definitions import Definitions, inherited, table_of, take_trigger
 from headway.errors import DefinitionError, InvalidSchedule, NotFound, ScheduleOwned, TaskNotFound
 from headway.instants import Instant
 from headway.model import DEFAULT_TENANT, Schedule, ScheduleRef, ScheduleSpec, check_name, check_tenant
@@ -36,6 +36,7 @@ from headway.shapes import Shape, instants_after, previews, require_instants, sp
 
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 SHOWN: Final = 3
+TOLD_IN_FULL: Final = 100  # Of more schedules at once only what becomes of each is told, and not when they run.
 FOUND_AT_ONCE: Final = 1_000
 WARNED_OF: Final = 100
 WARNINGS_SHOWN: Final = 10
@@ -107,6 +108,10 @@ async def put(
         str | None, typer.Option("--backoff", metavar="RANGE", help="The wait between attempts: 5s..5m.")
     ] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="May be given several times.")] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="DURATION", help="Cancel a job that has not started after so long."),
+    ] = None,
     callback_url: Annotated[
         str | None, typer.Option("--callback-url", metavar="URL", help="Where the end of its jobs is told.")
     ] = None,
@@ -140,6 +145,7 @@ async def put(
         "end": end,
         "expect": expect,
         "callback_url": callback_url,
+        "expires": expires,
         "queue": queue,
         "priority": priority,
         "tenant": tenant,
@@ -147,14 +153,14 @@ async def put(
         "backoff": backoff,
         "tags": tag,
     }
-    spec = build_spec(session, {option: value for option, value in given.items() if value is not None})
+    spec = build_spec(tasks_of(session), {option: value for option, value in given.items() if value is not None})
     async with session.open("imagine" if dry_run else "create") as desk:
         ref, spec = await _whose(desk, name, spec, tenant)
         change = (await _changes(desk, {ref: spec}, owner="", force=force))[0]
         if not dry_run:
             await desk.put_schedules(_definitions([change]), owner="", take_over=force)
         after_write = spec if dry_run else await desk.store.schedules.get(ref.name, tenant=ref.tenant)
-        warnings = _misfits(session, {ref: spec}) + await _unserved(desk, session, [spec])
+        warnings = _misfits({ref: spec}, tasks_of(session)) + await _unserved(desk, session, [spec])
     if session.as_json and isinstance(after_write, Schedule):
         session.out.json({"outcome": change.outcome, **desk.schedule_shape(after_write), "warnings": warnings})
     elif session.as_json:
@@ -183,19 +189,14 @@ def _ref(desk: Desk, name: str, spec: ScheduleSpec) -> ScheduleRef:
 
 async def _unserved(desk: Desk, session: Session, specs: Iterable[ScheduleSpec]) -> list[str]:
     """Say what keeps jobs of these definitions from running as things are; once for each task and queue."""
-    app = session.app() if session.server is None else None
-    known = frozenset(app.tasks) if app is not None else frozenset()
+    known = tasks_of(session)
     distinct = {(spec.task, spec.queue): spec for spec in specs if spec.task not in known}
     warnings = [warning for spec in islice(distinct.values(), WARNED_OF) for warning in await desk.warnings(spec)]
     return list(dict.fromkeys(warnings))
 
 
-def _misfits(
-    session: Session, specs: Mapping[ScheduleRef, ScheduleSpec], tasks: Mapping[str, Any] | None = None
-) -> list[str]:
-    """Say which arguments do not fit their task, as far as the app is there to ask."""
-    app = session.app() if session.server is None else None
-    known: dict[str, Any] = {**({} if app is None else app.tasks), **(tasks or {})}
+def _misfits(specs: Mapping[ScheduleRef, ScheduleSpec], known: Mapping[str, Any]) -> list[str]:
+    """Say which arguments do not fit their task, as far as the task is there to ask."""
     warnings = []
     for ref, spec in specs.items():
         if spec.task in known:
@@ -216,24 +217,24 @@ def _warn(session: Session, warnings: Sequence[str]) -> None:
 # A change ---------------------------------------------------------------------------------------------------
 
 
-def build_spec(session: Session, given: Mapping[str, Any], tasks: Mapping[str, Any] | None = None) -> ScheduleSpec:
+def tasks_of(session: Session) -> dict[str, Any]:
+    """Return the tasks of the app, where there is one; what tasks there are, a server knows better."""
+    app = session.app() if session.server is None else None
+    return {} if app is None else dict(app.tasks)
+
+
+def build_spec(
+    known: Mapping[str, Any], given: Mapping[str, Any], *, of_file: Mapping[str, Any] | None = None
+) -> ScheduleSpec:
     """Make a definition of options by name; what the task says counts where nothing is given."""
     options = dict(given)
     trigger = take_trigger(options)
     task = check_name(options.pop("task", ""), "task")
-    return ScheduleSpec.build(task=task, trigger=trigger, **(_defaults(session, task, tasks or {}) | options))
-
-
-def _defaults(session: Session, task: str, tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a task says of its jobs: one of a file, or of the app."""
-    app = session.app() if session.server is None else None  # What tasks there are, a server knows better.
-    known: dict[str, Any] = {**({} if app is None else app.tasks), **tasks}
-    if task in known:
-        said = known[task].defaults
-        return {name: getattr(said, name) for name in INHERITED}
-    if app is not None and app.tasks:
-        raise TaskNotFound(f"the app has no task {task!r}; it has {', '.join(sorted(app.tasks)[:20])}")
-    return {}
+    found = (of_file or {}).get(task) or known.get(task)
+    if found is None and known:
+        raise TaskNotFound(f"the app has no task {task!r}; it has {', '.join(sorted(known)[:20])}")
+    defaults = {} if found is None else inherited(found.defaults)
+    return ScheduleSpec.build(task=task, trigger=trigger, **(defaults | options))
 
 
 class Change:
@@ -263,12 +264,14 @@ class Change:
             "after": previews(self.spec, now, SHOWN),
         }
 
-    def tell(self, session: Session, now: Instant, *, dry_run: bool) -> None:
-        """Write what changes and the next instants before and after."""
+    def tell(self, session: Session, now: Instant, *, dry_run: bool, in_full: bool = True) -> None:
+        """Write what changes and, in full, the next instants before and after."""
         out, moved = session.out, self.old is not None and self.old.spec.trigger != self.spec.trigger
         would = "would be " if dry_run and self.outcome != "unchanged" else ""
         label = str(self.ref) if self.ref.tenant else self.ref.name
         out.say(clean(f"{label} {would}{self.outcome}: {describe(self.spec.trigger)}"))
+        if not in_full:
+            return
         if self.old is not None and moved:
             out.say(clean(f"  before ({describe(self.old.spec.trigger)})"))
             _tell_next(session, self.old.spec, now)
@@ -361,7 +364,7 @@ async def apply(
             acting = desk.acting(deeds.remove_schedule(schedule))
             await acting.schedules.remove(schedule.name, tenant=schedule.tenant, author=AUTHOR, owner=owner)
         foreign = [spec for spec in specs.values() if spec.task not in tasks]
-        warnings = _misfits(session, specs, tasks) + await _unserved(desk, session, foreign)
+        warnings = _misfits(specs, {**tasks_of(session), **tasks}) + await _unserved(desk, session, foreign)
     if session.as_json:
         shapes = [change.shape(now) for change in changes]
         shapes += [_removed_shape(schedule) for schedule in gone]
@@ -369,7 +372,7 @@ async def apply(
         _warn(session, warnings)
         return
     for change in changes:
-        change.tell(session, now, dry_run=dry_run)
+        change.tell(session, now, dry_run=dry_run, in_full=len(changes) <= TOLD_IN_FULL)
     for schedule in gone:
         session.out.say(clean(f"{schedule.label} {'would be ' if dry_run else ''}removed"))
     _warn(session, warnings)
@@ -400,13 +403,13 @@ def read_file(session: Session, path: Path) -> tuple[dict[str, ScheduleSpec], di
     if unknown or not isinstance(tables, Mapping) or not tables:
         extra = f", not {min(unknown)!r}" if unknown else ""
         raise InvalidSchedule(f"{path} must have tables named [schedules.NAME]{extra}")
-    tasks = _tasks(path, data)
+    known, tasks = tasks_of(session), _tasks(path, data)
     specs = {}
     for name, table in tables.items():
         try:
             if not isinstance(table, Mapping):
                 raise InvalidSchedule("must be a table with task and cron, every, after or at")
-            specs[check_name(name, "schedule name")] = build_spec(session, _plain_times(table), tasks)
+            specs[check_name(name, "schedule name")] = build_spec(known, _plain_times(table), of_file=tasks)
         except NotFound:
             raise
         except DefinitionError as error:

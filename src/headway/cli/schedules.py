@@ -1,5 +1,6 @@
 """`headway schedules`: look at schedules and steer them. How they are defined is in `define`."""
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Final
 from zoneinfo import ZoneInfo
@@ -199,9 +200,18 @@ def _rule(what: str | None, **given: str | None) -> ScheduleSpec | None:
     return ScheduleSpec(task="preview", trigger=trigger)
 
 
+# A field of a cron text: numbers, names of months and days, and what is between them. Names of schedules have words.
+_CRON_FIELD: Final = re.compile(
+    r"(?:[0-9*?,/#LW-]|SUN|MON|TUE|WED|THU|FRI|SAT|JAN|FEB|MAR|APR|MAY|JU[NL]|AUG|SEP|OCT|NOV|DEC)+"
+)
+
+
 def _is_cron(text: str) -> bool:
-    """Tell a cron text from a name: it has at least five fields, or is a macro."""
-    return len(text.split()) >= 5 or text.startswith("@")
+    """Tell a cron text, also one with too few fields, from a name."""
+    fields = text.split()
+    if len(fields) >= 5 or text.startswith("@"):
+        return True
+    return len(fields) > 1 and all(_CRON_FIELD.fullmatch(field.upper()) for field in fields)
 
 
 def _tell_preview(

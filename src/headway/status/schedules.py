@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from headway import deeds
-from headway.definitions import take_trigger
+from headway.definitions import inherited, take_trigger
 from headway.errors import (
     Conflict,
     DefinitionError,
@@ -128,6 +128,7 @@ class ScheduleBody(When, forbid_unknown_fields=True, kw_only=True):
     end: _Time | None = None
     expect: _Duration | None = None
     callback_url: _Text | None = None
+    expires: _Duration | None = None
 
 
 class PreviewBody(When, forbid_unknown_fields=True, kw_only=True, rename={"since": "from"}):
@@ -327,7 +328,7 @@ async def _defaults(call: Call, task: str, args: dict[str, Any]) -> dict[str, An
         said, _ = await tasks.options_of(call, task, args)
     except TaskNotFound:
         return {}
-    return {name: getattr(said, name) for name in ("queue", "priority", "tenant", "max_attempts", "backoff")}
+    return inherited(said)
 
 
 # Look -------------------------------------------------------------------------------------------------------

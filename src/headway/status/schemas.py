@@ -195,6 +195,7 @@ class Schedule(Shape):
     end: Time | None
     expect: Span | None
     callback_url: str | None
+    expires: Span | None
     owner: str
     revision: Annotated[int, msgspec.Meta(description="its ETag; grows with every change")]
     created_at: Time
@@ -331,6 +332,7 @@ EXAMPLES: Final[Mapping[type[Shape], tuple[Mapping[str, Any], frozenset[str]]]] 
             "end": None,
             "expect": None,
             "callback_url": None,
+            "expires": None,
             "owner": "shop",
             "revision": 3,
             "created_at": _AT,

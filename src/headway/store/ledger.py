@@ -249,6 +249,7 @@ def job_of(job_id: str, schedule: Schedule, **more: Any) -> NewJob:
         backoff=spec.backoff,
         tags=spec.tags,
         callback=spec.callback_url,
+        expires=spec.expires,
         schedule=schedule.key,
         exclusive=spec.exclusive,
         **more,
