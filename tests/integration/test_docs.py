@@ -63,7 +63,7 @@ from headway.status import follow, hub, jobs, offload, openapi, quotas, web
 from headway.status.api import ROUTES
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
-from headway.worker import claimer, context, crew, frames, pace, reporter, settler, staff
+from headway.worker import claimer, context, frames, pace, reporter, settler, staff, stopper
 from tests.support import evidence
 from tests.support.prefork import Prefork, preforked
 from tests.support.waiting import wait_until
@@ -374,10 +374,11 @@ def test_the_limits_are_those_of_the_code() -> None:
         "lost workers of a job": f"{lifecycle.LOSSES_MAX}; ",
         "jobs in one claim or one settlement of a worker": number(max(claimer.CLAIM_MAX, settler.SETTLE_MAX)),
         "jobs that wait in a child process behind those that run": f"within {pace.AHEAD_S * 1000:g} ms, at most "
-        f"{pace.AHEAD_MAX:,}; one that waits for more than {crew.WAIT_S_MAX:g} s is handed back",
+        f"{pace.AHEAD_MAX:,}; one that waits for more than {stopper.WAIT_S_MAX:g} s is handed back",
         "jobs, arguments and finished steps that are handed to a child at once": f"{frames.FRAME_BYTES_MAX >> 20} MiB",
         "threads of a worker": number(THREADS_MAX),
-        "time from asking a job to stop to SIGTERM, and from there to SIGKILL": f"{crew.SOFT_S:g} s, {crew.HARD_S:g} s",
+        "time from asking a job to stop to SIGTERM, and from there to SIGKILL": f"{stopper.SOFT_S:g} s, "
+        f"{stopper.HARD_S:g} s",
         "time for a child process to import the app": f"{staff.START_S_MAX:g} s",
         "memory bound of a task": f"at least {task.MEMORY_MIN >> 20} MB",
     }

@@ -18,7 +18,7 @@ LIMIT = "3s"  # Of a task that has a little to do before it waits to be stopped.
 
 def patience(arena: WorkerArena) -> str:
     """Return a PYTHONPATH with which a task that heeds its signal late is not killed: it says what it makes of it."""
-    return tuned(arena.folder / "tuned", {"headway.worker.crew.HARD_S": DEADLINE_S})
+    return tuned(arena.folder / "tuned", {"headway.worker.stopper.HARD_S": DEADLINE_S})
 
 
 @pytest.fixture

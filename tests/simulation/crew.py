@@ -72,7 +72,7 @@ class SimulatedCrew(Crew):
     def has(self, job_id: str) -> bool:
         """Say whether a job runs, waits or is being ended here."""
         suspects = (claimed.job_id for pool in self.staff.pools.values() for claimed in pool.suspects)
-        return job_id in self._where or job_id in suspects
+        return job_id in self.assignments.where or job_id in suspects
 
     def keeps_waiting(self, job_id: str) -> bool:
         """Say whether a job was given to a child here and has not begun."""
@@ -92,5 +92,5 @@ class SimulatedCrew(Crew):
         for child in self.children:
             child.vanish()
         self._sweeping.close()
-        for answer in sorted(self._answers, key=lambda task: (len(task.get_name()), task.get_name())):
+        for answer in sorted(self.listener.answers, key=lambda task: (len(task.get_name()), task.get_name())):
             answer.cancel()

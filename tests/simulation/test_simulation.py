@@ -21,7 +21,7 @@ from headway.model import Lease
 from headway.ports import Fence
 from headway.store import queue
 from headway.store.transaction import Transaction
-from headway.worker import crew, pace, settler
+from headway.worker import pace, settler, stopper
 from headway.worker.claimer import Claimer
 from headway.worker.keeper import Watchman
 from headway.worker.settler import Settler
@@ -282,7 +282,7 @@ def test_a_stop_that_forgets_what_is_being_claimed_is_caught(monkeypatch: pytest
 def test_a_worker_that_hoards_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace.Pace, "fits", lambda self, tasks, width, load: 1_000_000)  # All are taken,
     monkeypatch.setattr(pace.Pace, "ahead", lambda self, width: 1_000)
-    monkeypatch.setattr(crew, "WAIT_S_MAX", 1_000.0)  # and nothing that waits is handed back.
+    monkeypatch.setattr(stopper, "WAIT_S_MAX", 1_000.0)  # and nothing that waits is handed back.
     crowded = [seed for seed in range(500) if Scenario.of(seed).workers > 2]  # One of them dies in peace.
     problem = next(filter(None, (simulate(seed).problem for seed in crowded[:CAUGHT_WITHIN])), "")
     assert "L2: it has not begun although there is a free slot" in problem, problem

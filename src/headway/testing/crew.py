@@ -20,11 +20,12 @@ from headway.instants import SECOND
 from headway.lifecycle import Outcome, Parked, Released, Succeeded, TimedOut
 from headway.model import Claimed
 from headway.task import Task
+from headway.worker.assignments import Foreman
 from headway.worker.attempt import Ended, Registry, resolve, run_async, run_sync
 from headway.worker.context import Context, Hand
-from headway.worker.crew import HARD_S, SOFT_S, Foreman
 from headway.worker.frames import Ask, Cancelled, Done, Failed, Stopped, TaskInfo, Unfit
 from headway.worker.outcomes import failure_of
+from headway.worker.stopper import HARD_S, SOFT_S
 
 R = TypeVar("R")
 

@@ -15,14 +15,16 @@ from headway.instants import SECOND
 from headway.lifecycle import Cancelled, Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
 from headway.model import Claimed, Report
 from headway.worker import frames
-from headway.worker.crew import GONE_S_MAX, RUN_BYTES_MAX, STALLED_S_MAX, WAIT_S_MAX, Crew, _in_frames
+from headway.worker.crew import GONE_S_MAX, Crew
 from headway.worker.descendants import descendants_of, kill_each, kill_group, start_warden
+from headway.worker.dispatcher import RUN_BYTES_MAX, in_frames
 from headway.worker.handover import Handover
 from headway.worker.outcomes import WAITED, failure_of, outcome_of
 from headway.worker.pace import AHEAD_MAX
 from headway.worker.pool import Pool, Post, company_of
 from headway.worker.process import how_it_ended
 from headway.worker.staff import CrewPlan
+from headway.worker.stopper import STALLED_S_MAX, WAIT_S_MAX
 from tests.simulation.virtual_loop import virtual
 from tests.support.waiting import DEADLINE_S, wait_until
 from tests.unit.worker.test_frames import claimed
@@ -131,14 +133,14 @@ def test_the_one_is_found_within_a_few_crashes() -> None:
 
 def test_frames_are_cut_where_arguments_or_steps_are_large() -> None:
     jobs = [claimed(job_id=f"job_{number}", args="x" * (RUN_BYTES_MAX // 3)) for number in range(10)]
-    parts = list(_in_frames(jobs, {}))
+    parts = list(in_frames(jobs, {}))
     assert [job for part in parts for job in part] == jobs
     assert max(map(len, parts)) <= 3
-    assert list(_in_frames([claimed(args="x" * 2 * RUN_BYTES_MAX)], {})) != [[]]
+    assert list(in_frames([claimed(args="x" * 2 * RUN_BYTES_MAX)], {})) != [[]]
     small = [claimed(job_id=f"job_{number}") for number in range(1_000)]
-    assert list(_in_frames(small, {})) == [small]
+    assert list(in_frames(small, {})) == [small]
     kept = {"job_1": {"step": "x" * RUN_BYTES_MAX}}
-    assert [len(part) for part in _in_frames(small[:3], kept)] == [1, 1, 1]
+    assert [len(part) for part in in_frames(small[:3], kept)] == [1, 1, 1]
 
 
 class Books:
@@ -165,7 +167,7 @@ class Books:
         self.child.is_ready = True
         given = [claimed(job_id=f"job_{number}") for number in range(1, 1 + jobs)]
         if given:
-            self.crew._assign(self.child, given, {})
+            self.crew.dispatcher.assign(self.child, given, {})
 
     def start(self, *_: object) -> "Books":
         return self
@@ -207,7 +209,7 @@ class Books:
         """Nobody wants to know."""
 
     def hear(self, *messages: frames.ToSupervisor) -> None:
-        self.crew._hear(self.pool, self.child, messages)
+        self.crew.hear(self.pool, self.child, messages)
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -344,7 +346,7 @@ async def test_a_child_speaks_for_its_own_jobs_only() -> None:
     assert books.reports == reports[:1]
     assert books.ends == {}
     books.hear(frames.Ask(1, "job_9", 1, "step", ""), frames.Ask(2, "job_1", 1, "step", ""))
-    await asyncio.gather(*books.crew._answers)
+    await asyncio.gather(*books.crew.listener.answers)
     answers = [message for message in books.sent if isinstance(message, frames.Answer)]
     assert [(answer.number, answer.is_lost, answer.body) for answer in answers] == [
         (1, True, ""),
@@ -356,7 +358,7 @@ def test_a_job_that_fits_into_no_frame_is_parked() -> None:
     books = Books(jobs=0)
     jobs = [claimed(job_id="job_1"), claimed(job_id="job_2"), claimed(job_id="job_3")]
     kept = {"job_2": {f"step {number}": "x" * (1 << 20) for number in range(65)}}
-    books.crew._assign(books.child, jobs, kept)
+    books.crew.dispatcher.assign(books.child, jobs, kept)
     (parked,) = books.ends.values()
     assert isinstance(parked, Parked)
     assert "cannot be handed to a process" in parked.reason
@@ -384,7 +386,7 @@ def test_a_child_that_asks_to_be_replaced_gives_back_what_waits() -> None:
 def test_deadlines_are_sent_with_their_jobs() -> None:
     books = Books(jobs=0)
     jobs = [claimed(job_id=f"job_{number}", args="x" * (RUN_BYTES_MAX // 2)) for number in range(2, 6)]
-    books.crew._assign(books.child, jobs, {})
+    books.crew.dispatcher.assign(books.child, jobs, {})
     runs = [message for message in books.sent if isinstance(message, frames.Run)]
     assert len(runs) == 2
     assert all([*run.deadlines] == [job.job_id for job in run.jobs] for run in runs)

@@ -1,0 +1,66 @@
+"""Who has which job, and whom to tell of its end."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from headway.lifecycle import Outcome
+from headway.model import Claimed, Report
+from headway.worker.frames import Ask
+from headway.worker.handover import Given
+from headway.worker.outcomes import WAITED
+from headway.worker.pool import Post
+
+
+class Foreman(Protocol):
+    """Whom the crew tells what happens: the supervisor."""
+
+    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+        """An attempt has ended; told exactly once, unless it was abandoned."""
+        ...
+
+    def reported(self, reports: Sequence[Report]) -> None:
+        """Running attempts say something about themselves."""
+        ...
+
+    async def answer(self, ask: Ask) -> str:
+        """Answer a question of a task; `LeaseLost` when its attempt is over."""
+        ...
+
+    def has_room(self) -> None:
+        """There is room for more jobs, or the crew knows its tasks by now."""
+        ...
+
+
+class Assignments:
+    """Which child has which job. Every attempt that was given to a crew ends here exactly once, or is abandoned."""
+
+    def __init__(self, foreman: Foreman | None) -> None:
+        self.foreman = foreman  # The first child says which store it is, so it is there before the supervisor.
+        self.where: dict[str, Post] = {}
+
+    @property
+    def supervisor(self) -> Foreman:
+        """The supervisor, which is there before the first job."""
+        assert self.foreman is not None, "a crew without a supervisor has no jobs"
+        return self.foreman
+
+    def find(self, job_id: str, attempt: int) -> tuple[Post, Given] | None:
+        """Return an attempt that is with a child, and the child."""
+        child = self.where.get(job_id)
+        given = child.handover.find(job_id, attempt) if child is not None else None
+        return None if child is None or given is None else (child, given)
+
+    def end(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Tell the end of an attempt that is out of the books of its child."""
+        self.where.pop(claimed.job_id, None)
+        self.supervisor.ended(claimed, outcome)
+
+    def hand_back(self, jobs: Iterable[Given]) -> None:
+        """Return jobs that have not begun to the store. One that was cancelled meanwhile ends so."""
+        for given in jobs:
+            self.end(given.claimed, WAITED if given.stop_as is None else given.stop_as)
+
+    def say_room(self) -> None:
+        """There is room for more jobs, or the crew knows its tasks by now."""
+        if self.foreman is not None:
+            self.foreman.has_room()

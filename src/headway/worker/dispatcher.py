@@ -1,0 +1,119 @@
+"""Giving jobs to children: spread over those that have room, in as many frames as they need, suspects apart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from headway.clock import Clock
+from headway.instants import Instant
+from headway.lifecycle import Outcome, Parked, Released
+from headway.model import Claimed
+from headway.worker.assignments import Assignments
+from headway.worker.frames import FrameTooLarge, Run
+from headway.worker.outcomes import WAITED
+from headway.worker.pool import Pool, Post, company_of
+from headway.worker.staff import Staff
+
+RUN_BYTES_MAX: Final = 8 << 20  # Of arguments and steps in one frame.
+
+
+class Dispatcher:
+    """Gives jobs to the children of a staff."""
+
+    def __init__(self, staff: Staff, assignments: Assignments, clock: Clock) -> None:
+        self._staff = staff
+        self._assignments = assignments
+        self._clock = clock
+
+    def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
+        """Give jobs to children that have room for them."""
+        for kind, names in self._staff.kinds.items():
+            mine = jobs if len(self._staff.kinds) == 1 else [claimed for claimed in jobs if claimed.task in names]
+            if mine:
+                self._distribute(self._staff.pools[kind], mine, kept or {})
+
+    def _distribute(self, pool: Pool, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+        if pool.kind != "process":
+            suspects = [claimed for claimed in jobs if claimed.reason and company_of(claimed)]
+            pool.suspects.extend(suspects)
+            pool.kept.update({claimed.job_id: kept[claimed.job_id] for claimed in suspects if claimed.job_id in kept})
+            jobs = [claimed for claimed in jobs if not (claimed.reason and company_of(claimed))]
+        parts, over = pool.spread(jobs)
+        for child, part in parts:
+            self.assign(child, part, kept)
+        for claimed in over:  # They take longer than those before, or the children have just gone.
+            self._assignments.end(claimed, WAITED)
+        self.try_suspects(pool)
+
+    def assign(self, child: Post, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+        """Give jobs to a child."""
+        first = child.handover.give(jobs, self._clock.monotonic())
+        for claimed in jobs:
+            self._assignments.where[claimed.job_id] = child
+        for part in in_frames(jobs, kept):
+            self._send_jobs(child, first, part, kept)
+            first += len(part)
+
+    def _send_jobs(self, child: Post, first: int, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+        deadlines: dict[str, Instant] = {}
+        for claimed in jobs:
+            timeout = claimed.timeout or self._staff.tasks[claimed.task].timeout
+            if timeout is not None:
+                deadlines[claimed.job_id] = self._clock.now() + timeout
+        steps = {claimed.job_id: kept[claimed.job_id] for claimed in jobs if claimed.job_id in kept} if kept else {}
+        try:
+            child.process.send(Run(first, jobs, deadlines, steps))
+        except FrameTooLarge as error:
+            if len(jobs) > 1:
+                middle = len(jobs) // 2
+                self._send_jobs(child, first, jobs[:middle], kept)
+                self._send_jobs(child, first + middle, jobs[middle:], kept)
+            elif (given := child.handover.end(jobs[0].job_id, jobs[0].attempt)) is not None:
+                reason = f"its arguments and finished steps cannot be handed to a process: {error}"
+                self._assignments.end(given.claimed, Parked(reason, "too large"))
+
+    def try_suspects(self, pool: Pool) -> None:
+        """Let suspects run in children of their own, each with as much company as it may have."""
+        if not pool.suspects:
+            pool.kept.clear()
+            return
+        solos = self._staff.solos(pool)
+        for _ in range(len(pool.suspects)):
+            suspect = pool.suspects.popleft()
+            company = company_of(suspect)
+            fit = (child for child in solos if child.is_ready and child.load < child.width <= company)
+            solo = next(fit, None)
+            if solo is None:
+                pool.suspects.append(suspect)
+            else:
+                kept = pool.kept.pop(suspect.job_id, None)
+                self.assign(solo, [suspect], {} if kept is None else {suspect.job_id: kept})
+
+    def drop_suspect(self, job_id: str, attempt: int, outcome: Outcome | None) -> None:
+        """Take a suspect out of the line that it waits in; it ends with this outcome, or without a word."""
+        for pool in self._staff.pools.values():
+            for claimed in [each for each in pool.suspects if (each.job_id, each.attempt) == (job_id, attempt)]:
+                pool.suspects.remove(claimed)
+                if outcome is not None:
+                    self._assignments.end(claimed, outcome)
+
+    def release_suspects(self, outcome: Released) -> None:
+        """Hand back the suspects that wait for their turn."""
+        for pool in self._staff.pools.values():
+            while pool.suspects:
+                self._assignments.end(pool.suspects.popleft(), outcome)
+
+
+def in_frames(jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> Iterator[list[Claimed]]:
+    """Cut jobs into as many frames as their arguments and finished steps need."""
+    part: list[Claimed] = []
+    size = 0
+    for claimed in jobs:
+        more = len(claimed.args)
+        if kept and claimed.job_id in kept:
+            more += sum(map(len, kept[claimed.job_id].values()))
+        if part and size + more > RUN_BYTES_MAX:
+            yield part
+            part, size = [], 0
+        part.append(claimed)
+        size += more
+    yield part

@@ -1,0 +1,146 @@
+"""How jobs and children are made to stop: asked, then SIGTERM, then SIGKILL; and what only time can show."""
+
+import signal
+from typing import Final
+
+from headway.clock import Clock
+from headway.instants import SECOND
+from headway.lifecycle import Outcome
+from headway.worker.assignments import Assignments
+from headway.worker.dispatcher import Dispatcher
+from headway.worker.frames import Flush, Stop
+from headway.worker.handover import Given
+from headway.worker.outcomes import out_of_time
+from headway.worker.pool import Pool, Post
+from headway.worker.staff import START_S_MAX, Staff
+from headway.worker.sweeper import Sweeper
+
+WAIT_S_MAX: Final = 0.4  # A job that was given to a child and has not begun by then is handed back.
+STALLED_S_MAX: Final = 5.0  # So long a child that stands still may take to show that it goes on; then it is replaced.
+SOFT_S: Final = 1.0  # From asking to SIGTERM
+HARD_S: Final = 2.0  # and from there to SIGKILL.
+DEAF_S_MAX: Final = 1.0
+
+
+class Stopper:
+    """Stops jobs and children, on request and when their time is up."""
+
+    def __init__(
+        self, staff: Staff, assignments: Assignments, dispatcher: Dispatcher, sweeper: Sweeper, clock: Clock
+    ) -> None:
+        self._staff = staff
+        self._assignments = assignments
+        self._dispatcher = dispatcher
+        self._sweeper = sweeper
+        self._clock = clock
+
+    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+        """Have a job stop; it ends with this outcome once it has."""
+        found = self._assignments.find(job_id, attempt)
+        if found is None:
+            self._dispatcher.drop_suspect(job_id, attempt, outcome)
+            return
+        child, given = found
+        if given.stop_as is not None:
+            return
+        now = self._clock.monotonic()
+        child.handover.look(now)
+        if child.kind == "process" or not child.handover.has_begun(given):
+            given.stop_as = outcome
+            self._assignments.hand_back(child.handover.withdraw(now))  # With it, unless it has begun.
+            if child.handover.find(job_id, attempt) is None:
+                return
+        given.stop_as, given.stop_since = outcome, now
+        if child.kind == "process" and not child.handover.is_running(given):
+            child.process.send(Flush())  # It is done; its outcome is on the way.
+            given.stop_as = None
+            return
+        child.is_stopping = child.kind == "process"
+        child.process.send(Stop(job_id, attempt))
+
+    def abandon(self, job_id: str, attempt: int) -> None:
+        """Stop a job that is no longer ours, at once and without a word about its end."""
+        found = self._assignments.find(job_id, attempt)
+        if found is None:
+            self._dispatcher.drop_suspect(job_id, attempt, None)
+            return
+        child, given = found
+        back = child.handover.withdraw(self._clock.monotonic())
+        if given not in back:
+            if child.handover.is_running(given):
+                self.kill(child, f"the lease of {job_id} was lost")
+            child.handover.end(job_id, attempt)
+        del self._assignments.where[job_id]
+        self._assignments.hand_back(each for each in back if each is not given)
+
+    def kill(self, child: Post, reason: str) -> None:
+        """Kill a child with all that it has started, also what has left its process group."""
+        if child.killed_because is None:
+            child.killed_because = reason
+            child.kill_sent = self._clock.monotonic()
+            self._sweeper.sweep(child.process, _do_nothing, with_head=True)
+
+    def watch(self, pool: Pool, child: Post, now: float) -> None:
+        """Look after a child that lives."""
+        if child.killed_because is None and self._staff.is_late(child):
+            self.kill(child, f"it did not start within {START_S_MAX:g} s")
+        if child.deaf_since is not None and now - child.deaf_since > DEAF_S_MAX:
+            child.process.kill()  # Nobody can speak with it. Whatever closed its line has crashed it.
+        if child.killed_because is not None and now - child.kill_sent > HARD_S:
+            child.process.kill()
+        child.handover.look(now)
+        for given in child.handover.running():
+            self._watch_job(child, given, now)
+        self._watch_hand_over(pool, child, now)
+        if not child.is_leaving and self._staff.is_spent(pool, child):
+            self._staff.retire(child)
+
+    def _watch_job(self, child: Post, given: Given, now: float) -> None:
+        if given.is_ending:
+            return
+        if given.stop_as is not None:
+            self._press(child, given, now)
+            return
+        info = self._staff.tasks[given.claimed.task]
+        timeout = given.claimed.timeout or info.timeout
+        if timeout is not None and given.since is not None and now - given.since >= timeout / SECOND:
+            outcome = out_of_time(timeout / SECOND, retries=info.retries_timeouts)
+            self.stop(given.claimed.job_id, given.claimed.attempt, outcome)
+
+    def _watch_hand_over(self, pool: Pool, child: Post, now: float) -> None:
+        """Take back what has waited for too long, and replace a child that stands still."""
+        handover = child.handover
+        running = handover.running()
+        if now - handover.waiting_since() > WAIT_S_MAX:
+            for given in running:
+                if given.since is not None:
+                    pool.pace.takes_at_least(given.claimed.task, now - given.since)
+            back = handover.withdraw(now)
+            if back and len(running) < child.width and child.stalled_since is None:
+                child.stalled_since = now  # It could have begun more.
+            self._assignments.hand_back(back)
+        is_silent = bool(handover.unheard()) and not running
+        child.unheard_since = (child.unheard_since or now) if is_silent else None
+        if handover.unheard():
+            child.process.send(Flush())
+        since = min((at for at in (child.stalled_since, child.unheard_since) if at is not None), default=now)
+        if now - since > STALLED_S_MAX:
+            if running:
+                self._staff.retire(child)  # It may end what it has begun; others begin elsewhere.
+            else:
+                self.kill(child, "it stood still")
+
+    def _press(self, child: Post, given: Given, now: float) -> None:
+        """Ask, then SIGTERM, then SIGKILL. Threads and loops cannot be interrupted by a signal, so it ends them all."""
+        waited = now - given.stop_since
+        if given.stop_stage == 0 and waited >= SOFT_S:
+            given.stop_stage = 1
+            if child.kind == "process":
+                child.process.signal(signal.SIGTERM)
+        elif given.stop_stage == 1 and waited >= SOFT_S + HARD_S:
+            given.stop_stage = 2
+            self.kill(child, f"{given.claimed.job_id} did not stop")
+
+
+def _do_nothing() -> None:
+    """Nobody waits for it: the death of the child is seen."""
