@@ -30,7 +30,7 @@ from tests.support.command_line import Cli, be_patient
 from tests.support.postgres import PostgresServer
 from tests.support.redis import RedisServer
 from tests.support.transports import TransportServer
-from tests.support.waiting import DEADLINE_S
+from tests.support.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -132,9 +132,20 @@ class Running:
             await store.close()
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Ask the API for a path; of a stream hear the beginning."""
-        assert self._api is not None
-        return asyncio.run_coroutine_threadsafe(_get(self._api, path), self._loop).result(DEADLINE_S)
+        """Ask the API for a path; of a stream hear the beginning.
+
+        On a slow machine a node may not be ready yet, or seem to stand still: that is said, and passes.
+        """
+        answers = [(503, b"")]
+
+        def is_ready() -> bool:
+            assert self._api is not None
+            asked = asyncio.run_coroutine_threadsafe(_get(self._api, path), self._loop)
+            answers.append(asked.result(DEADLINE_S))
+            return answers[-1][0] != 503
+
+        wait_until(is_ready, f"{path} to be answered")
+        return answers[-1]
 
     def __enter__(self) -> "Running":
         self._thread.start()
