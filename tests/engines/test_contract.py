@@ -11,6 +11,7 @@ import pytest
 from headway.coordination.engines import consul, etcd
 from headway.errors import EngineUnavailable
 from headway.instants import SECOND
+from headway.model import schedule_key
 from headway.ports import Engine
 from tests.engines.conftest import PATIENT_S, EngineServer, OpenEngine, Patience, frozen, make_server, take_in_the_end
 from tests.support.waiting import DEADLINE_S, async_wait_until
@@ -23,6 +24,7 @@ ODD_NAMES = [
     "scheduler/0",
     "occurrence/nightly report/1700000000000000",
     "occurrence/ü~🚂/1",
+    f"occurrence/{schedule_key('acme', 'nightly')}/1",
     "lock/a:b{c}d?e&f=g#h%2Fi",
     "lock//double/./dots/../x",
     "lock/" + "long" * 50,

@@ -342,6 +342,35 @@ def test_decisions_are_logged_and_recorded(tmp_path: Path) -> None:
     assert told(store, "audit")["ok"] is True
 
 
+def test_what_somebody_else_has_keeps_no_node_from_starting(tmp_path: Path) -> None:
+    """A declared name that an operator has taken is skipped with attention. In lock mode, beside another tenant's."""
+    store = file_store(tmp_path)
+    often = ("--task", "t", "--every", "500ms", "--overlap", "allow")
+    told(store, "schedules", "put", "nightly", "--task", "t", "--every", "9d")  # Before the app declares it.
+    told(store, "schedules", "put", "acme/mine", *often)
+    (tmp_path / "headway.toml").write_text(
+        'name = "shop"\n[tasks.t]\ncommand = ["true"]\n'
+        '[schedules.nightly]\ntask = "t"\nevery = "1h"\n[schedules.mine]\ntask = "t"\nevery = "1h"\n'
+    )
+    with started(tmp_path, "scheduler", "scheduler", HEADWAY_COORDINATION_MODE="lock") as (process, log):
+        wait_until(says(log, "schedules_synchronised"), "the app's schedules to be in the store")
+        assert "1 created, 1 skipped" in log.read_text()
+        wait_until(says(log, "schedule=acme/mine"), "a decision for the other tenant")
+        wait_until(lambda: told(store, "status")["nodes"], "the node to say that it lives")
+        fault = "the app 'shop' declares it too, and that is skipped: schedule 'nightly' belongs to nobody's code"
+        assert any(fault in words for words in told(store, "status")["degraded"])
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+    stored = {(one["tenant"], one["name"]): one["rule"] for one in told(store, "schedules", "list")}
+    assert stored == {
+        ("acme", "mine"): "every 500ms",
+        ("default", "mine"): "every 1h",
+        ("default", "nightly"): "every 9d",
+    }
+    assert told(store, "audit")["ok"] is True
+
+
 def test_a_scheduler_that_waits_for_its_store_can_be_stopped(tmp_path: Path) -> None:
     with started(tmp_path, "s", "scheduler", "--store", "postgresql://u:s3cret@127.0.0.1:1/none") as (process, log):
         wait_until(says(log, "waiting_for_the_store"), "it to wait for the store")
