@@ -211,7 +211,7 @@ select r.job_id, r.attempt, r.node, r.ready_at, r.started_at, r.ended_at, r.outc
 from {rows attempts as r (job_id text, attempt integer, node text, ready_at bigint, started_at bigint, ended_at bigint,
   outcome text, reason text, error text)}
 where true
-on conflict (job_id, attempt) do nothing;
+on conflict do nothing;
 
 -- name: settled_already
 -- Which of these attempts have their end in the store? A settlement whose answer was lost finds itself here. Not by
