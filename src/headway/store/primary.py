@@ -158,7 +158,7 @@ class Primary:
             opened = {task: host for task, host in tries.items() if _is_open(task)}
             fit = [task for task in opened if self._is_right(task.result())]
             if not fit:
-                where = f"PostgreSQL at {mask_url(self._url)}"
+                where = f"PostgreSQL at {_place(self._url)}"
                 raise StoreUnavailable(
                     f"cannot connect to {where}: {_reasons(tries)}; does HEADWAY_STORE name the primary?"
                 )
@@ -264,7 +264,12 @@ def _cannot_connect(error: Exception, url: str, *, is_alone: bool) -> StoreError
         )
     if not is_alone:
         return StoreUnavailable(reason)
-    return StoreUnavailable(f"cannot connect to PostgreSQL at {mask_url(url)}: {reason}{_cure(error)}")
+    return StoreUnavailable(f"cannot connect to PostgreSQL at {_place(url)}: {reason}{_cure(error)}")
+
+
+def _place(url: str) -> str:
+    """Name hosts and database of an address, and nothing else: a log is no place for addresses with their users."""
+    return mask_url(url).partition("://")[2].removeprefix("***@").partition("?")[0]
 
 
 def _cure(error: Exception) -> str:
