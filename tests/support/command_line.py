@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.cli import doctor
+from headway.cli import doctor, session
 from headway.cli.root import run
 from headway.instants import HOUR
 from headway.status import around, attention
@@ -24,6 +24,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(around, "ALIVE_WITHIN", HOUR)
     monkeypatch.setattr(doctor, "SKEW_S_MAX", 3_600.0)
     monkeypatch.setattr(attention, "SKEW_S_MAX", 3_600.0)
+    monkeypatch.setattr(session, "STATUS_S_MAX", 3_600.0)
     monkeypatch.setattr(doctor, "AUDIT_S_MAX", 3_600.0)
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -17,6 +19,7 @@ from headway.model import schedule_key
 from headway.store import Store
 from headway.store.migrations import migrate
 from tests.support.api import ApiProcess, api_process
+from tests.support.tuned import tuned
 from tests.support.waiting import DEADLINE_S
 
 T = TypeVar("T")
@@ -109,7 +112,10 @@ def house(url: str) -> Iterator[House]:
     """Run an API on a store until the block ends."""
     beside = Beside(url)
     try:
-        with api_process(url, env={"HEADWAY_TOKEN": SECRET, **HASTE}) as api, ExitStack() as stack:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            patience = {"PYTHONPATH": tuned(folder, {"headway.status.trouble.PROBE_S_MAX": DEADLINE_S})}
+            api = stack.enter_context(api_process(url, env={"HEADWAY_TOKEN": SECRET, **HASTE, **patience}))
             built = House(api, url, beside, {"root": stack.enter_context(api.client(SECRET))})
             for name, tenant, role in (
                 ("everybody", "*", "operator"),

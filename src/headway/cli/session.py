@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headway.why import Why
 
 PAGE: Final = 200
+STATUS_S_MAX: Final = 5.0  # So long `status` waits for a write before it says that the store takes none.
 AUTHOR: Final = "cli"  # Who did it, in the ledger.
 
 # What to do where an embedded store does not exist yet: say so, make it, or look into an empty one for a dry run.
@@ -230,7 +231,7 @@ class Desk:
         from headway.status.trouble import examine
         from headway.store.facts import facts
 
-        known, (trouble, _) = await facts(self.store.driver), await examine(self.store)
+        known, (trouble, _) = await facts(self.store.driver), await examine(self.store, STATUS_S_MAX)
         return await look(
             self.store, now=self.now, facts=known, url=self.url, latency_s=self.latency_s, trouble=trouble
         )

@@ -23,9 +23,10 @@ def trouble_of(error: HeadwayError) -> str:
     return FULL if isinstance(error, StoreFull) else AWAY
 
 
-async def examine(store: Store) -> tuple[str, Vital]:
+async def examine(store: Store, within_s: float | None = None) -> tuple[str, Vital]:
     """Write to the store and read who lives and leads, within a moment; say how it is, and what was read."""
+    limit_s = PROBE_S_MAX if within_s is None else within_s
     try:
-        return OK, await store.measures.vital(SHARD_PREFIX, alive_within=ALIVE_WITHIN, within_s=PROBE_S_MAX)
+        return OK, await store.measures.vital(SHARD_PREFIX, alive_within=ALIVE_WITHIN, within_s=limit_s)
     except HeadwayError as error:
         return trouble_of(error), Vital(nodes=[], leases=[])

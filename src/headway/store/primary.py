@@ -113,7 +113,7 @@ class Primary:
     async def check(self, connection: asyncpg.Connection) -> bool:
         """Say whether a connection still leads to a server that takes writes, the last one that was promoted."""
         try:
-            await self._identify(connection)
+            await self._identify(connection, IDENTIFY_S_MAX)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             self._found = None
             return False
@@ -190,24 +190,24 @@ class Primary:
                 self._url, timeout=within_s, target_session_attrs="any", **where, **self._options()
             )
         try:
-            async with _translated(IDENTIFY_S_MAX, self._url, is_alone=is_alone):
-                await self._identify(connection, is_new=True)
+            async with _translated(within_s, self._url, is_alone=is_alone):
+                await self._identify(connection, within_s, is_new=True)
         except BaseException:
             connection.terminate()
             raise
         return connection
 
-    async def _identify(self, connection: asyncpg.Connection, *, is_new: bool = False) -> None:
+    async def _identify(self, connection: asyncpg.Connection, within_s: float, *, is_new: bool = False) -> None:
         """Ask a server who it is. One that answers only half of it, or through a pooler, is taken as it is."""
         server = UNKNOWN
         try:
-            row = await connection.fetchrow(_IDENTITY, timeout=IDENTIFY_S_MAX)
+            row = await connection.fetchrow(_IDENTITY, timeout=within_s)
             server = Server(row["timeline"], row["started"], row["is_read_only"])
         except asyncpg.PostgresError as error:
             if (error.sqlstate or "")[:2] in ("08", "57"):
                 raise
             with contextlib.suppress(asyncpg.PostgresError):
-                row = await connection.fetchrow(_MODEST_IDENTITY, timeout=IDENTIFY_S_MAX)
+                row = await connection.fetchrow(_MODEST_IDENTITY, timeout=within_s)
                 server = Server(is_read_only=row["is_read_only"])
         self._servers[connection] = server
         self._checked_at[connection] = _now()
