@@ -385,6 +385,15 @@ async def test_jobs_of_a_schedule_expire(backend: Backend) -> None:
     assert "CANCELLED" not in {str(job.status) for job in await store.queue.page(schedule="patient")}
 
 
+async def test_clicks_at_the_same_moment_make_one_job(shared: Backend) -> None:
+    stores = [shared.store, await shared.another(), await shared.another()]
+    await shared.store.schedules.put("s", spec("1d", overlap="skip"))
+    made = await asyncio.gather(*(store.schedules.trigger_once("s", None) for store in stores * 3))
+    assert len({job_id for job_id, _, _ in made}) == 1
+    assert [is_new for _, is_new, _ in made].count(True) == 1
+    assert await shared.count("headway_jobs") == 1
+
+
 @pytest.mark.parametrize("overlap", Overlap)
 async def test_racing_triggers_and_decisions_keep_one_live_job(shared: Backend, overlap: Overlap) -> None:
     """S7: people, schedulers and workers at once; never two live jobs of a schedule that wants one."""

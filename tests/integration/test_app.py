@@ -216,7 +216,12 @@ class TestSchedules:
 
         changed = Headway(url, name="billing")
         changed.schedule("invoices", "invoice", Cron("0 7 * * *", tz="Europe/Berlin"))
-        assert await changed.sync() == {"invoices": "changed", "dunning": "removed"}
+        changed.schedule("invoices", "invoice", Cron("0 8 * * *"), tenant="acme")  # Another one.
+        with pytest.raises(InvalidSchedule, match="two schedules are named 'acme/invoices'"):
+            changed.schedule("invoices", "invoice", Cron("0 9 * * *"), tenant="acme")
+        assert await changed.sync() == {"invoices": "changed", "dunning": "removed", "acme/invoices": "created"}
+        assert await changed.occurrences("invoices", tenant="acme") == []
+        assert await changed.remove_schedule("invoices", tenant="acme")
         names = [schedule.name for schedule in await (await changed.store()).schedules.page()]
         assert names == ["invoices", "tenant-42", "thumbnails"]
 
