@@ -4,13 +4,39 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.worker_arena import FULL, MANY_S_MAX, WorkerArena, everywhere
+from tests.chaos.worker_arena import FULL, MANY_S_MAX, WorkerArena, everywhere, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
+DEATHS_MAX = 8
 WAYS = ("kill", "exit", "segfault", "close")
 AGAIN = WAYS if FULL else ("kill", "close")
 LONG_LEASE = ("--worker-lease", "10m", "--processes", "3", "--concurrency", "60", "--poll", "0.5s")
+
+
+def test_a_job_that_kills_its_whole_worker_is_blamed_alone(stores: dict[str, str], tmp_path: Path) -> None:
+    everywhere(_whole_workers, stores, tmp_path)
+
+
+def _whole_workers(arena: WorkerArena) -> None:
+    """As where a container runs out of memory: supervisor and children die together, with all that runs in them."""
+    neighbours = arena.enqueue_many("rest", [{"seconds": 2}] * 6)
+    culprit = arena.enqueue("crash", {"how": "worker"})
+    neighbours += arena.enqueue_many("rest", [{"seconds": 2}] * 2)
+    for _ in range(DEATHS_MAX):
+        worker = arena.start(*LONG_LEASE)
+        wait_for(
+            lambda worker=worker: not worker.is_running() or arena.job(culprit, "status") == "FAILED",
+            "the worker to die, or the job to be given up",
+            describe=arena.describe,
+        )
+        if worker.is_running():
+            break
+        arena.run_out(culprit, *neighbours)
+    assert arena.wait_final([culprit, *neighbours], MANY_S_MAX) == {"FAILED": 1, "COMPLETED": len(neighbours)}
+    assert arena.job(culprit, "reason").endswith("with no other job on it")
+    assert arena.sql("select id from headway_jobs where failures > 0") == []
+    assert len(arena.workers) <= DEATHS_MAX
 
 
 def test_crashes(stores: dict[str, str], tmp_path: Path) -> None:

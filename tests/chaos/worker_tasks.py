@@ -138,6 +138,9 @@ def _crash(how: str) -> None:
         time.sleep(600)
     elif how == "raise":
         raise SystemExit(4)
+    elif how == "worker":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
 
 
 @app.task
