@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.worker_arena import FULL, MANY_S_MAX, WorkerArena, everywhere, wait_for
+from tests.chaos.worker_arena import FULL, MANY_S_MAX, Worker, WorkerArena, everywhere, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -24,19 +24,24 @@ def _whole_workers(arena: WorkerArena) -> None:
     culprit = arena.enqueue("crash", {"how": "worker"})
     neighbours += arena.enqueue_many("rest", [{"seconds": 2}] * 2)
     for _ in range(DEATHS_MAX):
-        worker = arena.start(*LONG_LEASE)
-        wait_for(
-            lambda worker=worker: not worker.is_running() or arena.job(culprit, "status") == "FAILED",
-            "the worker to die, or the job to be given up",
-            describe=arena.describe,
-        )
-        if worker.is_running():
+        if _kills(culprit, arena.start(*LONG_LEASE), arena):
+            arena.run_out(culprit, *neighbours)
+        else:
             break
-        arena.run_out(culprit, *neighbours)
     assert arena.wait_final([culprit, *neighbours], MANY_S_MAX) == {"FAILED": 1, "COMPLETED": len(neighbours)}
     assert arena.job(culprit, "reason").endswith("with no other job on it")
     assert arena.sql("select id from headway_jobs where failures > 0") == []
     assert len(arena.workers) <= DEATHS_MAX
+
+
+def _kills(culprit: str, worker: Worker, arena: WorkerArena) -> bool:
+    """Wait until a job has killed a worker, or was given up."""
+    wait_for(
+        lambda: not worker.is_running() or arena.job(culprit, "status") == "FAILED",
+        "the worker to die, or the job to be given up",
+        describe=arena.describe,
+    )
+    return not worker.is_running()
 
 
 def test_crashes(stores: dict[str, str], tmp_path: Path) -> None:
