@@ -1,5 +1,6 @@
 """What needs somebody is said: nodes that are gone, clocks that are off, missed instants, workers of no use."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from headway.model import Node
 from headway.shapes import stamp
 from headway.status.attention import alerts, faults
 from headway.status.figures import situation_shape
-from headway.status.situation import lost_among, unserved
+from headway.status.situation import look, lost_among, unserved
 from headway.status.trouble import AWAY, FULL, READ_ONLY
+from headway.store.facts import Facts
 from headway.store.measures import Missed
 from headway.workers import workers_of
 from tests.simulation.stage import Stage
@@ -141,3 +143,27 @@ async def test_missed_instants_are_found_for_a_day() -> None:
         ):
             stage.sql(insert, name, instant, until, count, outcome, decided)
         assert await store.measures.missed(DAY) == [Missed(schedule="a", instants=5, latest=now - 5)]
+
+
+@virtual
+async def test_a_node_that_is_lost_and_one_whose_clock_is_off_are_found_in_the_store() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+
+        async def told() -> list[str]:
+            seen = await look(seat.store, now=stage.now(), facts=Facts(kind="sqlite", version="3"))
+            return [alert.words for alert in alerts(seen) if alert.code in ("node_lost", "clock_off")]
+
+        lost = Node(id="node_1", name="web-1", roles=("worker",))
+        lives = Node(id="node_2", name="web-2", roles=("worker",), state={"skew_s": 3600.0})
+        await seat.store.nodes.beat(lost)
+        await asyncio.sleep(40.0)
+        await stage.seat("node_2").store.nodes.beat(lives)
+        assert [words.partition(" is ")[0] for words in await told()] == ["the clock of web-2"], "it took its place"
+        stage.sql("update headway_nodes set started_at = started_at - ? where id = 'node_2'", HOUR)
+        assert await told() == [
+            "web-1 (worker) was last heard of 40s ago and did not say goodbye",
+            "the clock of web-2 is 1h ahead of the store's: its log lines are off, decisions are not",
+        ]
+        await seat.store.nodes.leave(lost.id)
+        assert len(await told()) == 1, "one that says goodbye is not missed"
