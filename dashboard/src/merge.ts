@@ -11,8 +11,9 @@ export function isNewer(news: { version: number; live?: number }, known: { versi
 /** Put news into a job; null when it knows them. */
 export function merged<Known extends JobNews>(known: Known, news: JobNews): Known | null {
   if (known.id !== news.id || !isNewer(news, known)) return null;
-  const { live, ...rest } = news;
+  const { live, omitted, ...rest } = news;
   const after: Known = { ...known, ...rest };
+  if (omitted?.includes("metadata")) after.metadata = { ...known.metadata, ...news.metadata }; // Too large to be told.
   if (live === undefined) delete after.live;
   else after.live = live;
   return after;

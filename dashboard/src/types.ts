@@ -60,6 +60,7 @@ export interface JobNews {
   eta_at: string | null;
   version: number;
   live?: number;
+  omitted?: string[];
   error?: Failure | null;
   result?: Json;
 }

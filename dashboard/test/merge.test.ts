@@ -26,6 +26,15 @@ test("news are put into what is known, and keep what they do not tell", () => {
   assert.equal(after?.created_at, "2027-01-01T00:00:00Z");
 });
 
+test("metadata that was too large to be told is kept", () => {
+  const known = job("a", { version: 1, metadata: { input: "v.mp4", current_step: "Load" } });
+  const told = news("a", { version: 2, metadata: { current_step: "Store" }, omitted: ["metadata"] });
+  const after = merged(known, told);
+  assert.deepEqual(after?.metadata, { input: "v.mp4", current_step: "Store" });
+  assert.equal(after?.omitted, undefined);
+  assert.deepEqual(merged(known, { ...told, omitted: undefined } as unknown as JobNews)?.metadata, { current_step: "Store" });
+});
+
 test("rows keep their order, and a list without news stays the same list", () => {
   const list = [job("c"), job("a"), job("b")];
   const after = mergedList(list, [news("b", { version: 2, progress: 10 }), news("a", { version: 3, progress: 30 }), news("a", { version: 2, progress: 20 }), news("z", { version: 9 })]);

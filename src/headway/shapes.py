@@ -37,6 +37,8 @@ _SECRET: Final = re.compile(
     """,
     re.VERBOSE,
 )
+# What is in every name that the other expression finds something in; most names are done with after a look for it.
+_HINT: Final = re.compile("pass|pwd|pw|token|secret|cred|jwt|bearer|cookie|key|auth")
 _WORD_ENDS: Final = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NO_LETTERS: Final = re.compile(r"[\W\d_]+")
 _MEASURES: Final = frozenset({"bits", "count", "length", "limit", "size", "total", "ttl"})
@@ -100,6 +102,8 @@ def _is_secret(name: object, value: object) -> bool:
 @lru_cache(_NAMES_KEPT)
 def _named(name: str) -> Literal["plain", "secret", "secrets"]:
     """Say what is called so. A number of secrets is none: max_tokens, key_size."""
+    if not _HINT.search(name.lower()):
+        return "plain"
     words = {*_WORD_ENDS.sub(" ", name).lower().split(), *_NO_LETTERS.sub(" ", name).lower().split()}
     secret = [word for word in words if _SECRET.search(word)]
     if not secret:
@@ -152,8 +156,10 @@ def _is_longer(text: str, size: int) -> bool:
 
 
 def job_news(job: Job) -> Shape:
-    """Write what followers of many jobs are told when one changes: no arguments, result or error."""
-    return {**_state(job, masked(read_metadata(job))), **_version(job)}
+    """Write what followers are told when a job changes: no arguments, result or error, and no large metadata."""
+    brief = listed(job, parts=("metadata",))
+    news = {**_state(brief, masked(read_metadata(brief))), **_version(job)}
+    return {**news, "omitted": ["metadata"]} if "metadata" in brief.omitted else news
 
 
 def _version(job: Job) -> Shape:

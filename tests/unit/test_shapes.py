@@ -1,13 +1,15 @@
 """What is shown to everybody: secrets are masked by their names, and an edit of what was masked keeps them."""
 
+import json
 from typing import Any
 
 import pytest
 
 from headway.instants import INSTANT_MAX, INSTANT_MIN, parse_instant
-from headway.model import ScheduleSpec
+from headway.lifecycle import Status
+from headway.model import Job, ScheduleSpec
 from headway.scheduling.triggers import Cron, Every
-from headway.shapes import _NAMES_KEPT, _named, masked, previews, unmasked
+from headway.shapes import _NAMES_KEPT, _named, job_facts, job_news, listed, masked, previews, unmasked
 from headway.status.times import read_future
 
 SECRETS = ("password", "PASSWORD", "db_password", "passwd", "token", "api_token", "client_secret", "Authorization")
@@ -129,3 +131,26 @@ def test_a_rate_has_no_instants_after_the_last_year() -> None:
 
 def test_a_time_is_local_to_the_schedule() -> None:
     assert read_future("2027-01-31 06:00", 0, "until", "Europe/Berlin") == parse_instant("2027-01-31T05:00:00Z")
+
+
+def test_followers_are_told_the_step_but_not_large_metadata() -> None:
+    facts = {"text": "x" * 5_000}
+    running = Job(
+        id="job_1",
+        task="work",
+        status=Status.RUNNING,
+        tenant="default",
+        queue="default",
+        priority=0,
+        args="{}",
+        created_at=0,
+        run_at=0,
+        max_attempts=1,
+        metadata=json.dumps(facts),
+        detail=json.dumps({"step": "Load"}),
+    )
+    told = job_news(running)
+    assert (told["metadata"], told["omitted"]) == ({"current_step": "Load"}, ["metadata"])
+    assert job_facts(running)["metadata"] == {**facts, "current_step": "Load"}
+    assert "omitted" not in job_facts(running)
+    assert listed(running).omitted == ("metadata",)

@@ -53,7 +53,7 @@ EVENT_BYTES: Final = 512
 STRANGERS_MAX: Final = 500
 _FED: Final = (
     "id type tenant queue schedule key tags status progress attempts failures max_attempts metadata detail "
-    "eta_at started_at finished_at updated_at why eta_seconds version live"
+    "eta_at started_at finished_at updated_at why eta_seconds version live omitted"
 ).split()
 
 
