@@ -87,8 +87,15 @@ def _postgresql_restarts_and_stays_away(arena: WorkerArena, server: PostgresServ
     jobs = [*acknowledged(), long]
     assert arena.wait_final(jobs, MANY_S_MAX) == {"COMPLETED": len(jobs)}
     arena.check_ended_once(jobs)
-    assert set(arena.outcomes(long)[:-1]) == {"expired"}
+    _check_outage_is_not_its_fault(arena, long)
     assert all(worker.is_running() for worker in workers), "no worker had to be restarted"
+
+
+def _check_outage_is_not_its_fault(arena: WorkerArena, job_id: str) -> None:
+    """Its worker hands it back when the store answers again, or its lease was ended before; neither is a failure."""
+    assert arena.job(job_id, "failures") == 0
+    assert len(arena.attempts(job_id)) > 1
+    assert set(arena.outcomes(job_id)[:-1]) <= {"expired"}
 
 
 def _check_running_code_is_killed(arena: WorkerArena, server: PostgresServer) -> str:
@@ -122,7 +129,7 @@ def _sqlite_is_locked(arena: WorkerArena, path: Path) -> None:
     jobs = [*acknowledged(), long]
     assert arena.wait_final(jobs, MANY_S_MAX) == {"COMPLETED": len(jobs)}
     arena.check_ended_once(jobs)
-    assert set(arena.outcomes(long)[:-1]) == {"expired"}
+    _check_outage_is_not_its_fault(arena, long)
     assert worker.is_running()
 
 
