@@ -10,8 +10,8 @@ import { href } from "../router.ts";
 import { may, now, serverNow, stats, statsProblem } from "../state.ts";
 import { isFinal } from "../statuses.ts";
 import { sinceFirst, spansOf, windowFor } from "../summary.ts";
-import type { Alert, Failures, Job, JobNews, Page, Series, Stats } from "../types.ts";
-import { Badge, Card, Command, Empty, Icon, JobLink, Loading, Problem, Progress, ScheduleLink, Select, Since, Text, Time } from "../ui.tsx";
+import type { Alert, FailureGroup, Failures, Job, JobNews, Page, Series, Stats } from "../types.ts";
+import { Badge, Card, Command, Empty, Fold, Icon, JobLink, Loading, Problem, Progress, ScheduleLink, Select, Since, Text, Time } from "../ui.tsx";
 import { retryJob } from "../actions.tsx";
 import { scheduleHref } from "../whose.ts";
 
@@ -306,33 +306,35 @@ function Failed() {
     >
       <Problem words={read.problem} again={read.again} />
       {found?.total === 0 && <p class="quiet">Nothing has failed.</p>}
-      <ul class="groups">
-        {groups.slice(0, FAILED_SHOWN).map((group) => (
-          <li key={`${group.type}\u0000${group.error}`}>
-            <span class="times">{count(group.count)}×</span>
-            <div>
-              <JobLink id={group.newest}>
-                <Text of={group.type} most={60} />
-              </JobLink>{" "}
-              <Time at={group.newest_at} />
-              <div class="mono small-text">
-                <Text of={group.count > 1 ? group.error : group.example} most={160} />
-              </div>
-            </div>
-            {may("operator") && (
-              <button type="button" class="small" onClick={() => void retryJob({ id: group.newest }, true)} aria-label={`Retry the newest job of ${clip(group.type, 40)}`}>
-                Retry
-              </button>
-            )}
-          </li>
-        ))}
-      </ul>
-      {more > 0 && (
-        <p>
-          <a href="#/problems">{counted(more, "more kind of error", "more kinds of errors")}</a>
-        </p>
-      )}
+      <FailedGroups groups={groups.slice(0, FAILED_SHOWN)} />
+      {more > 0 && <Fold title={counted(more, "more kind of error", "more kinds of errors")}>{() => <FailedGroups groups={groups.slice(FAILED_SHOWN)} />}</Fold>}
     </Card>
+  );
+}
+
+function FailedGroups({ groups }: { groups: readonly FailureGroup[] }) {
+  return (
+    <ul class="groups">
+      {groups.map((group) => (
+        <li key={`${group.type}\u0000${group.error}`}>
+          <span class="times">{count(group.count)}×</span>
+          <div>
+            <JobLink id={group.newest}>
+              <Text of={group.type} most={60} />
+            </JobLink>{" "}
+            <Time at={group.newest_at} />
+            <div class="mono small-text">
+              <Text of={group.count > 1 ? group.error : group.example} most={160} />
+            </div>
+          </div>
+          {may("operator") && (
+            <button type="button" class="small" onClick={() => void retryJob({ id: group.newest }, true)} aria-label={`Retry the newest job of ${clip(group.type, 40)}`}>
+              Retry
+            </button>
+          )}
+        </li>
+      ))}
+    </ul>
   );
 }
 

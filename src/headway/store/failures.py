@@ -159,7 +159,7 @@ def letter_of(job: Job) -> Letter:
 
 
 def grouped(rows: Iterable[Row]) -> list[ErrorGroup]:
-    """Put together what failed alike, most first."""
+    """Put together what failed alike, most first; of as many the newest."""
     found: dict[tuple[str, str], ErrorGroup] = {}
     for row in rows:
         text = error_text(row["error"], status=row["status"], reason=row["reason"])
@@ -175,7 +175,8 @@ def grouped(rows: Iterable[Row]) -> list[ErrorGroup]:
             newest_at=max(row["newest_at"] or 0, known.newest_at if known else 0),
             oldest_at=min(row["oldest_at"] or 0, known.oldest_at) if known else row["oldest_at"] or 0,
         )
-    return sorted(found.values(), key=lambda group: (-group.jobs, group.task, group.error))
+    newest_first = sorted(found.values(), key=lambda group: group.newest, reverse=True)
+    return sorted(newest_first, key=lambda group: -group.jobs)
 
 
 class StoreFailures:
