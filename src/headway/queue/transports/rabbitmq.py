@@ -152,7 +152,7 @@ class RabbitTransport:
         answers = await asyncio.gather(*sent, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
-                raise answer
+                raise _told_plainly(answer)
 
     async def _end(self, hint: Hint, *, is_done: bool) -> None:
         link, message = hint.receipt
@@ -160,7 +160,10 @@ class RabbitTransport:
             return  # Its connection is gone, so the broker has given it to others already.
         try:
             await (message.ack() if is_done else message.nack(requeue=True))
-        except _FAILURES as error:
+        except Exception as problem:
+            error = _told_plainly(problem)
+            if not isinstance(error, _FAILURES):
+                raise
             await self._disconnect(link)
             raise self._unavailable(error) from None
 
@@ -279,3 +282,8 @@ class RabbitTransport:
     def _unavailable(self, error: BaseException) -> EngineUnavailable:
         host, port = self._address.endpoints[self._server]
         return EngineUnavailable(f"rabbitmq at {host}:{port}: {str(error) or 'it does not answer'}")
+
+
+def _told_plainly(error: BaseException) -> BaseException:
+    """Return an error by its kind: a write that a lost connection cut off is a bare `Exception` to the client."""
+    return ConnectionError("the connection was lost during a write") if type(error) is Exception else error
