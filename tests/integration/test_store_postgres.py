@@ -257,10 +257,10 @@ async def test_the_server_ends_the_transaction_of_a_frozen_process(
 
     def begin() -> Transaction[None]:
         yield call("fence", names=as_json(["scheduler/0"]), holder="frozen")
-        yield call("schedule_locked", name="s")
+        yield call("schedule_locked", tenant="default", name="s")
         is_frozen.set()
         thaw.wait(2 * DEADLINE_S)  # Blocks its whole event loop, as SIGSTOP would.
-        yield call("schedule_touch", name="s", version=1)
+        yield call("schedule_touch", key="s", version=1)
 
     async def frozen_process() -> None:
         frozen = Store.on(PostgresDriver(url), Clock(node="frozen"))
@@ -301,12 +301,12 @@ async def test_a_deadlock_is_run_again(url: str, store: Store) -> None:
 
     def crosswise(first: str, second: str) -> Transaction[str]:
         begun.append(first)
-        yield call("schedule_locked", name=first)
+        yield call("schedule_locked", tenant="default", name=first)
         locked.add(first)
         while len(begun) <= 2 and second not in locked:  # Not when it is run again: then the other one goes on.
             yield call("time")
-        yield call("schedule_locked", name=second)
-        yield call("schedule_touch", name=first, version=1)
+        yield call("schedule_locked", tenant="default", name=second)
+        yield call("schedule_touch", key=first, version=1)
         return first
 
     async with asyncio.timeout(DEADLINE_S):
