@@ -155,6 +155,7 @@ class Simulation:
         self._workers: list[WorkerActor] = []
         self._operator: OperatorActor | None = None
         self._stops_at_claim = False
+        self._unheard_at = -1e9
         self._failed: asyncio.Future[None] | None = None
         self._calls: Counter[str] = Counter()
         self.checker = Checker(
@@ -189,6 +190,8 @@ class Simulation:
 
     def saw(self, what: str) -> None:
         """Count something."""
+        if what == "claim unheard":
+            self._unheard_at = self._loop.time()
         self.checker.seen[what] += 1
 
     def log(self, actor: str, *what: object) -> None:
@@ -518,6 +521,8 @@ class Simulation:
         while True:
             now = self._loop.time()
             waiting = [job for job in self.checker.jobs.values() if self._could_begin(job)]
+            if now - self._unheard_at < self.scenario.poll_s + 1.0:  # The store failed meanwhile.
+                waiting = []
             since = {job.id: since.get(job.id, now) for job in waiting}
             for job in waiting:
                 if now - since[job.id] > self.scenario.poll_s + 1.0:

@@ -75,8 +75,12 @@ class Supervisor:
         return await self.claimer.tick()
 
     async def settle(self) -> float:
-        """Write every outcome that is known."""
-        return await self.settler.tick()
+        """Write every outcome that is known; the end of a job that ran alone makes room for others."""
+        was_closed = self.claimer.keeps_others_out
+        rest_s = await self.settler.tick()
+        if was_closed and not self.claimer.keeps_others_out:
+            self.claimer.wake()
+        return rest_s
 
     async def report(self) -> float:
         """Write what is new about running attempts."""
