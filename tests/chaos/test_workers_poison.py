@@ -118,8 +118,9 @@ def _check_flood(arena: WorkerArena, flood: str, counting: str) -> None:
     assert "full" in note
     assert last.startswith(f"line {lines - 2:09}"), "a line is missing before the note"
 
-    status, progress, version, began, ended = arena.job(
-        counting, "status", "progress", "version", "started_at", "finished_at"
+    status, progress, version, attempt, began, ended = arena.job(
+        counting, "status", "progress", "version", "attempt", "started_at", "finished_at"
     )
     assert (status, progress) == ("COMPLETED", 100)
-    assert 4 <= version <= 4 + 2 * (ended - began) / SECOND + 3, "more than two writes a second, or none"
+    handed_back = 2 * (attempt - 1)  # A child that was slow to begin it; that is written, too.
+    assert 4 <= version <= 4 + handed_back + 2 * (ended - began) / SECOND + 3, "more than two writes a second, or none"
