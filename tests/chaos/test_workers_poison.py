@@ -124,3 +124,21 @@ def _check_flood(arena: WorkerArena, flood: str, counting: str) -> None:
     assert (status, progress) == ("COMPLETED", 100)
     handed_back = 2 * (attempt - 1)  # A child that was slow to begin it; that is written, too.
     assert 4 <= version <= 4 + handed_back + 2 * (ended - began) / SECOND + 3, "more than two writes a second, or none"
+
+
+def test_steps_that_no_process_can_be_given_park_their_job(tmp_path: Path) -> None:
+    """More than 64 MiB of finished steps, and a retry: the job is parked with the reason, and the others run."""
+    everywhere(_too_many_steps, {"sqlite": f"sqlite:///{tmp_path}/headway.db"}, tmp_path)
+
+
+def _too_many_steps(arena: WorkerArena) -> None:
+    job_id = arena.enqueue("nothing", delay="1h")
+    rows = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 70)"
+    step = f"select '{job_id}', 'step ' || i, 1, 1, '\"' || hex(zeroblob(500000)) || '\"' from n"
+    arena.write(f"insert into headway_steps (job_id, name, attempt, at, result) {rows} {step}")
+    arena.write(f"update headway_jobs set status = 'PENDING', attempt = 1 where id = '{job_id}'")
+    worker = arena.start("--processes", "1")
+    arena.wait_status(job_id, "BLOCKED")
+    assert arena.job(job_id, "failures", "parked") == (0, "too large")
+    arena.wait_final([arena.enqueue("nothing")])
+    assert worker.is_running()
