@@ -27,7 +27,7 @@ class Dashboard(BuildHookInterface):  # type: ignore[type-arg]
         if builder := self._builder():
             if builder.needs_build():
                 builder.build(may_install=False)
-        elif not (Path(self.root) / "src/headway/status/static/dashboard/index.html").exists():
+        elif not (Path(self.root) / "src/headway/server/static/dashboard/index.html").exists():
             raise FileNotFoundError("neither the dashboard nor its sources are here: build from the repository")
 
     def _builder(self) -> ModuleType | None:

@@ -84,7 +84,7 @@ def hello() -> None:
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    from headway.status.server import bind, url_of
+    from headway.server.http_server import bind, url_of
 
     async def greet(_: Any) -> JSONResponse:
         return JSONResponse({"hello": "world"})

@@ -25,11 +25,11 @@ import msgspec
 
 from bench.crowd import ZONES
 from bench.scale import LEASE, multiply
-from headway.clock import Clock
-from headway.instants import SECOND, Instant, parse_instant
-from headway.model import ScheduleSpec
+from headway.core.clock import Clock
+from headway.core.instants import SECOND, Instant, parse_instant
+from headway.core.model import ScheduleSpec
+from headway.core.triggers import Cron, Trigger
 from headway.scheduling.scheduler import LeaderMandate, Scheduler
-from headway.scheduling.triggers import Cron, Trigger
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from headway.clock import wall_now
-from headway.instants import SECOND, Instant, to_datetime
-from headway.model import ScheduleSpec
-from headway.scheduling.triggers import Cron, Every, Trigger
-from headway.scheduling.zones import zone
+from headway.core.clock import wall_now
+from headway.core.instants import SECOND, Instant, to_datetime
+from headway.core.model import ScheduleSpec
+from headway.core.triggers import Cron, Every, Trigger
+from headway.core.zones import zone
 from headway.store import Store
 
 PUT_AT_ONCE: Final = 2_000

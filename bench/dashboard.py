@@ -18,9 +18,9 @@ from bench.bare import Bare
 from bench.figures import Figure, Target, plain
 from bench.places import Place, Run, database, opened
 from bench.scale import multiply
-from headway.instants import DAY, MINUTE, SECOND
-from headway.model import NewJob, ScheduleSpec
-from headway.scheduling.triggers import Cron
+from headway.core.instants import DAY, MINUTE, SECOND
+from headway.core.model import NewJob, ScheduleSpec
+from headway.core.triggers import Cron
 from tests.support.browser import find_browser, require_build
 from tests.support.server import ServerMissing
 

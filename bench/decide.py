@@ -15,10 +15,10 @@ from bench.bare import Bare, Batch, Rows
 from bench.figures import Figure, Pair, Target, seconds
 from bench.places import Place, Run, database, opened
 from headway.app import scheduler_node
-from headway.clock import Clock
-from headway.events import Event, SchedulesDecided, subscribed
-from headway.instants import SECOND, Instant
-from headway.settings import Settings
+from headway.core.clock import Clock
+from headway.core.events import Event, SchedulesDecided, subscribed
+from headway.core.instants import SECOND, Instant
+from headway.core.settings import Settings
 from headway.store import Store
 
 PATIENCE_S: Final = 60.0

@@ -14,9 +14,9 @@ from bench.bare import Bare, Rows
 from bench.figures import Figure, Pair, Target, rate
 from bench.places import Place, Run, database
 from headway import Headway
-from headway.clock import Clock
-from headway.settings import Settings
-from headway.task import Task
+from headway.core.clock import Clock
+from headway.core.settings import Settings
+from headway.tasks.task import Task
 
 ROUNDS_PER_REPETITION: Final = 3
 SINGLES_IN_TURN: Final = 10

@@ -14,10 +14,10 @@ from typing import Final
 from bench.bare import Bare
 from bench.figures import Figure, Target, compared
 from bench.places import Place, Run, database, opened
-from headway.clock import Clock
-from headway.instants import DAY, HOUR
-from headway.lifecycle import Settlement, Status
-from headway.model import Claimed, NewJob
+from headway.core.clock import Clock
+from headway.core.instants import DAY, HOUR
+from headway.core.lifecycle import Settlement, Status
+from headway.core.model import Claimed, NewJob
 from headway.store import Store
 
 CLAIM: Final = 100

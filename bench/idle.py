@@ -13,10 +13,10 @@ from typing import Final
 from bench.figures import Figure, Target, percentile, plain
 from bench.places import Place, Run, database, opened
 from bench.process import scheduler_process
-from headway.clock import wall_now
-from headway.instants import SECOND, to_datetime
-from headway.model import ScheduleSpec
-from headway.scheduling.triggers import At, Cron, Every
+from headway.core.clock import wall_now
+from headway.core.instants import SECOND, to_datetime
+from headway.core.model import ScheduleSpec
+from headway.core.triggers import At, Cron, Every
 
 SETTLE_S: Final = 3.0
 LEAD_S: Final = 3.0

@@ -23,10 +23,10 @@ from bench.figures import Figure, compared, percentile, plain
 from bench.places import Place, Run, database, opened
 from bench.process import node_name
 from headway.app import admission_of
-from headway.clock import Clock
-from headway.instants import SECOND
-from headway.ports import Leases
-from headway.settings import Settings
+from headway.core.clock import Clock
+from headway.core.instants import SECOND
+from headway.core.ports import Leases
+from headway.core.settings import Settings
 from headway.store import Store
 from tests.support.server import ServerMissing
 

@@ -19,11 +19,11 @@ from typing import Final
 from bench.api import api_server, follow_all, work
 from bench.figures import Figure, Target, compared, percentile, plain
 from bench.places import Place, Run, database, opened
-from headway.clock import Clock
-from headway.instants import SECOND
-from headway.live import RedisLive
-from headway.model import NewJob, Report
-from headway.ports import Latest
+from headway.adapters.redis.live_progress import RedisLive
+from headway.core.clock import Clock
+from headway.core.instants import SECOND
+from headway.core.model import NewJob, Report
+from headway.core.ports import Latest
 from tests.support.redis import RedisServer
 
 PATIENCE_S: Final = 60.0

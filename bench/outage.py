@@ -9,10 +9,10 @@ from bench import crowd
 from bench.decide import decided_by_node
 from bench.figures import Figure, Target, plain
 from bench.places import Place, Run, database, opened
-from headway.clock import wall_now
-from headway.instants import DAY, Duration
-from headway.model import ScheduleSpec
-from headway.scheduling.triggers import Every
+from headway.core.clock import wall_now
+from headway.core.instants import DAY, Duration
+from headway.core.model import ScheduleSpec
+from headway.core.triggers import Every
 
 AHEAD_S: Final = 600.0  # Nothing comes due by itself while the outage is prepared.
 MANY: Final = 10_000

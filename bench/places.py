@@ -15,7 +15,7 @@ from typing import Protocol
 
 from bench.bare import Bare, BarePostgres, BareSqlite
 from bench.peers.catalogue import Contestant
-from headway.clock import Clock
+from headway.core.clock import Clock
 from headway.store import Store, open_driver
 from headway.store.migrations import migrate
 from tests.support.postgres import PostgresServer

@@ -16,12 +16,12 @@ from bench import crowd
 from bench.figures import Figure, Target, plain
 from bench.places import Place, Run, database, opened
 from bench.process import scheduler_process
-from headway.clock import Clock, wall_now
-from headway.instants import DAY, SECOND, Duration
-from headway.model import ScheduleSpec
-from headway.ports import Shards
+from headway.core.clock import Clock, wall_now
+from headway.core.instants import DAY, SECOND, Duration
+from headway.core.model import ScheduleSpec
+from headway.core.ports import Shards
+from headway.core.triggers import Cron
 from headway.scheduling.scheduler import LeaderMandate, Scheduler
-from headway.scheduling.triggers import Cron
 from headway.store import Store
 
 EDITS: Final = 30

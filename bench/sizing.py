@@ -23,9 +23,9 @@ from bench.figures import Figure, plain
 from bench.places import Place, Run, database, opened
 from bench.process import scheduler_process
 from bench.scale import EVERYTHING
-from headway.clock import wall_now
-from headway.instants import SECOND
-from headway.settings import Settings
+from headway.core.clock import wall_now
+from headway.core.instants import SECOND
+from headway.core.settings import Settings
 
 SHARDS: Final = (1, 4, 16)
 PROCESSES: Final = 2

@@ -5,7 +5,7 @@ import time
 from typing import Final
 
 from headway import Context, Headway
-from headway.settings import Settings
+from headway.core.settings import Settings
 
 PROGRESS_S: Final = 0.5  # As often as the store takes it.
 

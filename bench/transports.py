@@ -23,14 +23,14 @@ from bench.figures import Figure, percentile, plain
 from bench.places import Run, opened
 from bench.watch import Bystanders, Watched, family
 from headway.app import Headway, worker_node
-from headway.events import Event, Timed, subscribed
-from headway.lifecycle import Outcome, Succeeded
-from headway.model import Claimed
-from headway.settings import Settings
+from headway.core.events import Event, Timed, subscribed
+from headway.core.lifecycle import Outcome, Succeeded
+from headway.core.model import Claimed
+from headway.core.settings import Settings
 from headway.store import open_driver
 from headway.store.migrations import migrate
-from headway.task import Options
-from headway.worker.frames import TaskInfo
+from headway.tasks.task import Options
+from headway.worker.ipc import TaskInfo
 from headway.worker.supervisor import Supervisor
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer

@@ -83,6 +83,6 @@ function kb(bytes) {
 
 if (process.argv[1] && resolve(process.argv[1]) === fileURLToPath(import.meta.url)) {
   const given = process.argv.indexOf("--out");
-  const out = given > 0 ? resolve(process.argv[given + 1] ?? "") : join(here, "../src/headway/status/static/dashboard");
+  const out = given > 0 ? resolve(process.argv[given + 1] ?? "") : join(here, "../src/headway/server/static/dashboard");
   await (process.argv.includes("--tests") ? buildTests() : buildPages(out));
 }

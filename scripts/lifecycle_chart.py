@@ -1,4 +1,4 @@
-"""Write the chart and the tables of docs/lifecycle.md from `headway.lifecycle`, so that they cannot disagree.
+"""Write the chart and the tables of docs/lifecycle.md from `headway.core.lifecycle`, so that they cannot disagree.
 
 python scripts/lifecycle_chart.py            write the page
 python scripts/lifecycle_chart.py --check    say whether it is fresh, by the exit code
@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from headway.lifecycle import (
+from headway.core.lifecycle import (
     FINAL,
     LOSSES_MAX,
     TRANSITIONS,

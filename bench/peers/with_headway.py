@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from bench.peers.kit import POSTGRES, SQLITE, VARIANT, Awaited, become, hit
 from headway import Headway
-from headway.settings import Settings
+from headway.core.settings import Settings
 from headway.store import open_driver
 from headway.store.migrations import migrate
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headway.app import Headway
-    from headway.errors import (
+    from headway.coordination.locks import Leader, LeaderTerm, Lock, SyncLock
+    from headway.core.errors import (
         AlreadyFinal,
         Conflict,
         DefinitionError,
@@ -43,12 +44,11 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TaskNotFound,
     )
-    from headway.lifecycle import Status
-    from headway.locks import Leader, LeaderTerm, Lock, SyncLock
-    from headway.scheduling.triggers import After, At, Cron, Every
-    from headway.settings import Settings
-    from headway.task import Cancel, JobHandle, Options, Retry, Task
-    from headway.worker.context import Context, TaskStopped
+    from headway.core.lifecycle import Status
+    from headway.core.settings import Settings
+    from headway.core.triggers import After, At, Cron, Every
+    from headway.tasks.context import Context, TaskStopped
+    from headway.tasks.task import Cancel, JobHandle, Options, Retry, Task
 
 __version__ = "0.1.0"
 
@@ -100,18 +100,18 @@ __all__ = [
 if not TYPE_CHECKING:  # Type checkers read the imports above, and would believe any name if they saw this.
     _HOMES = {
         "Headway": "headway.app",
-        **dict.fromkeys(("Cancel", "JobHandle", "Options", "Retry", "Task"), "headway.task"),
-        **dict.fromkeys(("Context", "TaskStopped"), "headway.worker.context"),
-        **dict.fromkeys(("After", "At", "Cron", "Every"), "headway.scheduling.triggers"),
-        **dict.fromkeys(("Leader", "LeaderTerm", "Lock", "SyncLock"), "headway.locks"),
-        "Settings": "headway.settings",
-        "Status": "headway.lifecycle",
+        **dict.fromkeys(("Cancel", "JobHandle", "Options", "Retry", "Task"), "headway.tasks.task"),
+        **dict.fromkeys(("Context", "TaskStopped"), "headway.tasks.context"),
+        **dict.fromkeys(("After", "At", "Cron", "Every"), "headway.core.triggers"),
+        **dict.fromkeys(("Leader", "LeaderTerm", "Lock", "SyncLock"), "headway.coordination.locks"),
+        "Settings": "headway.core.settings",
+        "Status": "headway.core.lifecycle",
     }
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module 'headway' has no attribute {name!r}")
-        value = getattr(import_module(_HOMES.get(name, "headway.errors")), name)
+        value = getattr(import_module(_HOMES.get(name, "headway.core.errors")), name)
         globals()[name] = value
         return value
 

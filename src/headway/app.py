@@ -19,16 +19,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, overload
 
-from headway import deeds
-from headway.clock import Clock
+from headway.adapters.engines import open_engine
+from headway.adapters.transports import open_transport
 from headway.coordination.admission import AdmittedLeases
-from headway.coordination.engines import open_engine
-from headway.definitions import Definitions, inherited
-from headway.errors import InvalidSchedule, InvalidTask, ScheduleNotFound, TaskNotFound
-from headway.instants import DurationLike, quote
-from headway.lifecycle import Status
-from headway.locks import TTL_DEFAULT, Grants, Leader, LeaderTerm, Lock, SyncLock, Wish
-from headway.model import (
+from headway.coordination.locks import TTL_DEFAULT, Grants, Leader, LeaderTerm, Lock, SyncLock, Wish
+from headway.core.clock import Clock
+from headway.core.errors import InvalidSchedule, InvalidTask, ScheduleNotFound, TaskNotFound
+from headway.core.instants import DurationLike, quote
+from headway.core.lifecycle import Status
+from headway.core.model import (
     DEFAULT_TENANT,
     EnqueuedRow,
     Job,
@@ -43,35 +42,45 @@ from headway.model import (
     schedule_label,
     schedule_name,
 )
-from headway.node import EngineNode, World
-from headway.ports import Live, LiveView, Transport, WakeUps
+from headway.core.ports import Live, LiveView, Transport, WakeUps
+from headway.core.settings import Settings
+from headway.core.triggers import Cron, Trigger
+from headway.operations import audit_log as deeds
+from headway.operations.job_context import why
+from headway.operations.why import glance
 from headway.queue.announcer import Dispatch
-from headway.queue.post import Post
-from headway.queue.transports import open_transport
-from headway.rows import jobs_of_rows
-from headway.scheduling.triggers import Cron, Trigger
-from headway.settings import Settings
-from headway.status.around import why
+from headway.queue.background_announcer import Post
 from headway.store import Store
 from headway.store.access import Deed, Doer
-from headway.store.defining import REFUSED
-from headway.store.foreign import run_inside, run_inside_async
+from headway.store.caller_transaction import run_inside, run_inside_async
 from headway.store.queue import enqueue
+from headway.store.schedule_definitions import REFUSED
 from headway.store.schedules import in_pieces
 from headway.store.sqlite import path_of
-from headway.task import Conduct, JobHandle, Options, Retry, Task, check_function, check_retry, memory_limit
-from headway.why import glance
+from headway.tasks.context import Context
+from headway.tasks.definitions import Definitions, inherited
+from headway.tasks.rows import jobs_of_rows
+from headway.tasks.task import (
+    Conduct,
+    JobHandle,
+    Options,
+    Retry,
+    Task,
+    check_function,
+    check_retry,
+    memory_limit,
+)
+from headway.wiring.node import EngineNode, World
+from headway.worker.child_processes import CrewPlan
 from headway.worker.command import CommandRefused, command
-from headway.worker.context import Context
 from headway.worker.environment import ALLOWED
-from headway.worker.frames import Hello, TaskInfo
 from headway.worker.http import HttpRefused, http_request
+from headway.worker.ipc import Hello, TaskInfo
 from headway.worker.process import child_command
-from headway.worker.staff import CrewPlan
 from headway.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from headway.status.api import Api
+    from headway.server.api import Api
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -708,7 +717,7 @@ class Headway:
         It starts with its first request and ends with the loop. Who may use it is decided by its tokens, as everywhere;
         behind an application of your own requests come from everywhere, so without a token it answers nobody.
         """
-        from headway.status.api import Api
+        from headway.server.api import Api
 
         clock = Clock(node=new_node_id(self._clock))
         live = partial(live_view_of, self.settings, clock)
@@ -806,7 +815,7 @@ def live_of(settings: Settings, clock: Clock) -> Live | None:
     """Make what carries the words of running jobs to who looks; None where the store does it alone."""
     if settings.redis is None:
         return None
-    from headway.live import RedisLive
+    from headway.adapters.redis.live_progress import RedisLive
 
     return RedisLive(settings.redis, clock=clock, node=clock.node)
 
@@ -815,7 +824,7 @@ def live_view_of(settings: Settings, clock: Clock) -> LiveView | None:
     """Make what hears the words of running jobs; None where the store does it alone."""
     if settings.redis is None:
         return None
-    from headway.live import RedisView
+    from headway.adapters.redis.live_progress import RedisView
 
     return RedisView(settings.redis, clock=clock, node=clock.node)
 
@@ -859,8 +868,8 @@ def api_of(
     node: EngineNode | None = None,
 ) -> "Api":
     """Make the API of an open store; it watches over the loops of the node that it is a part of."""
-    from headway.status.api import Api  # Here, since who only enqueues needs no HTTP.
-    from headway.status.gate import is_loopback
+    from headway.server.api import Api  # Here, since who only enqueues needs no HTTP.
+    from headway.server.auth import is_loopback
 
     if node is not None and node.dispatch is not None:
         store = store.announcing(node.dispatch.announcer.announce, clock)

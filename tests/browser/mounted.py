@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from headway import Headway
-from headway.settings import Settings
+from headway.core.settings import Settings
 from tests.support.waiting import DEADLINE_S, wait_until
 
 TOKEN = "environment-0123456789abcdef"

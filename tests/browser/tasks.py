@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headway import Context, Cron, Every, Headway, Retry
-from headway.settings import Settings
+from headway.core.settings import Settings
 
 # What a script would do if any page took a text for more than a text.
 NASTY = """<img src=x onerror="window.__ran.push('image')">'"><script>window.__ran.push('script')</script>"""

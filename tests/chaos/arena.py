@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from headway.clock import Clock
-from headway.errors import StoreUnavailable
+from headway.core.clock import Clock
+from headway.core.errors import StoreUnavailable
 from headway.store import Store, open_driver
 from headway.store.migrations import migrate as apply_migrations
 from tests.support import evidence

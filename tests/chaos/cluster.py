@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import psycopg
 
-from headway.errors import StoreError
+from headway.core.errors import StoreError
 from tests.chaos.arena import environment
 from tests.chaos.plan import FLAP_S, LEASE_S, Fault
 from tests.chaos.rigs import Rig

@@ -5,7 +5,7 @@ import sqlite3
 from collections import Counter
 from typing import Any
 
-from headway.model import JsonObject, ScheduleSpec
+from headway.core.model import JsonObject, ScheduleSpec
 from headway.scheduling.audit import audit
 from headway.store import Store
 from tests.chaos.arena import with_store

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from headway import Headway
-from headway.clock import Clock
-from headway.errors import StoreUnavailable
-from headway.model import Node
-from headway.settings import Settings
-from headway.status.trouble import AWAY, READ_ONLY, examine
+from headway.core.clock import Clock
+from headway.core.errors import StoreUnavailable
+from headway.core.model import Node
+from headway.core.settings import Settings
+from headway.operations.store_trouble import AWAY, READ_ONLY, examine
 from headway.store import Store, postgres
 from headway.store.postgres import PostgresDriver
 from tests.chaos.arena import Arena, migrate

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.instants import SECOND
+from headway.core.instants import SECOND
 from tests.chaos.worker_arena import Worker, WorkerArena, everywhere, is_alive, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import AlreadyFinal
+from headway.core.errors import AlreadyFinal
 from tests.chaos.arena import headway
 from tests.chaos.worker_arena import MANY_S_MAX, Worker, WorkerArena, everywhere, is_alive, wait_for
 from tests.support.waiting import wait_until

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psycopg
 
-from headway.instants import SECOND
+from headway.core.instants import SECOND
 from tests.chaos import torture_report
 from tests.chaos.cluster import APP, Cluster
 from tests.chaos.ledger import CURSORS, put_schedules

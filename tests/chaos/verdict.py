@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 from zlib import crc32
 
-from headway.instants import DAY, SECOND
-from headway.model import ScheduleSpec
+from headway.core.instants import DAY, SECOND
+from headway.core.model import ScheduleSpec
 from tests.chaos.ledger import check_audit, check_ledger
 from tests.chaos.worker_arena import FINAL, WorkerArena
 from tests.simulation.checkers import Checker, Liveness, Violation

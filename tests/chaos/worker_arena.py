@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import psycopg
 
 from headway import Headway
-from headway.errors import AlreadyFinal, StoreUnavailable
-from headway.model import NewJob
-from headway.settings import Settings
+from headway.core.errors import AlreadyFinal, StoreUnavailable
+from headway.core.model import NewJob
+from headway.core.settings import Settings
 from headway.store import open_driver
 from headway.store.migrations import migrate
 from headway.store.transaction import ConstraintViolated
@@ -43,10 +43,10 @@ PR_SET_PDEATHSIG = 1
 # A worker that ends waits a second for its last writes and leaves. On a slow machine that is not enough for them, and
 # the leases have to run out. A test of what is written, not of the second, starts its workers with this program.
 UNHURRIED = """
-import headway.node
+import headway.wiring.node
 from headway.cli import main
 
-headway.node.HAND_BACK_S_MAX = headway.node.WORKER_GOODBYE_S_MAX = 60.0
+headway.wiring.node.HAND_BACK_S_MAX = headway.wiring.node.WORKER_GOODBYE_S_MAX = 60.0
 main()
 """
 

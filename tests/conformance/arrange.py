@@ -3,12 +3,22 @@
 import itertools
 from typing import Any
 
-from headway.instants import HOUR, SECOND, Instant
-from headway.lifecycle import LOSS_WAIT_MAX, Attempt, Cancelled, Outcome, Raised, Status, Succeeded, TimedOut, settle
-from headway.model import Claimed, Job, LiveJobs, NewJob, Plan, Schedule, ScheduleSpec
-from headway.ports import Shards
+from headway.core.instants import HOUR, SECOND, Instant
+from headway.core.lifecycle import (
+    LOSS_WAIT_MAX,
+    Attempt,
+    Cancelled,
+    Outcome,
+    Raised,
+    Status,
+    Succeeded,
+    TimedOut,
+    settle,
+)
+from headway.core.model import Claimed, Job, LiveJobs, NewJob, Plan, Schedule, ScheduleSpec
+from headway.core.ports import Shards
+from headway.core.triggers import After, Every, Trigger
 from headway.scheduling.planner import plan
-from headway.scheduling.triggers import After, Every, Trigger
 from headway.store import Store
 from tests.conformance.backend import Backend
 

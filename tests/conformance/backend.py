@@ -19,8 +19,8 @@ from typing import Any
 
 import asyncpg
 
-from headway.clock import Clock, wall_now
-from headway.instants import SECOND, Duration, Instant, parse_instant
+from headway.core.clock import Clock, wall_now
+from headway.core.instants import SECOND, Duration, Instant, parse_instant
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.postgres import PostgresDriver

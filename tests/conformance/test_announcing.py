@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from headway.clock import Clock
-from headway.errors import DuplicateKey
-from headway.instants import HOUR, SECOND
-from headway.lifecycle import Raised, Released
+from headway.core.clock import Clock
+from headway.core.errors import DuplicateKey
+from headway.core.instants import HOUR, SECOND
+from headway.core.lifecycle import Raised, Released
 from headway.store import Store
 from tests.conformance.arrange import claim_one, decide, end, enqueue, new_job, run_one, spec
 from tests.conformance.backend import Backend

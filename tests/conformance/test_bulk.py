@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from headway import deeds
-from headway.clock import Clock
-from headway.instants import HOUR, SECOND
-from headway.lifecycle import FINAL, Parked, Raised, Status
+from headway.core.clock import Clock
+from headway.core.instants import HOUR, SECOND
+from headway.core.lifecycle import FINAL, Parked, Raised, Status
+from headway.operations import audit_log as deeds
 from headway.store import Store
 from headway.store.access import Doer
 from headway.store.bulk import AT_ONCE_MAX
 from headway.store.bulk import _retry as retry_transaction
-from headway.store.selection import JobFilter
+from headway.store.job_filter import JobFilter
 from tests.conformance.arrange import bring_to, claim_one, decide, enqueue, run_one, spec
 from tests.conformance.backend import Backend, Interrupted
 

@@ -5,9 +5,9 @@ import asyncio
 import asyncpg
 import pytest
 
-from headway.instants import HOUR
-from headway.lifecycle import Status, Succeeded, settle
-from headway.model import Report
+from headway.core.instants import HOUR
+from headway.core.lifecycle import Status, Succeeded, settle
+from headway.core.model import Report
 from headway.store import feed as feed_module
 from headway.store.feed import EVERYTHING, low_of
 from tests.conformance.arrange import attempt_of, claim_one, enqueue

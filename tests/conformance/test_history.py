@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.instants import DAY, HOUR, MINUTE, SECOND, Duration, isoformat, parse_instant
-from headway.lifecycle import Cancelled, Raised, Succeeded, TimedOut
-from headway.model import Report, encode_args
-from headway.scheduling.triggers import Every
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Duration, isoformat, parse_instant
+from headway.core.lifecycle import Cancelled, Raised, Succeeded, TimedOut
+from headway.core.model import Report, encode_args
+from headway.core.triggers import Every
 from headway.store import Store
+from headway.store.job_filter import JobFilter
 from headway.store.queue import WHOLE
 from headway.store.schedules import STATES
-from headway.store.selection import JobFilter
 from headway.store.transaction import as_json, call
 from tests.conformance.arrange import after, claim_one, decide, end, enqueue, run_one, spec
 from tests.conformance.backend import Backend

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from headway.clock import Clock
-from headway.instants import DAY, HOUR, SECOND
-from headway.model import Lease, Node
+from headway.core.clock import Clock
+from headway.core.instants import DAY, HOUR, SECOND
+from headway.core.model import Lease, Node
 from headway.store import Store
 from headway.store.coordination import StoreLeases, StoreNodes, _acquire
 from tests.conformance.backend import Backend, Interrupted

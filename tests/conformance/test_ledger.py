@@ -7,13 +7,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from headway.clock import Clock
-from headway.errors import InvalidSchedule, LeaseLost, ScheduleChanged, ScheduleNotFound, ScheduleOwned
-from headway.instants import DAY, HOUR, MINUTE, SECOND, isoformat
-from headway.lifecycle import LOSSES_MAX, Raised, Released, Status, Succeeded
-from headway.model import Decided, LiveJobs, Occurrence, Overlap, ScheduleRef, ScheduleSpec, schedule_key
-from headway.ports import Fence, Shards
-from headway.scheduling.triggers import At, Cron, Every
+from headway.core.clock import Clock
+from headway.core.errors import InvalidSchedule, LeaseLost, ScheduleChanged, ScheduleNotFound, ScheduleOwned
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND, isoformat
+from headway.core.lifecycle import LOSSES_MAX, Raised, Released, Status, Succeeded
+from headway.core.model import Decided, LiveJobs, Occurrence, Overlap, ScheduleRef, ScheduleSpec, schedule_key
+from headway.core.ports import Fence, Shards
+from headway.core.triggers import At, Cron, Every
 from headway.store import Store
 from headway.store.ledger import _fire
 from headway.store.schedules import BACKFILL_MAX

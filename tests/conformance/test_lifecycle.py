@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headway.errors import AlreadyFinal
-from headway.instants import HOUR
-from headway.lifecycle import (
+from headway.core.errors import AlreadyFinal
+from headway.core.instants import HOUR
+from headway.core.lifecycle import (
     FINAL,
     TRANSITIONS,
     Attempt,

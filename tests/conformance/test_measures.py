@@ -2,10 +2,10 @@
 
 import asyncio
 
-from headway.instants import HOUR, MINUTE, SECOND
-from headway.lifecycle import Raised, settle
-from headway.model import NewJob, Node, ScheduleSpec
-from headway.scheduling.triggers import Every
+from headway.core.instants import HOUR, MINUTE, SECOND
+from headway.core.lifecycle import Raised, settle
+from headway.core.model import NewJob, Node, ScheduleSpec
+from headway.core.triggers import Every
 from headway.store import Store
 from tests.conformance.backend import Backend
 from tests.support.waiting import DEADLINE_S

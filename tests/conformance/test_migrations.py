@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from headway.clock import Clock
-from headway.errors import SchemaMismatch
-from headway.instants import HOUR, SECOND
-from headway.lifecycle import Status, Succeeded, settle
-from headway.model import ScheduleSpec
-from headway.ports import slot_of
+from headway.core.clock import Clock
+from headway.core.errors import SchemaMismatch
+from headway.core.instants import HOUR, SECOND
+from headway.core.lifecycle import Status, Succeeded, settle
+from headway.core.model import ScheduleSpec
+from headway.core.ports import slot_of
+from headway.core.triggers import Every
 from headway.scheduling.audit import audit
 from headway.scheduling.planner import plan
-from headway.scheduling.triggers import Every
 from headway.store import Store, open_driver
 from headway.store.migrations import check_schema, migrate, schema_version, steps_for
 from headway.store.postgres import PostgresDriver

@@ -6,10 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.errors import JobNotFound, NotFinal
-from headway.instants import HOUR, MINUTE, SECOND, Instant
-from headway.lifecycle import Backoff, Cancelled, Outcome, Parked, Raised, Released, Status, Succeeded, settle
-from headway.model import FAILING_FLAGGED, Claimed, ScheduleRef
+from headway.core.errors import JobNotFound, NotFinal
+from headway.core.instants import HOUR, MINUTE, SECOND, Instant
+from headway.core.lifecycle import (
+    Backoff,
+    Cancelled,
+    Outcome,
+    Parked,
+    Raised,
+    Released,
+    Status,
+    Succeeded,
+    settle,
+)
+from headway.core.model import FAILING_FLAGGED, Claimed, ScheduleRef
 from headway.store import Store
 from headway.store.queue import _end_overdue
 from headway.store.transaction import call, one

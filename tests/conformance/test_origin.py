@@ -8,13 +8,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headway.clock import Clock
-from headway.events import Event, StoreWentBack, subscribed
-from headway.instants import DAY, HOUR, SECOND
-from headway.model import Node
+from headway.core.clock import Clock
+from headway.core.events import Event, StoreWentBack, subscribed
+from headway.core.instants import DAY, HOUR, SECOND
+from headway.core.model import Node
 from headway.store import Store
 from headway.store.migrations import migrate
-from headway.store.origin import ATTEMPTS_RAISED, COPIED, LOST, SEEN, TIMELINE, Memory, signs
+from headway.store.restore_detection import ATTEMPTS_RAISED, COPIED, LOST, SEEN, TIMELINE, Memory, signs
 from tests.conformance.arrange import claim_one, enqueue
 from tests.conformance.backend import Backend
 from tests.support.postgres import PostgresServer

@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from headway.instants import DAY, HOUR, MINUTE
+from headway.core.instants import DAY, HOUR, MINUTE
 from headway.store.sqlite import SqliteConnection
 from headway.store.statements import POSTGRES, SQLITE, catalogue, migrations, positional
 from tests.conformance.conftest import Databases

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.errors import AlreadyFinal, DuplicateKey, InvalidTask, JobNotFound
-from headway.instants import DAY, HOUR, MINUTE, SECOND
-from headway.lifecycle import (
+from headway.core.errors import AlreadyFinal, DuplicateKey, InvalidTask, JobNotFound
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND
+from headway.core.lifecycle import (
     LOSS_WAIT_MAX,
     Backoff,
     Cancelled,
@@ -25,7 +25,7 @@ from headway.lifecycle import (
     TimedOut,
     settle,
 )
-from headway.model import Claimed
+from headway.core.model import Claimed
 from headway.store import Store
 from headway.store.queue import ENQUEUE_MAX, cancel
 from tests.conformance.arrange import LEASE, attempt_of, bring_to, claim_one, end, enqueue, new_job, run_one, spec

@@ -5,12 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
-from headway.errors import JobNotFound
-from headway.instants import SECOND
-from headway.lifecycle import Status
-from headway.shapes import job_outlook, job_shape
-from headway.status import reader as module
-from headway.status.reader import JobReader, Shown
+from headway.core.errors import JobNotFound
+from headway.core.instants import SECOND
+from headway.core.lifecycle import Status
+from headway.server import job_reader as module
+from headway.server.job_reader import JobReader, Shown
+from headway.wire.shapes import job_outlook, job_shape
 from tests.conformance.arrange import LEASE, claim_one, enqueue
 from tests.conformance.backend import Backend
 

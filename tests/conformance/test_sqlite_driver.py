@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.clock import Clock
-from headway.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from headway.core.clock import Clock
+from headway.core.errors import InvalidConfig, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from headway.store import Store, sqlite
 from headway.store.file_access import exposures
 from headway.store.migrations import migrate

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from headway.app import SKIPPED, sync_schedules
-from headway.errors import ScheduleNotFound, ScheduleOwned
-from headway.instants import HOUR, MINUTE, SECOND
-from headway.lifecycle import Succeeded
-from headway.model import Decided, ScheduleRef, ScheduleSpec, schedule_key
-from headway.ports import slot_of
+from headway.core.errors import ScheduleNotFound, ScheduleOwned
+from headway.core.instants import HOUR, MINUTE, SECOND
+from headway.core.lifecycle import Succeeded
+from headway.core.model import Decided, ScheduleRef, ScheduleSpec, schedule_key
+from headway.core.ports import slot_of
+from headway.core.triggers import After, Every
+from headway.operations.runs import runs
 from headway.scheduling.audit import audit
 from headway.scheduling.planner import jittered
-from headway.scheduling.triggers import After, Every
-from headway.status.runs import runs
 from headway.store import Store
 from headway.store.schedules import in_pieces
 from tests.conformance.arrange import claim_one, decide, end, spec

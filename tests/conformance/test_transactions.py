@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
-from headway.errors import HeadwayError, SchemaMismatch
-from headway.instants import MINUTE
+from headway.core.errors import HeadwayError, SchemaMismatch
+from headway.core.instants import MINUTE
 from headway.store.transaction import Call, ConstraintViolated, Transaction, as_json, call
 from tests.conformance.arrange import enqueue, new_job, spec
 from tests.conformance.backend import Backend

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from headway.clock import Clock
-from headway.errors import Conflict, DefinitionError, NotFound
-from headway.instants import DAY, HOUR, MINUTE, SECOND
-from headway.lifecycle import Cancelled, Raised, TimedOut
+from headway.core.clock import Clock
+from headway.core.errors import Conflict, DefinitionError, NotFound
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND
+from headway.core.lifecycle import Cancelled, Raised, TimedOut
 from headway.store import Store
 from headway.store.webhooks import (
     ENDPOINTS_MAX,

@@ -8,11 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.clock import Clock
-from headway.errors import LeaseLost
-from headway.instants import DAY, DURATION_MAX, HOUR, MINUTE, SECOND
-from headway.lifecycle import Backoff, Cancelled, Parked, Raised, Released, Settlement, Status, Succeeded, settle
-from headway.model import ARGS_BYTES_MAX, Claimed, Report
+from headway.core.clock import Clock
+from headway.core.errors import LeaseLost
+from headway.core.instants import DAY, DURATION_MAX, HOUR, MINUTE, SECOND
+from headway.core.lifecycle import (
+    Backoff,
+    Cancelled,
+    Parked,
+    Raised,
+    Released,
+    Settlement,
+    Status,
+    Succeeded,
+    settle,
+)
+from headway.core.model import ARGS_BYTES_MAX, Claimed, Report
 from headway.store import Store
 from headway.store.queue import _enqueue_from, _expire, _keep_step, _report
 from headway.store.transaction import Begin

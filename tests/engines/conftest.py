@@ -15,10 +15,10 @@ from typing import NoReturn, Protocol, Self, TypeVar
 
 import pytest
 
-from headway.clock import Clock
-from headway.coordination.engines import open_engine
-from headway.errors import EngineUnavailable
-from headway.ports import Engine
+from headway.adapters.engines import open_engine
+from headway.core.clock import Clock
+from headway.core.errors import EngineUnavailable
+from headway.core.ports import Engine
 from tests.support.etcd import EtcdEnsemble
 from tests.support.redis import RedisServer
 from tests.support.server import ServerMissing
@@ -35,15 +35,15 @@ SERVERS = {
 PREFIXES = itertools.count(1)
 PATIENT_S = 60.0
 ENGINE_LIMITS = (
-    *(f"headway.coordination.engines.redis.{name}" for name in ("ANSWER_S_MAX", "CALL_S_MAX")),
-    *(f"headway.coordination.engines.endpoints.{name}" for name in ("CALL_S_MIN", "CALL_S_MAX", "CONNECT_S_MAX")),
-    *(f"headway.coordination.engines.zookeeper.{name}" for name in ("CALL_S_MAX", "CONNECTED_S_MAX", "CONNECT_S_MAX")),
+    *(f"headway.adapters.redis.engine.{name}" for name in ("ANSWER_S_MAX", "CALL_S_MAX")),
+    *(f"headway.adapters.endpoints.{name}" for name in ("CALL_S_MIN", "CALL_S_MAX", "CONNECT_S_MAX")),
+    *(f"headway.adapters.zookeeper.{name}" for name in ("CALL_S_MAX", "CONNECTED_S_MAX", "CONNECT_S_MAX")),
     "headway.coordination.admission.GOODBYE_S_MAX",
-    "headway.queue.transports.redis.ANSWER_S_MAX",
-    "headway.queue.transports.rabbitmq.ANSWER_S_MAX",
+    "headway.adapters.redis.transport.ANSWER_S_MAX",
+    "headway.adapters.rabbitmq.ANSWER_S_MAX",
 )
 OTHER_LIMITS = (
-    "headway.queue.transports.rabbitmq.HEARTBEAT_S",
+    "headway.adapters.rabbitmq.HEARTBEAT_S",
     *(f"headway.store.postgres.{name}_S_MAX" for name in ("STATEMENT", "IDLE", "PROBE", "CLOSE")),
     *(f"headway.store.primary.{name}_S_MAX" for name in ("CONNECT", "IDENTIFY")),
     *(f"headway.store.sqlite.{name}_S_MAX" for name in ("STATEMENT", "BUSY")),

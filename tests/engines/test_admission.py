@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from headway.adapters.engines import open_engine
 from headway.app import scheduler_node, world_of
-from headway.clock import Clock, monotonic_now
 from headway.coordination import admission
 from headway.coordination.admission import AdmittedLeases
-from headway.coordination.engines import open_engine
-from headway.errors import LeaseLost
-from headway.events import EngineLost, EngineReturned, Event, subscribed
-from headway.instants import SECOND
-from headway.model import Lease, ScheduleSpec
-from headway.ports import Engine, Fence, Shards
+from headway.core.clock import Clock, monotonic_now
+from headway.core.errors import LeaseLost
+from headway.core.events import EngineLost, EngineReturned, Event, subscribed
+from headway.core.instants import SECOND
+from headway.core.model import Lease, ScheduleSpec
+from headway.core.ports import Engine, Fence, Shards
+from headway.core.settings import Settings
+from headway.core.triggers import Every
 from headway.scheduling.planner import plan
-from headway.scheduling.triggers import Every
-from headway.settings import Settings
 from headway.store import Store, open_driver
 from headway.store.migrations import migrate
 from tests.support.postgres import PostgresServer

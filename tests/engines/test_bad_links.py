@@ -15,12 +15,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headway.clock import Clock, Loop
+from headway.adapters.engines import open_engine
 from headway.coordination import admission, elector
 from headway.coordination.admission import AdmittedLeases
 from headway.coordination.elector import RENEWALS_PER_LEASE, Elector
-from headway.coordination.engines import open_engine
-from headway.instants import SECOND
+from headway.core.clock import Clock, Loop
+from headway.core.instants import SECOND
 from headway.store import Store, open_driver, postgres
 from headway.store.migrations import migrate
 from tests.engines.conftest import PREFIXES, Patience

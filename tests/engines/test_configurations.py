@@ -17,12 +17,12 @@ import pytest
 
 from headway.app import api_of, scheduler_node
 from headway.cli.root import _root
-from headway.clock import Clock
-from headway.instants import HOUR
-from headway.lifecycle import Outcome, Raised, Succeeded, settle
-from headway.model import NewJob, Node, Report
-from headway.settings import Settings
-from headway.status.api import ROUTES, Api
+from headway.core.clock import Clock
+from headway.core.instants import HOUR
+from headway.core.lifecycle import Outcome, Raised, Succeeded, settle
+from headway.core.model import NewJob, Node, Report
+from headway.core.settings import Settings
+from headway.server.api import ROUTES, Api
 from headway.store import Store, open_driver
 from headway.store.migrations import migrate
 from tests.engines.conftest import EngineServer

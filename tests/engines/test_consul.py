@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headway.coordination.engines import consul as consul_engine
-from headway.errors import EngineUnavailable
-from headway.instants import SECOND
-from headway.ports import Engine
+from headway.adapters import consul as consul_engine
+from headway.core.errors import EngineUnavailable
+from headway.core.instants import SECOND
+from headway.core.ports import Engine
 from tests.engines.conftest import EngineServer, OpenEngine, is_kept_in_the_end
 from tests.support.consul import ConsulServer
 from tests.support.lost_answers import lost_answers

@@ -8,10 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from headway.coordination.engines.etcd import EtcdEngine
-from headway.errors import EngineUnavailable, InvalidConfig
-from headway.instants import SECOND
-from headway.ports import Engine
+from headway.adapters.etcd import EtcdEngine
+from headway.core.errors import EngineUnavailable, InvalidConfig
+from headway.core.instants import SECOND
+from headway.core.ports import Engine
 from tests.engines.conftest import (
     PATIENT_S,
     EngineServer,

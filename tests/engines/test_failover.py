@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from headway.clock import Clock
-from headway.errors import EngineUnavailable
-from headway.instants import SECOND
-from headway.model import Lease, Occurrence, ScheduleSpec
-from headway.ports import Engine
+from headway.core.clock import Clock
+from headway.core.errors import EngineUnavailable
+from headway.core.instants import SECOND
+from headway.core.model import Lease, Occurrence, ScheduleSpec
+from headway.core.ports import Engine
+from headway.core.triggers import Every
 from headway.scheduling.audit import audit
-from headway.scheduling.triggers import Every
 from headway.store import Store
 from tests.chaos.arena import environment
 from tests.engines.conftest import OpenEngine

@@ -12,10 +12,10 @@ import pytest
 import uvloop
 from redis.exceptions import RedisError
 
-from headway.coordination.engines.redis_client import clients_of, read_address
-from headway.errors import EngineUnavailable, InvalidConfig
-from headway.instants import SECOND
-from headway.ports import Engine
+from headway.adapters.redis.client import clients_of, read_address
+from headway.core.errors import EngineUnavailable, InvalidConfig
+from headway.core.instants import SECOND
+from headway.core.ports import Engine
 from tests.engines.conftest import PATIENT_S, OpenEngine, Patience
 from tests.support.redis import RedisServer
 from tests.support.waiting import async_wait_until
@@ -222,6 +222,6 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch, open_at: Ope
     monkeypatch.syspath_prepend(tmp_path)
     for module in [name for name in sys.modules if name.split(".")[0] == "redis"]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, "headway.coordination.engines.redis", raising=False)
+    monkeypatch.delitem(sys.modules, "headway.adapters.redis.engine", raising=False)
     with pytest.raises(InvalidConfig, match=r"pip install 'headway\[redis\]'"):
         open_at("redis://127.0.0.1")

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from headway import At, Headway
-from headway.clock import Clock
-from headway.settings import Settings
+from headway.core.clock import Clock
+from headway.core.settings import Settings
 from headway.store import Store
 from tests.chaos.worker_arena import Worker, WorkerArena, everywhere
 from tests.engines.conftest import Patience
@@ -226,7 +226,7 @@ def test_a_worker_that_dies_with_hints(kind: str, tmp_path: Path, transport_serv
     def scenario(arena: WorkerArena) -> None:
         use(arena, bench.url)
         # The broker must not take back what the frozen one has before we looked, however long that takes.
-        patient = tuned(arena.folder / "patient", {"headway.queue.transports.rabbitmq.HEARTBEAT_S": 600})
+        patient = tuned(arena.folder / "patient", {"headway.adapters.rabbitmq.HEARTBEAT_S": 600})
         doomed, _ = [arena.start("--processes", "1", HEADWAY_TRANSPORT=bench.url, PYTHONPATH=patient) for _ in range(2)]
         arena.wait_final([arena.enqueue("nothing_async") for _ in range(4)])
         jobs = list[str]()

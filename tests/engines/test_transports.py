@@ -13,13 +13,15 @@ from typing import Protocol
 
 import pytest
 
-from headway.clock import Clock
-from headway.errors import EngineUnavailable, InvalidConfig
-from headway.events import EngineLost, EngineReturned, Event, subscribed
-from headway.ports import Hint, Transport
+from headway.adapters import rabbitmq
+from headway.adapters.redis import transport as redis
+from headway.adapters.transports import open_transport
+from headway.core.clock import Clock
+from headway.core.errors import EngineUnavailable, InvalidConfig
+from headway.core.events import EngineLost, EngineReturned, Event, subscribed
+from headway.core.ports import Hint, Transport
 from headway.queue.announcer import HINTS_MAX, QUEUES_MAX, Announcer, Health
-from headway.queue.post import FLUSH_S_MAX, Post
-from headway.queue.transports import open_transport, rabbitmq, redis
+from headway.queue.background_announcer import FLUSH_S_MAX, Post
 from tests.engines.conftest import Patience
 from tests.support.rabbitmq import RabbitServer
 from tests.support.redis import RedisServer

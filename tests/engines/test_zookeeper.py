@@ -15,12 +15,12 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from headway import Headway
-from headway.clock import Clock
-from headway.coordination.engines import zookeeper as zookeeper_engine
-from headway.coordination.engines.zookeeper import ZookeeperEngine
-from headway.errors import EngineUnavailable, InvalidConfig, LockHeld
-from headway.instants import SECOND
-from headway.settings import Settings
+from headway.adapters import zookeeper as zookeeper_engine
+from headway.adapters.zookeeper import ZookeeperEngine
+from headway.core.clock import Clock
+from headway.core.errors import EngineUnavailable, InvalidConfig, LockHeld
+from headway.core.instants import SECOND
+from headway.core.settings import Settings
 from tests.engines.conftest import (
     PATIENT_S,
     EngineServer,
@@ -42,8 +42,8 @@ LONG = 600 * SECOND  # Longer than any test waits, and so are the sessions.
 
 HOLDER = """
 import asyncio, sys
-from headway.clock import Clock
-from headway.coordination.engines.zookeeper import ZookeeperEngine
+from headway.core.clock import Clock
+from headway.adapters.zookeeper import ZookeeperEngine
 
 async def main():
     engine = ZookeeperEngine(sys.argv[1], clock=Clock(), node="frozen")

@@ -16,9 +16,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from headway.cli.root import run
-from headway.status import dashboard
-from headway.status.api import ROUTES
-from headway.status.web import ROLES, Route
+from headway.server.api import ROUTES
+from headway.server.routes import dashboard
+from headway.server.web import ROLES, Route
 from tests.support.api import ApiProcess, api_process
 from tests.support.command_line import Cli
 from tests.support.waiting import DEADLINE_S, wait_until

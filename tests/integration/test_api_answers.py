@@ -11,10 +11,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from headway import Headway
-from headway.instants import HOUR, SECOND
-from headway.lifecycle import Raised, Succeeded
-from headway.model import Report
-from headway.settings import Settings
+from headway.core.instants import HOUR, SECOND
+from headway.core.lifecycle import Raised, Succeeded
+from headway.core.model import Report
+from headway.core.settings import Settings
 from headway.store import Store
 from tests.conformance.arrange import claim_one, run_one
 from tests.support.house import SECRET, House

@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from headway.clock import Clock
-from headway.instants import HOUR, SECOND
-from headway.lifecycle import Raised
-from headway.model import NewJob, Report, ScheduleSpec
-from headway.scheduling.triggers import Cron, Every, Trigger
+from headway.core.clock import Clock
+from headway.core.instants import HOUR, SECOND
+from headway.core.lifecycle import Raised
+from headway.core.model import NewJob, Report, ScheduleSpec
+from headway.core.triggers import Cron, Every, Trigger
 from headway.store import Store
 from tests.conformance.arrange import claim_one, decide, run_one
 from tests.support.house import House

@@ -10,12 +10,14 @@ import httpx
 import pytest
 import websockets
 
-from headway.clock import Clock
-from headway.events import Event, RequestFailed, subscribed
-from headway.model import NewJob
-from headway.settings import Settings
-from headway.status import follow, server, web
-from headway.status.api import Api
+from headway.core.clock import Clock
+from headway.core.events import Event, RequestFailed, subscribed
+from headway.core.model import NewJob
+from headway.core.settings import Settings
+from headway.server import http_server as server
+from headway.server import web
+from headway.server.api import Api
+from headway.server.routes import streams as follow
 from headway.store import Store
 from tests.support.waiting import DEADLINE_S, async_wait_until
 

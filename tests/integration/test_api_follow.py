@@ -16,12 +16,13 @@ import httpx
 import pytest
 import websockets
 
-from headway.clock import Clock
-from headway.instants import HOUR
-from headway.model import Report
-from headway.settings import Settings
-from headway.status import follow, server
-from headway.status.api import Api
+from headway.core.clock import Clock
+from headway.core.instants import HOUR
+from headway.core.model import Report
+from headway.core.settings import Settings
+from headway.server import http_server as server
+from headway.server.api import Api
+from headway.server.routes import streams as follow
 from headway.store import Store
 from tests.conformance import arrange
 from tests.support import evidence

@@ -16,17 +16,19 @@ import httpx
 import pytest
 import websockets
 
-from headway import shapes, why
-from headway.clock import Clock
-from headway.instants import SECOND
-from headway.lifecycle import Attempt, Raised, Succeeded, settle
-from headway.model import NewJob, encode_args
-from headway.settings import Settings
-from headway.shapes import LISTED_BYTES_MAX
-from headway.status import offload, server
-from headway.status.api import Api
-from headway.status.web import BULK_BYTES_MAX, PAGE_BYTES_MAX
+from headway.core.clock import Clock
+from headway.core.instants import SECOND
+from headway.core.lifecycle import Attempt, Raised, Succeeded, settle
+from headway.core.model import NewJob, encode_args
+from headway.core.settings import Settings
+from headway.operations import why
+from headway.server import http_server as server
+from headway.server import offload
+from headway.server.api import Api
+from headway.server.web import BULK_BYTES_MAX, PAGE_BYTES_MAX
 from headway.store import Store
+from headway.wire import shapes
+from headway.wire.shapes import LISTED_BYTES_MAX
 from tests.support.waiting import DEADLINE_S
 
 FINE = encode_args({"x": [[]] * 85_000, "token": "s3cr3t"})  # A quarter of a megabyte.

@@ -9,11 +9,11 @@ from unittest.mock import ANY
 import httpx
 import pytest
 
-from headway.clock import Clock
-from headway.instants import DAY, HOUR, SECOND
-from headway.lifecycle import Raised, Succeeded
-from headway.model import NewJob, Node, ScheduleSpec, schedule_key
-from headway.scheduling.triggers import Every
+from headway.core.clock import Clock
+from headway.core.instants import DAY, HOUR, SECOND
+from headway.core.lifecycle import Raised, Succeeded
+from headway.core.model import NewJob, Node, ScheduleSpec, schedule_key
+from headway.core.triggers import Every
 from headway.store import Store
 from tests.conformance.arrange import decide, run_one
 from tests.support.house import House

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from headway import Headway
-from headway.clock import Clock
-from headway.settings import Settings
-from headway.status.api import Api
+from headway.core.clock import Clock
+from headway.core.settings import Settings
+from headway.server.api import Api
 
 SECRET = "4f9ac2d07b16e8354f9a-proxied"
 PROXY = "10.0.0.1"

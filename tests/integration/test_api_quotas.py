@@ -11,9 +11,9 @@ import httpx
 from websockets.sync.client import connect
 
 from headway import Headway
-from headway.clock import Clock
-from headway.settings import Settings
-from headway.status.api import Api
+from headway.core.clock import Clock
+from headway.core.settings import Settings
+from headway.server.api import Api
 from tests.support.api import api_process
 from tests.support.waiting import DEADLINE_S, wait_until
 

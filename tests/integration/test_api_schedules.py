@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from headway.instants import HOUR, SECOND, parse_instant
-from headway.model import Node, ScheduleSpec
-from headway.scheduling.triggers import Every
+from headway.core.instants import HOUR, SECOND, parse_instant
+from headway.core.model import Node, ScheduleSpec
+from headway.core.triggers import Every
 from headway.store import Store
 from tests.conformance.arrange import decide
 from tests.support.command_line import Cli

@@ -32,10 +32,11 @@ from schemathesis.schemas import APIOperation
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from headway import Every, Headway, lifecycle
-from headway.instants import SECOND
-from headway.status import dashboard, openapi
-from headway.status.api import ROUTES
+from headway import Every, Headway
+from headway.core import lifecycle
+from headway.core.instants import SECOND
+from headway.server.api import ROUTES
+from headway.server.routes import dashboard, openapi
 from tests.support.api import api_process
 from tests.support.waiting import DEADLINE_S
 

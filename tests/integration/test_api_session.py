@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from headway import Headway
-from headway.settings import Settings
+from headway.core.settings import Settings
 from headway.store.access import hash_of
 from tests.support.api import ApiProcess, api_process
 from tests.support.waiting import DEADLINE_S, wait_until

@@ -20,12 +20,12 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from headway.clock import Clock
-from headway.instants import HOUR, SECOND
-from headway.lifecycle import Raised, Succeeded
-from headway.model import Node, Report, ScheduleSpec
-from headway.scheduling.triggers import Every
-from headway.status.api import ROUTES
+from headway.core.clock import Clock
+from headway.core.instants import HOUR, SECOND
+from headway.core.lifecycle import Raised, Succeeded
+from headway.core.model import Node, Report, ScheduleSpec
+from headway.core.triggers import Every
+from headway.server.api import ROUTES
 from headway.store import Store
 from tests.conformance.arrange import claim_one, decide, end, enqueue
 from tests.support.house import House, house

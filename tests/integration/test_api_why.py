@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from headway import Headway
-from headway.clock import Clock
-from headway.model import NewJob, Node
-from headway.settings import Settings
-from headway.status.api import Api
+from headway.core.clock import Clock
+from headway.core.model import NewJob, Node
+from headway.core.settings import Settings
+from headway.server.api import Api
 from headway.store import Store
 
 SECRET = "4f9ac2d07b16e8354f9a-why"

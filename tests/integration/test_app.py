@@ -29,7 +29,7 @@ from headway import (
     Task,
     TaskNotFound,
 )
-from headway.instants import MINUTE
+from headway.core.instants import MINUTE
 from headway.store import open_driver
 from headway.store.migrations import migrate
 from tests.support.waiting import DEADLINE_S

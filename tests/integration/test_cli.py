@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway import __version__
-from headway.instants import parse_instant
+from headway.core.instants import parse_instant
 from headway.store.statements import SQLITE, migrations
 from tests.integration.test_cli_jobs import Hand
 from tests.support.command_line import Cli, Result

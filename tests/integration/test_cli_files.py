@@ -6,9 +6,9 @@ import pytest
 
 from headway.cli.define import read_file
 from headway.cli.session import Session
-from headway.errors import InvalidSchedule
-from headway.instants import HOUR, parse_instant
-from headway.scheduling.triggers import Cron, Every
+from headway.core.errors import InvalidSchedule
+from headway.core.instants import HOUR, parse_instant
+from headway.core.triggers import Cron, Every
 
 TOML = """
 [schedules.daily-report]

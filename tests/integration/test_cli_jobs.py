@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headway.clock import Clock
-from headway.instants import HOUR
-from headway.lifecycle import Cancelled, Outcome, Parked, Raised, Succeeded, TimedOut, settle
-from headway.model import Claimed, Node, Report
+from headway.core.clock import Clock
+from headway.core.instants import HOUR
+from headway.core.lifecycle import Cancelled, Outcome, Parked, Raised, Succeeded, TimedOut, settle
+from headway.core.model import Claimed, Node, Report
 from headway.store import Store
 from tests.support.command_line import Cli
 from tests.support.waiting import DEADLINE_S, wait_until

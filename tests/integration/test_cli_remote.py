@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from headway.instants import DAY, HOUR, Instant
-from headway.lifecycle import Raised, Succeeded
+from headway.core.instants import DAY, HOUR, Instant
+from headway.core.lifecycle import Raised, Succeeded
 from tests.integration.test_cli_jobs import REFUSED, Hand
 from tests.support.api import api_process
 from tests.support.command_line import Cli, Result

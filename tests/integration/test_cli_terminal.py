@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.lifecycle import Succeeded
+from headway.core.lifecycle import Succeeded
 from tests.integration.test_cli_jobs import Hand, new
 from tests.support import evidence
 from tests.support.command_line import Cli

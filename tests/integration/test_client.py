@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from headway.client import AsyncClient, Client, Event
-from headway.clock import Clock
-from headway.errors import (
+from headway.core.clock import Clock
+from headway.core.errors import (
     AlreadyFinal,
     DefinitionError,
     Denied,
@@ -40,9 +40,9 @@ from headway.errors import (
     StoreUnavailable,
     TaskNotFound,
 )
-from headway.instants import DAY, HOUR
-from headway.lifecycle import Raised, Succeeded
-from headway.model import Claimed, NewJob
+from headway.core.instants import DAY, HOUR
+from headway.core.lifecycle import Raised, Succeeded
+from headway.core.model import Claimed, NewJob
 from headway.store import Store
 from tests.integration.test_cli_jobs import REFUSED, Hand
 from tests.support.api import ApiProcess, api_process

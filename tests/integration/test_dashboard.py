@@ -15,11 +15,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from headway import Headway
-from headway.clock import Clock
-from headway.errors import StoreUnavailable
-from headway.settings import Settings
-from headway.status import dashboard
-from headway.status.api import Api
+from headway.core.clock import Clock
+from headway.core.errors import StoreUnavailable
+from headway.core.settings import Settings
+from headway.server.api import Api
+from headway.server.routes import dashboard
 
 SOURCES = Path(__file__).parents[2] / "dashboard"
 POLICY = (

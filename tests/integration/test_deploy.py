@@ -19,9 +19,9 @@ import yaml  # type: ignore[import-untyped]
 from packaging.version import Version
 
 from headway.cli import root
-from headway.instants import SECOND
-from headway.settings import PORT_DEFAULT, Settings
-from headway.status.api import ROUTES
+from headway.core.instants import SECOND
+from headway.core.settings import PORT_DEFAULT, Settings
+from headway.server.api import ROUTES
 from scripts import make_sbom as sbom
 from tests.support import evidence
 from tests.support.api import api_process

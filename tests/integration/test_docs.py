@@ -43,10 +43,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from headway import After, Cron, Every, Headway, errors, lifecycle, model, shapes, task
+from headway import After, Cron, Every, Headway
 from headway.app import THREADS_MAX
 from headway.cli import root
-from headway.instants import (
+from headway.core import cron_expression as expression
+from headway.core import errors, lifecycle, model, triggers
+from headway.core.instants import (
     DURATION_MAX,
     HOUR,
     SECOND,
@@ -56,14 +58,31 @@ from headway.instants import (
     parse_instant,
     to_datetime,
 )
-from headway.model import Decided, Decision, LiveJobs, Pause, Schedule, ScheduleSpec
-from headway.scheduling import expression, planner, scheduler, triggers
-from headway.settings import SHARDS_MAX, Settings
-from headway.status import follow, hub, jobs, offload, openapi, quotas, web
-from headway.status.api import ROUTES
+from headway.core.model import Decided, Decision, LiveJobs, Pause, Schedule, ScheduleSpec
+from headway.core.settings import SHARDS_MAX, Settings
+from headway.scheduling import planner, scheduler
+from headway.server import fanout as hub
+from headway.server import offload, quotas, web
+from headway.server.api import ROUTES
+from headway.server.routes import jobs, openapi
+from headway.server.routes import streams as follow
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
-from headway.worker import claimer, context, frames, pace, reporter, settler, staff, stopper
+from headway.tasks import context, task
+from headway.wire import shapes
+from headway.worker import (
+    child_processes as staff,
+)
+from headway.worker import (
+    claimer,
+    pace,
+    reporter,
+    settler,
+    stopper,
+)
+from headway.worker import (
+    ipc as frames,
+)
 from tests.support import evidence
 from tests.support.prefork import Prefork, preforked
 from tests.support.waiting import wait_until

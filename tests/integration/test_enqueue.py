@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from headway import Context, DuplicateKey, Headway, InvalidTask, Status
-from headway.errors import DefinitionError
-from headway.lifecycle import Raised, Succeeded
-from headway.rows import ROWS_MAX
-from headway.task import JobHandle
+from headway.core.errors import DefinitionError
+from headway.core.lifecycle import Raised, Succeeded
+from headway.tasks.rows import ROWS_MAX
+from headway.tasks.task import JobHandle
 from headway.testing import virtual
 from tests.conformance.arrange import claim_one, run_one
 from tests.support.command_line import Cli

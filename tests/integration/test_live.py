@@ -20,18 +20,18 @@ import httpx
 import pytest
 import websockets
 
-from headway import live as live_module
+from headway.adapters.redis import live_progress as live_module
+from headway.adapters.redis.live_progress import RedisLive, RedisView
 from headway.cli.root import run
-from headway.clock import Clock
-from headway.events import EngineLost, EngineReturned, Event, subscribed
-from headway.instants import SECOND
-from headway.lifecycle import Cancelled, Released, settle
-from headway.live import RedisLive, RedisView
-from headway.model import Claimed, NewJob, Report
-from headway.ports import Latest
-from headway.status import follow
-from headway.status.hub import Hub
-from headway.status.reader import JobReader
+from headway.core.clock import Clock
+from headway.core.events import EngineLost, EngineReturned, Event, subscribed
+from headway.core.instants import SECOND
+from headway.core.lifecycle import Cancelled, Released, settle
+from headway.core.model import Claimed, NewJob, Report
+from headway.core.ports import Latest
+from headway.server.fanout import Hub
+from headway.server.job_reader import JobReader
+from headway.server.routes import streams as follow
 from headway.store import Store
 from tests.integration.test_api_follow import enqueue, events
 from tests.support import evidence
@@ -76,9 +76,9 @@ def count(ctx: Context, until: str) -> int:
 HOUR_S = 3_600
 # A slow machine waits for its Redis, and does not forget what was told. What has no lines is stored at the end only.
 PATIENT: Mapping[str, float] = {
-    "headway.live.ANSWER_S_MAX": DEADLINE_S,
-    "headway.live.MOMENT_S": DEADLINE_S,
-    "headway.live.KEPT_S": HOUR_S,
+    "headway.adapters.redis.live_progress.ANSWER_S_MAX": DEADLINE_S,
+    "headway.adapters.redis.live_progress.MOMENT_S": DEADLINE_S,
+    "headway.adapters.redis.live_progress.KEPT_S": HOUR_S,
     "headway.worker.reporter.CHECKPOINT_EVERY_S": HOUR_S,
 }
 # While Redis does its part, nothing at all is stored before the end.
@@ -93,7 +93,7 @@ PAUSE_S = 600
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs in this process waits for its Redis, too."""
     for name, value in PATIENT.items():
-        if name.startswith("headway.live."):
+        if name.startswith("headway.adapters.redis.live_progress."):
             monkeypatch.setattr(live_module, name.rpartition(".")[2], value)
 
 

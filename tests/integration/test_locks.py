@@ -20,8 +20,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from headway import DefinitionError, Headway, Leader, LeaseLost, Lock, LockHeld, StoreUnavailable, locks
-from headway.instants import SECOND
+from headway import DefinitionError, Headway, Leader, LeaseLost, Lock, LockHeld, StoreUnavailable
+from headway.coordination import locks
+from headway.core.instants import SECOND
 from headway.store import open_driver
 from headway.store.migrations import migrate
 from tests.support import evidence

@@ -15,12 +15,12 @@ import pytest
 import headway.cli.dead
 from headway import Headway
 from headway.cli.root import run
-from headway.clock import Clock
-from headway.errors import AlreadyFinal
-from headway.lifecycle import Raised
-from headway.model import NewJob, ScheduleSpec
-from headway.scheduling.triggers import Every
-from headway.settings import Settings
+from headway.core.clock import Clock
+from headway.core.errors import AlreadyFinal
+from headway.core.lifecycle import Raised
+from headway.core.model import NewJob, ScheduleSpec
+from headway.core.settings import Settings
+from headway.core.triggers import Every
 from tests.conformance.arrange import run_one
 from tests.support.command_line import Cli
 from tests.support.house import SECRET, House

@@ -6,13 +6,23 @@ from functools import partial
 
 import pytest
 
-from headway.clock import Clock
-from headway.errors import AlreadyFinal, LeaseLost
-from headway.events import Event, WakeModeChanged, subscribed
-from headway.instants import DAY, HOUR, SECOND
-from headway.lifecycle import Attempt, Cancelled, LeaseExpired, Outcome, Raised, Released, Status, Succeeded, settle
-from headway.model import Node, Plan
-from headway.ports import Fence
+from headway.core.clock import Clock
+from headway.core.errors import AlreadyFinal, LeaseLost
+from headway.core.events import Event, WakeModeChanged, subscribed
+from headway.core.instants import DAY, HOUR, SECOND
+from headway.core.lifecycle import (
+    Attempt,
+    Cancelled,
+    LeaseExpired,
+    Outcome,
+    Raised,
+    Released,
+    Status,
+    Succeeded,
+    settle,
+)
+from headway.core.model import Node, Plan
+from headway.core.ports import Fence
 from headway.store import Store, postgres, primary
 from headway.store.migrations import check_schema, migrate
 from headway.store.postgres import PostgresDriver

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.clock import Clock
-from headway.instants import SECOND
-from headway.model import NewJob, Node
-from headway.status import around
+from headway.core.clock import Clock
+from headway.core.instants import SECOND
+from headway.core.model import NewJob, Node
+from headway.operations import job_context as around
 from headway.store import Store
 from tests.support.command_line import Cli
 

@@ -10,22 +10,22 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from headway.clock import Clock
-from headway.errors import HeadwayError, LeaseLost, StoreError, StoreUnavailable
-from headway.events import Event, WakeModeChanged, subscribed
-from headway.instants import HOUR
-from headway.lifecycle import Attempt, Parked, Raised, Released, Succeeded, settle
-from headway.model import Node, Plan, ScheduleRef
-from headway.ports import Fence
-from headway.status import attention
-from headway.status.attention import faults
-from headway.status.situation import look
+from headway.core.clock import Clock
+from headway.core.errors import HeadwayError, LeaseLost, StoreError, StoreUnavailable
+from headway.core.events import Event, WakeModeChanged, subscribed
+from headway.core.instants import HOUR
+from headway.core.lifecycle import Attempt, Parked, Raised, Released, Succeeded, settle
+from headway.core.model import Node, Plan, ScheduleRef
+from headway.core.ports import Fence
+from headway.operations import attention
+from headway.operations.attention import faults
+from headway.operations.overview import look
 from headway.store import Store, postgres, primary
 from headway.store.facts import facts
 from headway.store.migrations import migrate
 from headway.store.postgres import POOL_SIZE, PostgresDriver
 from headway.store.transaction import Transaction, as_json, call
-from headway.store.wrapping import WrappingDriver
+from headway.store.wrapping_driver import WrappingDriver
 from tests.conformance.arrange import claim_one, decide, due_plans, enqueue, new_job, run_one, spec
 from tests.support.certificates import make_certificate
 from tests.support.postgres import PostgresServer, database_name

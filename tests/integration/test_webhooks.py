@@ -19,14 +19,14 @@ from typing import Any
 import httpx
 import pytest
 
-from headway.clock import Clock, Loop
-from headway.errors import StoreUnavailable
-from headway.instants import DAY, HOUR, MINUTE, SECOND
-from headway.lifecycle import Raised
-from headway.settings import Settings
-from headway.status import deliverer
-from headway.status.deliverer import BACKOFF_FIRST, CONCURRENCY, LEASE, TARGET_SHARE, Deliverer
-from headway.status.outbound import SEND_S_MAX, Sender
+from headway.core.clock import Clock, Loop
+from headway.core.errors import StoreUnavailable
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND
+from headway.core.lifecycle import Raised
+from headway.core.settings import Settings
+from headway.server import webhook_sender as deliverer
+from headway.server.outbound import SEND_S_MAX, Sender
+from headway.server.webhook_sender import BACKOFF_FIRST, CONCURRENCY, LEASE, TARGET_SHARE, Deliverer
 from headway.store import Store
 from headway.store.webhooks import Delivery, Endpoint, StoreWebhooks
 from tests.conformance.arrange import enqueue, run_one

@@ -11,7 +11,7 @@ import pytest
 
 from headway import Headway, Status
 from headway.cli.root import run
-from headway.instants import HOUR
+from headway.core.instants import HOUR
 from tests.support import evidence
 from tests.support.command_line import be_patient
 from tests.support.waiting import DEADLINE_S, async_wait_until

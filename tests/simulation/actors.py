@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from headway.errors import Conflict, InvalidSchedule, NotFound, StoreUnavailable
-from headway.instants import SECOND, Duration, Instant
-from headway.model import Claimed, NewJob
-from headway.node import EngineNode, World
-from headway.settings import Settings
+from headway.core.errors import Conflict, InvalidSchedule, NotFound, StoreUnavailable
+from headway.core.instants import SECOND, Duration, Instant
+from headway.core.model import Claimed, NewJob
+from headway.core.settings import Settings
 from headway.store import Store
-from headway.testing.crew import Gate
+from headway.testing.child_pool import Gate
+from headway.wiring.node import EngineNode, World
 from headway.worker.supervisor import Supervisor
 from tests.simulation.child import Surroundings
 from tests.simulation.crew import SimulatedCrew

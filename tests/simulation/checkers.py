@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from headway.instants import SECOND, Duration, Instant, isoformat
-from headway.model import ScheduleSpec
-from headway.scheduling.triggers import After
+from headway.core.instants import SECOND, Duration, Instant, isoformat
+from headway.core.model import ScheduleSpec
+from headway.core.triggers import After
 from tests.simulation.recorder import (
     AttemptRow,
     Change,

@@ -14,10 +14,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from headway.errors import LeaseLost
-from headway.instants import SECOND
-from headway.model import Claimed, NewJob, Report
-from headway.worker.frames import (
+from headway.core.errors import LeaseLost
+from headway.core.instants import SECOND
+from headway.core.model import Claimed, NewJob, Report
+from headway.worker.handover import Inbox
+from headway.worker.ipc import (
     Answer,
     Ask,
     Cancelled,
@@ -35,7 +36,6 @@ from headway.worker.frames import (
     ToSupervisor,
     Unfit,
 )
-from headway.worker.handover import Inbox
 from tests.simulation.scenario import CHILDREN, TASKS
 
 STEPS: Final = ("fetch", "convert")

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from headway.clock import Clock
-from headway.worker.crew import Crew
-from headway.worker.staff import CrewPlan
+from headway.core.clock import Clock
+from headway.worker.child_pool import Crew
+from headway.worker.child_processes import CrewPlan
 from headway.worker.supervisor import Supervisor
 from tests.simulation.child import SimulatedChild, Surroundings
 

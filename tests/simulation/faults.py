@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from headway.clock import Clock
-from headway.errors import StoreUnavailable
-from headway.ports import WakeUps
+from headway.core.clock import Clock
+from headway.core.errors import StoreUnavailable
+from headway.core.ports import WakeUps
 from headway.store.transaction import Begin, Call, Rows, T, Transaction, one
-from headway.testing.crew import Gate
+from headway.testing.child_pool import Gate
 from tests.simulation.scenario import Mishaps
 
 NO_MISHAPS = Mishaps(before=0.0, after=0.0, freeze=0.0, crash=0.0)

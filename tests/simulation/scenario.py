@@ -4,11 +4,11 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from headway.instants import SECOND, Duration, Instant, isoformat, parse_instant
-from headway.lifecycle import Backoff
-from headway.model import Missed, Overlap, Rate, ScheduleSpec
-from headway.scheduling.triggers import After, At, Cron, Every, Trigger
-from headway.settings import Settings
+from headway.core.instants import SECOND, Duration, Instant, isoformat, parse_instant
+from headway.core.lifecycle import Backoff
+from headway.core.model import Missed, Overlap, Rate, ScheduleSpec
+from headway.core.settings import Settings
+from headway.core.triggers import After, At, Cron, Every, Trigger
 
 QUEUES: Final = ("default", "slow")
 CHILDREN: Final = "children"  # The queue of jobs that jobs enqueue.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from headway.clock import Clock
-from headway.events import (
+from headway.core.clock import Clock
+from headway.core.events import (
     AttemptsLost,
     ClockStepped,
     DecisionRefused,
@@ -25,10 +25,10 @@ from headway.events import (
     TickFailed,
     subscribed,
 )
-from headway.instants import SECOND, Instant, isoformat
-from headway.model import Claimed, ScheduleSpec
+from headway.core.instants import SECOND, Instant, isoformat
+from headway.core.model import Claimed, ScheduleSpec
+from headway.core.triggers import After
 from headway.scheduling.audit import audit
-from headway.scheduling.triggers import After
 from headway.store import Store
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
 from headway.store.statements import SQLITE, Statement, migrations

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-from headway.clock import Clock
-from headway.errors import HeadwayError, StoreUnavailable
-from headway.events import Event, subscribed
-from headway.instants import SECOND, Instant, parse_instant
+from headway.core.clock import Clock
+from headway.core.errors import HeadwayError, StoreUnavailable
+from headway.core.events import Event, subscribed
+from headway.core.instants import SECOND, Instant, parse_instant
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 import headway.store.ledger
-from headway import lifecycle
 from headway.coordination.elector import Elector
-from headway.errors import StoreUnavailable
-from headway.lifecycle import Attempt, LeaseExpired, Outcome, Released, Settlement
-from headway.model import Lease
-from headway.ports import Fence
+from headway.core import lifecycle
+from headway.core.errors import StoreUnavailable
+from headway.core.lifecycle import Attempt, LeaseExpired, Outcome, Released, Settlement
+from headway.core.model import Lease
+from headway.core.ports import Fence
 from headway.store import queue
 from headway.store.transaction import Transaction
 from headway.worker import pace, settler, stopper

@@ -11,8 +11,9 @@ import pytest
 
 from headway.cli import doctor, session
 from headway.cli.root import run
-from headway.instants import HOUR
-from headway.status import around, attention
+from headway.core.instants import HOUR
+from headway.operations import attention
+from headway.operations import job_context as around
 from tests.support.waiting import wait_until
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from headway.model import Claimed
-from headway.worker.context import Context
+from headway.core.model import Claimed
+from headway.tasks.context import Context
 
 
 class Listener:

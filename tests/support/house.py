@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import httpx
 import psycopg
 
-from headway.clock import Clock
-from headway.instants import DAY, Duration
-from headway.model import schedule_key
+from headway.core.clock import Clock
+from headway.core.instants import DAY, Duration
+from headway.core.model import schedule_key
 from headway.store import Store
 from headway.store.migrations import migrate
 from tests.support.api import ApiProcess, api_process
@@ -114,7 +114,7 @@ def house(url: str) -> Iterator[House]:
     try:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            patience = {"PYTHONPATH": tuned(folder, {"headway.status.trouble.PROBE_S_MAX": DEADLINE_S})}
+            patience = {"PYTHONPATH": tuned(folder, {"headway.operations.store_trouble.PROBE_S_MAX": DEADLINE_S})}
             api = stack.enter_context(api_process(url, env={"HEADWAY_TOKEN": SECRET, **HASTE, **patience}))
             built = House(api, url, beside, {"root": stack.enter_context(api.client(SECRET))})
             for name, tenant, role in (

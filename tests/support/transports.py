@@ -7,9 +7,9 @@ from typing import TypeAlias
 import aio_pika
 from aio_pika.exceptions import ChannelNotFoundEntity
 
-from headway.ports import Transport
-from headway.queue.transports.rabbitmq import RabbitTransport
-from headway.queue.transports.redis import GROUP, RedisTransport
+from headway.adapters.rabbitmq import RabbitTransport
+from headway.adapters.redis.transport import GROUP, RedisTransport
+from headway.core.ports import Transport
 from tests.support.rabbitmq import RabbitServer
 from tests.support.redis import RedisServer
 

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from headway import live
+from headway.adapters.redis import live_progress as live
 from headway.cli import log, log_writer
 from headway.cli.dead import LIST_MAX
-from headway.instants import HOUR, SECOND
-from headway.status import bulk, deliverer, follow, hub, letters, outbound, series, web
+from headway.core.instants import HOUR, SECOND
+from headway.server import fanout as hub
+from headway.server import outbound, web
+from headway.server import webhook_sender as deliverer
+from headway.server.routes import bulk, series
+from headway.server.routes import dead_letters as letters
+from headway.server.routes import streams as follow
 from headway.store import bulk as store_bulk
 from headway.store import failures, queue, statements, webhooks
 from headway.worker import reporter

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headway import Headway
-from headway.errors import StoreUnavailable
-from headway.instants import SECOND
-from headway.model import Claimed
-from headway.settings import Settings
+from headway.core.errors import StoreUnavailable
+from headway.core.instants import SECOND
+from headway.core.model import Claimed
+from headway.core.settings import Settings
 from headway.testing import virtual
 from headway.testing.world import World
 from tests.simulation.stage import Stage, until

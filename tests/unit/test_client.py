@@ -10,8 +10,7 @@ import pytest
 from headway.client import AsyncClient, Client
 from headway.client import calls as all_calls
 from headway.client.follow import LINES_MAX, POLL_S, stream, wait, watch
-from headway.client.sse import EventReader, Message
-from headway.client.steps import (
+from headway.client.requests import (
     AskTerms,
     Give,
     Open,
@@ -27,8 +26,9 @@ from headway.client.steps import (
     error_of,
     part,
 )
-from headway.clock import Clock
-from headway.errors import (
+from headway.client.sse import EventReader, Message
+from headway.core.clock import Clock
+from headway.core.errors import (
     AlreadyFinal,
     Conflict,
     DefinitionError,
@@ -220,7 +220,7 @@ def test_an_answer_of_somebody_else_is_no_finding(body: bytes) -> None:
     assert type(error) is StoreError  # A proxy that does not know the path has not said that there is no such job.
 
 
-@pytest.mark.parametrize("code", ["os.system", "__import__", "JobFailed", "SystemExit", "headway.errors.Denied"])
+@pytest.mark.parametrize("code", ["os.system", "__import__", "JobFailed", "SystemExit", "headway.core.errors.Denied"])
 def test_nothing_is_looked_up_by_what_a_server_says(code: str) -> None:
     assert type(error_of(GET, refusal(409, code))) is Conflict
 

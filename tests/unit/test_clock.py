@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, Loop, cancel_until_done
-from headway.errors import StoreUnavailable
-from headway.events import ClockStepped, Event, TickFailed, subscribed
-from headway.instants import SECOND, Instant
+from headway.core.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, Loop, cancel_until_done
+from headway.core.errors import StoreUnavailable
+from headway.core.events import ClockStepped, Event, TickFailed, subscribed
+from headway.core.instants import SECOND, Instant
 from tests.simulation.virtual_loop import virtual
 
 HOUR = 3600 * SECOND

@@ -6,10 +6,10 @@ import pytest
 
 from headway import Cron, Headway, InvalidConfig, InvalidSchedule, InvalidTask
 from headway.app import file_app
-from headway.definitions import Definitions
-from headway.instants import SECOND
-from headway.scheduling.triggers import Every
-from headway.settings import Settings
+from headway.core.instants import SECOND
+from headway.core.settings import Settings
+from headway.core.triggers import Every
+from headway.tasks.definitions import Definitions
 
 FILE = """
 store = "sqlite:///other.db"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.errors import DefinitionError
-from headway.instants import (
+from headway.core.errors import DefinitionError
+from headway.core.instants import (
     DAY,
     DURATION_MAX,
     HOUR,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.errors import DefinitionError
-from headway.instants import DAY, HOUR, MINUTE, SECOND
-from headway.lifecycle import (
+from headway.core.errors import DefinitionError
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND
+from headway.core.lifecycle import (
     APART_MAX,
     APART_MIN,
     FINAL,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.lifecycle import FINAL, Status
+from headway.core.lifecycle import FINAL, Status
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "lifecycle_chart.py"
 

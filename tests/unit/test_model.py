@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.errors import DefinitionError, InvalidSchedule, InvalidTask
-from headway.instants import DAY, HOUR, MINUTE, SECOND, isoformat, parse_instant, quote
-from headway.lifecycle import Backoff, Status
-from headway.model import (
+from headway.core.errors import DefinitionError, InvalidSchedule, InvalidTask
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND, isoformat, parse_instant, quote
+from headway.core.lifecycle import Backoff, Status
+from headway.core.model import (
     ARGS_BYTES_MAX,
     NAME_LENGTH_MAX,
     TAGS_MAX,
@@ -31,7 +31,7 @@ from headway.model import (
     encode_args,
     read_status,
 )
-from headway.scheduling.triggers import After, At, Cron, Every, Trigger
+from headway.core.triggers import After, At, Cron, Every, Trigger
 
 EVERY = {"kind": "every", "interval": "1m"}
 PLAIN = {"task": "work", "trigger": EVERY}

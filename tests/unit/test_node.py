@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from headway.errors import StoreUnavailable
-from headway.events import AttemptsLost, Draining, TermLost, TermWon
-from headway.instants import SECOND, Instant
-from headway.lifecycle import Outcome, Released, Succeeded
-from headway.model import Claimed, NewJob, Report, ScheduleSpec
-from headway.node import HOUSEKEEPING, EngineNode, World
-from headway.ports import Due, Shards, slot_of
-from headway.scheduling.triggers import Every
-from headway.settings import Settings
-from headway.worker.frames import TaskInfo
+from headway.core.errors import StoreUnavailable
+from headway.core.events import AttemptsLost, Draining, TermLost, TermWon
+from headway.core.instants import SECOND, Instant
+from headway.core.lifecycle import Outcome, Released, Succeeded
+from headway.core.model import Claimed, NewJob, Report, ScheduleSpec
+from headway.core.ports import Due, Shards, slot_of
+from headway.core.settings import Settings
+from headway.core.triggers import Every
+from headway.wiring.node import HOUSEKEEPING, EngineNode, World
+from headway.worker.ipc import TaskInfo
 from headway.worker.supervisor import Supervisor
 from tests.simulation.stage import Seat, Stage, until
 from tests.simulation.virtual_loop import virtual

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.errors import InvalidConfig
-from headway.instants import DAY, MINUTE, SECOND
-from headway.settings import STORE_DEFAULT, Settings, mask_url
+from headway.core.errors import InvalidConfig
+from headway.core.instants import DAY, MINUTE, SECOND
+from headway.core.settings import STORE_DEFAULT, Settings, mask_url
 
 ROOT = Path(__file__).parents[2]
 

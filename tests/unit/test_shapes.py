@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from headway.instants import INSTANT_MAX, INSTANT_MIN, parse_instant
-from headway.lifecycle import Status
-from headway.model import Job, ScheduleSpec
-from headway.scheduling.triggers import Cron, Every
-from headway.shapes import _NAMES_KEPT, _named, job_facts, job_news, listed, masked, previews, unmasked
-from headway.status.times import read_future
+from headway.core.instants import INSTANT_MAX, INSTANT_MIN, parse_instant
+from headway.core.lifecycle import Status
+from headway.core.model import Job, ScheduleSpec
+from headway.core.triggers import Cron, Every
+from headway.operations.times import read_future
+from headway.wire.shapes import _NAMES_KEPT, _named, job_facts, job_news, listed, masked, previews, unmasked
 
 SECRETS = ("password", "PASSWORD", "db_password", "passwd", "token", "api_token", "client_secret", "Authorization")
 KEYS = ("key", "api_key", "apikey", "private-key", "access.keys", "credentials")

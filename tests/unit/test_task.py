@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway import Context, Every, Headway, InvalidSchedule, InvalidTask, Retry
-from headway.settings import Settings
+from headway.core.settings import Settings
 from headway.testing import virtual
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from headway.instants import DAY, HOUR, MINUTE, SECOND, Instant, parse_instant
-from headway.lifecycle import Backoff, Status
-from headway.model import Job, Node
-from headway.why import (
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Instant, parse_instant
+from headway.core.lifecycle import Backoff, Status
+from headway.core.model import Job, Node
+from headway.operations.why import (
     Around,
     QueuePause,
     error_line,
@@ -22,7 +22,7 @@ from headway.why import (
     read_json,
     read_metadata,
 )
-from headway.workers import workers_of
+from headway.operations.worker_state import workers_of
 
 NOW: Instant = parse_instant("2027-01-01T12:00:00Z")
 REFUSED = '{"type": "ConnectionError", "message": "refused\\nby peer", "traceback": "secret"}'

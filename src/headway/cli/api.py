@@ -12,10 +12,10 @@ from headway.app import api_node, new_node_id
 from headway.cli.log import EventLog
 from headway.cli.serve import HostOption, PortOption, open_store, run_node, serve_api, stopped_by_signals
 from headway.cli.session import Session, new_command
-from headway.clock import Clock
-from headway.events import subscribed
-from headway.settings import store_kind
-from headway.status.server import bind
+from headway.core.clock import Clock
+from headway.core.events import subscribed
+from headway.core.settings import store_kind
+from headway.server.http_server import bind
 
 
 async def api(session: Session, host: HostOption = None, port: PortOption = None) -> None:

@@ -7,7 +7,7 @@ import traceback
 from typing import Any
 
 from headway.app import Headway
-from headway.errors import HeadwayError, InvalidConfig
+from headway.core.errors import HeadwayError, InvalidConfig
 
 
 def load_app(path: str) -> Headway:

@@ -4,12 +4,12 @@ from typing import Annotated, Final
 
 import typer
 
-from headway.cli.given import read_past
-from headway.cli.naming import TenantOption, which
+from headway.cli.output import Column, Output
+from headway.cli.parsing import read_past
+from headway.cli.schedule_names import TenantOption, which
 from headway.cli.session import Session, new_command
-from headway.cli.show import Column, Output
 from headway.cli.text import count
-from headway.model import JsonObject, schedule_label
+from headway.core.model import JsonObject, schedule_label
 
 FOUND: Final = 1
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from headway.app import CHILD_REPORT_S, CHILD_STORE, file_app, hello_of
 from headway.cli.app_path import load_app
-from headway.errors import InvalidConfig
+from headway.core.errors import InvalidConfig
+from headway.tasks.context import Hand
 from headway.worker import capture, environment
 from headway.worker.attempt import Registry
 from headway.worker.child import serve
 from headway.worker.child_line import REPORT_EVERY_S
-from headway.worker.context import Hand
-from headway.worker.frames import Hello, Page
+from headway.worker.ipc import Hello, Page
 
 
 def main(app_path: str, socket_number: str, page_number: str, kind: str, width: str) -> None:

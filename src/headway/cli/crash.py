@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from headway.cli import offspring, samples
+from headway.cli import samples
+from headway.cli import subprocesses as offspring
 from headway.cli.log import EventLog
+from headway.cli.output import Column, Output, console
 from headway.cli.serve import run_worker, stopped_by_signals
 from headway.cli.session import Desk, Session, hear_time
-from headway.cli.show import Column, Output, console
 from headway.cli.text import clean, span
 from headway.cli.watch import FAILED, Line, Sight, frame, painted, sights
-from headway.clock import Clock
-from headway.instants import SECOND
-from headway.lifecycle import Status
-from headway.settings import Settings
+from headway.core.clock import Clock
+from headway.core.instants import SECOND
+from headway.core.lifecycle import Status
+from headway.core.settings import Settings
 from headway.store import Store
 
 NAMES: Final = ("one", "two")

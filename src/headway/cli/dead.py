@@ -10,19 +10,19 @@ from typing import Annotated, Final
 
 import typer
 
-from headway import deeds
 from headway.cli.filters import in_api
-from headway.cli.given import YesOption, confirm
-from headway.cli.naming import job_label, with_tenant
+from headway.cli.output import Column
+from headway.cli.parsing import YesOption, confirm
+from headway.cli.schedule_names import job_label, with_tenant
 from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group, paged
-from headway.cli.show import Column
 from headway.cli.text import away, clean, count
-from headway.errors import DefinitionError, HeadwayError, NotFinal, NotFound, StoreError
-from headway.instants import Instant
-from headway.model import Job
-from headway.status.letters import group_shape
+from headway.core.errors import DefinitionError, HeadwayError, NotFinal, NotFound, StoreError
+from headway.core.instants import Instant
+from headway.core.model import Job
+from headway.operations import audit_log as deeds
+from headway.operations.why import error_line
+from headway.server.routes.dead_letters import group_shape
 from headway.store.failures import ERROR_TEXT_MAX, ErrorGroup, Letter, letter_of
-from headway.why import error_line
 
 LIST_MAX: Final = 10_000
 KINDS_TOLD: Final = 20

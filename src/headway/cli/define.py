@@ -20,19 +20,19 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 import typer
 
-from headway import deeds
-from headway.cli.given import ArgOption, ArgsOption, confirm, read_args
-from headway.cli.naming import NameArgument, which
+from headway.cli.instants import PREVIEW_COLUMNS, preview_rows
+from headway.cli.parsing import ArgOption, ArgsOption, confirm, read_args
+from headway.cli.schedule_names import NameArgument, which
 from headway.cli.session import AUTHOR, Desk, Session
-from headway.cli.shapes import PREVIEW_COLUMNS, preview_rows
 from headway.cli.text import clean
-from headway.definitions import Definitions, inherited, table_of, take_trigger
-from headway.errors import DefinitionError, InvalidSchedule, NotFound, ScheduleOwned, TaskNotFound
-from headway.instants import Instant
-from headway.model import DEFAULT_TENANT, Schedule, ScheduleRef, ScheduleSpec, check_name, check_tenant
-from headway.scheduling.triggers import After, Cron, describe
-from headway.settings import DEFINITIONS, Settings
-from headway.shapes import Shape, instants_after, previews, require_instants, spec_shape, zone_of
+from headway.core.errors import DefinitionError, InvalidSchedule, NotFound, ScheduleOwned, TaskNotFound
+from headway.core.instants import Instant
+from headway.core.model import DEFAULT_TENANT, Schedule, ScheduleRef, ScheduleSpec, check_name, check_tenant
+from headway.core.settings import DEFINITIONS, Settings
+from headway.core.triggers import After, Cron, describe
+from headway.operations import audit_log as deeds
+from headway.tasks.definitions import Definitions, inherited, table_of, take_trigger
+from headway.wire.shapes import Shape, instants_after, previews, require_instants, spec_shape, zone_of
 
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 SHOWN: Final = 3

@@ -21,25 +21,25 @@ import typer
 
 from headway.cli import crash, samples
 from headway.cli.audit import FOUND, verdict
-from headway.cli.board import QUIET_TASKS, Picture, frame
+from headway.cli.demo_board import QUIET_TASKS, Picture, frame
 from headway.cli.log import EventLog
+from headway.cli.output import Column, Output, console, stop_writing
 from headway.cli.serve import PortOption, run_worker
 from headway.cli.session import Session, hear_time, new_command
-from headway.cli.show import Column, Output, console, stop_writing
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import painted
-from headway.clock import Clock
-from headway.errors import DefinitionError, InvalidConfig
-from headway.events import Event, JobsSettled, SchedulesDecided, subscribed
-from headway.instants import SECOND, Instant
-from headway.lifecycle import Status
-from headway.model import Job, ScheduleSpec
+from headway.core.clock import Clock
+from headway.core.errors import DefinitionError, InvalidConfig
+from headway.core.events import Event, JobsSettled, SchedulesDecided, subscribed
+from headway.core.instants import SECOND, Instant
+from headway.core.lifecycle import Status
+from headway.core.model import Job, ScheduleSpec
+from headway.core.settings import HOST_DEFAULT, PORT_DEFAULT, Settings
+from headway.operations.why import error_line
 from headway.scheduling import audit as auditing
-from headway.settings import HOST_DEFAULT, PORT_DEFAULT, Settings
-from headway.shapes import instants_after
-from headway.status.server import bind
+from headway.server.http_server import bind
 from headway.store import Store
-from headway.why import error_line
+from headway.wire.shapes import instants_after
 
 FRAME_S: Final = 0.25
 JOBS_READ: Final = 100

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from headway.cli import offspring
+from headway.cli import subprocesses as offspring
 from headway.cli.log import EventLog
 from headway.cli.serve import run_worker, stopped_by_signals
 from headway.cli.session import Session, new_command
-from headway.clock import Clock
-from headway.events import ChildEnded, ChildStarted, Draining, Event, TermLost, TermWon
-from headway.settings import FILE_DEFAULT
+from headway.core.clock import Clock
+from headway.core.events import ChildEnded, ChildStarted, Draining, Event, TermLost, TermWon
+from headway.core.settings import FILE_DEFAULT
 from headway.worker.process import how_it_ended
 
 LOOK_EVERY_S: Final = 0.5

@@ -15,19 +15,19 @@ from typing import Annotated, Final
 
 import typer
 
-from headway.cli import exposure
+from headway.adapters.engines import open_engine
+from headway.cli import doctor_network as exposure
 from headway.cli.audit import verdict
-from headway.cli.recovery import recover
+from headway.cli.doctor_restored import recover
 from headway.cli.session import Desk, Session, new_command
 from headway.cli.text import clean, count, span
-from headway.coordination.engines import open_engine
-from headway.errors import EngineUnavailable, HeadwayError
-from headway.instants import HOUR, SECOND
-from headway.model import ScheduleRef, schedule_name
+from headway.core.errors import EngineUnavailable, HeadwayError
+from headway.core.instants import HOUR, SECOND
+from headway.core.model import ScheduleRef, schedule_name
+from headway.core.settings import Settings, mask_url
+from headway.operations.attention import Alert
+from headway.operations.attention import faults as faults_of
 from headway.scheduling import audit as auditing
-from headway.settings import Settings, mask_url
-from headway.status.attention import Alert
-from headway.status.attention import faults as faults_of
 from headway.store.facts import Facts, facts
 from headway.store.file_access import exposures
 from headway.store.migrations import schema_version, steps_for

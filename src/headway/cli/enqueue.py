@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.app import Headway
-from headway.cli.given import ArgOption, ArgsOption, TimeoutOption, read_args, read_timeout
+from headway.cli.parsing import ArgOption, ArgsOption, TimeoutOption, read_args, read_timeout
 from headway.cli.session import AUTHOR, Desk, Session, hear_time, new_command
 from headway.cli.watch import stay, tell
-from headway.clock import Clock
-from headway.errors import DefinitionError, TaskNotFound
+from headway.core.clock import Clock
+from headway.core.errors import DefinitionError, TaskNotFound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

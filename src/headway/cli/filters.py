@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from headway.cli.given import read_past
-from headway.cli.naming import with_tenant
-from headway.errors import DefinitionError
-from headway.instants import Instant, isoformat
-from headway.lifecycle import Status
+from headway.cli.parsing import read_past
+from headway.cli.schedule_names import with_tenant
+from headway.core.errors import DefinitionError
+from headway.core.instants import Instant, isoformat
+from headway.core.lifecycle import Status
 
 # By the names that the store has for them.
 _FLAGS: Final[dict[str, Any]] = {

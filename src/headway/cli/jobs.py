@@ -7,23 +7,31 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from headway import deeds
 from headway.cli.filters import Chosen, filtered
-from headway.cli.given import ArgOption, ArgsOption, TimeoutOption, YesOption, confirm, read_args, read_timeout
-from headway.cli.naming import job_label
+from headway.cli.output import Column, Output, to_json
+from headway.cli.parsing import (
+    ArgOption,
+    ArgsOption,
+    TimeoutOption,
+    YesOption,
+    confirm,
+    read_args,
+    read_timeout,
+)
+from headway.cli.schedule_names import job_label
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group, paged
-from headway.cli.show import Column, Output, to_json
 from headway.cli.text import away, clean, count, span
 from headway.cli.watch import INTERRUPTED, LOOK_S, stay, tell
 from headway.cli.watch import watch as watch_job
-from headway.errors import DefinitionError
-from headway.instants import MILLISECOND, SECOND, Instant, parse_instant, to_datetime
-from headway.lifecycle import Status
-from headway.model import Job
-from headway.shapes import Shape, attempt_shape, line_shape, stamp
+from headway.core.errors import DefinitionError
+from headway.core.instants import MILLISECOND, SECOND, Instant, parse_instant, to_datetime
+from headway.core.lifecycle import Status
+from headway.core.model import Job
+from headway.operations import audit_log as deeds
+from headway.operations.why import Step, error_line, read_detail, read_json
 from headway.store import Store
 from headway.store.bulk import Verb
-from headway.why import Step, error_line, read_detail, read_json
+from headway.wire.shapes import Shape, attempt_shape, line_shape, stamp
 
 LIST_MAX: Final = 10_000
 LOG_PAGE: Final = 1_000

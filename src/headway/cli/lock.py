@@ -23,10 +23,10 @@ import typer
 from headway.app import admission_of, grants_of
 from headway.cli.session import Session, new_command
 from headway.cli.text import clean
-from headway.clock import Clock
-from headway.errors import DefinitionError, LeaseLost
-from headway.instants import SECOND, DurationLike, parse_duration
-from headway.locks import TTL_DEFAULT, Grants, Lock, Wish
+from headway.coordination.locks import TTL_DEFAULT, Grants, Lock, Wish
+from headway.core.clock import Clock
+from headway.core.errors import DefinitionError, LeaseLost
+from headway.core.instants import SECOND, DurationLike, parse_duration
 from headway.store import Store
 from headway.worker.descendants import descendants_of, start_warden
 

@@ -20,10 +20,10 @@ from itertools import islice, zip_longest
 from typing import Final, assert_never
 
 from headway.cli.log_writer import LibraryLog, LogWriter
-from headway.cli.show import STYLES, to_json
+from headway.cli.output import STYLES, to_json
 from headway.cli.text import clean, span
-from headway.clock import wall_now
-from headway.events import (
+from headway.core.clock import wall_now
+from headway.core.events import (
     AccessRefused,
     AttemptsLost,
     ChildEnded,
@@ -51,10 +51,10 @@ from headway.events import (
     Timed,
     WakeModeChanged,
 )
-from headway.instants import MILLISECOND, Instant, isoformat, to_datetime
-from headway.lifecycle import Settlement
-from headway.model import Decision, Plan, read_stream
-from headway.why import read_json
+from headway.core.instants import MILLISECOND, Instant, isoformat, to_datetime
+from headway.core.lifecycle import Settlement
+from headway.core.model import Decision, Plan, read_stream
+from headway.operations.why import read_json
 
 DECISIONS_TOLD_MAX: Final = 5
 FAILURES_EVERY_S: Final = 5.0

@@ -1,7 +1,7 @@
 """`headway migrate`: bring the store to the schema of this program."""
 
 from headway.cli.session import AUTHOR, Session, new_command
-from headway.settings import mask_url
+from headway.core.settings import mask_url
 
 
 async def migrate(session: Session) -> None:

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from headway import deeds
-from headway.cli.given import YesOption, confirm
+from headway.cli.parsing import YesOption, confirm
 from headway.cli.session import PAGE, Session, new_command
 from headway.cli.text import clean, count
-from headway.model import check_name
+from headway.core.model import check_name
+from headway.operations import audit_log as deeds
 
 
 async def purge(

@@ -4,13 +4,13 @@ from typing import Annotated
 
 import typer
 
-from headway import deeds
+from headway.cli.output import Column
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group
-from headway.cli.show import Column
 from headway.cli.text import clean, span
-from headway.instants import SECOND, Instant, parse_instant
-from headway.model import check_name
-from headway.shapes import Shape
+from headway.core.instants import SECOND, Instant, parse_instant
+from headway.core.model import check_name
+from headway.operations import audit_log as deeds
+from headway.wire.shapes import Shape
 
 app = new_group(help="List queues; pause and resume them.")
 

@@ -15,11 +15,18 @@ from headway.cli.filters import in_api
 from headway.cli.session import Desk
 from headway.client import AsyncClient
 from headway.client.calls import JobFilters
-from headway.clock import Clock
-from headway.errors import DefinitionError, Denied, JobNotFound, ScheduleNotFound, StoreError, StoreUnavailable
-from headway.instants import DAY, SECOND, Duration, Instant, isoformat, parse_duration, parse_instant
-from headway.lifecycle import Status
-from headway.model import (
+from headway.core.clock import Clock
+from headway.core.errors import (
+    DefinitionError,
+    Denied,
+    JobNotFound,
+    ScheduleNotFound,
+    StoreError,
+    StoreUnavailable,
+)
+from headway.core.instants import DAY, SECOND, Duration, Instant, isoformat, parse_duration, parse_instant
+from headway.core.lifecycle import Status
+from headway.core.model import (
     DEFAULT_TENANT,
     Action,
     ByHand,
@@ -34,9 +41,9 @@ from headway.model import (
     ScheduleSpec,
     Token,
 )
-from headway.scheduling.triggers import trigger_from_dict
-from headway.shapes import MASK, Shape, schedule_shape, spec_shape
-from headway.status.situation import PENDING, Situation
+from headway.core.triggers import trigger_from_dict
+from headway.operations.overview import PENDING, Situation
+from headway.operations.why import Why, glance, read_json
 from headway.store import Store
 from headway.store.access import ALL_TENANTS, Deed
 from headway.store.bulk import Verb
@@ -45,7 +52,7 @@ from headway.store.failures import ErrorGroup, Letter, letter_of
 from headway.store.measures import Missed
 from headway.store.schedules import BACKFILL_MAX, Triggered
 from headway.store.webhooks import Delivery, Endpoint, Outcome, Secret
-from headway.why import Why, glance, read_json
+from headway.wire.shapes import MASK, Shape, schedule_shape, spec_shape
 
 RETRY_FOR: Final = "5s"
 LOOK_S: Final = 1.0

@@ -19,9 +19,9 @@ import typer.main
 from typer.core import TyperGroup
 
 from headway import __version__
-from headway.cli.show import stop_writing
+from headway.cli.output import stop_writing
 from headway.cli.text import clean
-from headway.errors import (
+from headway.core.errors import (
     Conflict,
     DefinitionError,
     Denied,
@@ -78,7 +78,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "doctor": ("doctor", "Check the store, the clock and the settings, and name the cures."),
         "audit": ("audit", "Compare the expected instants with the recorded ones."),
         "tokens": ("tokens", "Make, list and revoke tokens for the API."),
-        "trail": ("trail", "What people did, the newest first."),
+        "trail": ("audit_log", "What people did, the newest first."),
         "webhooks": ("webhooks", "Tell URLs when jobs end; see what was told, and tell it again."),
         "purge": ("purge", "Erase what jobs of a tenant were given and what came of them."),
     },

@@ -10,10 +10,10 @@ import time
 from typing import Any, Final
 
 from headway.app import Headway
-from headway.scheduling.triggers import After, Cron, Every
-from headway.settings import Settings
-from headway.task import Retry
-from headway.worker.context import Context
+from headway.core.settings import Settings
+from headway.core.triggers import After, Cron, Every
+from headway.tasks.context import Context
+from headway.tasks.task import Retry
 
 BERLIN: Final = Cron("30 2 * * *", tz="Europe/Berlin")
 BATCHES: Final = 8

@@ -7,21 +7,29 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from headway import deeds
 from headway.cli import define
-from headway.cli.given import ArgOption, ArgsOption, YesOption, confirm, read_args, read_future, read_past
-from headway.cli.naming import NameArgument, TenantOption, read_label, which
+from headway.cli.instants import PREVIEW_COLUMNS, preview_rows
+from headway.cli.output import Column
+from headway.cli.parsing import ArgOption, ArgsOption, YesOption, confirm, read_args, read_future, read_past
+from headway.cli.schedule_names import NameArgument, TenantOption, read_label, which
 from headway.cli.session import AUTHOR, Desk, Session, command, new_group
-from headway.cli.shapes import PREVIEW_COLUMNS, preview_rows
-from headway.cli.show import Column
 from headway.cli.text import away, clean, count, is_fine, span, utc
-from headway.errors import Conflict, DefinitionError, InvalidSchedule, ScheduleNotFound
-from headway.instants import Instant, isoformat, parse_instant
-from headway.model import FAILING_FLAGGED, ByHand, Occurrence, Schedule, ScheduleRef, ScheduleSpec, encode_args
-from headway.scheduling.triggers import After, At, Every, Trigger, describe
-from headway.scheduling.zones import zone
-from headway.shapes import instants_after, occurrence_shape, previews, zone_of
+from headway.core.errors import Conflict, DefinitionError, InvalidSchedule, ScheduleNotFound
+from headway.core.instants import Instant, isoformat, parse_instant
+from headway.core.model import (
+    FAILING_FLAGGED,
+    ByHand,
+    Occurrence,
+    Schedule,
+    ScheduleRef,
+    ScheduleSpec,
+    encode_args,
+)
+from headway.core.triggers import After, At, Every, Trigger, describe
+from headway.core.zones import zone
+from headway.operations import audit_log as deeds
 from headway.store import Store
+from headway.wire.shapes import instants_after, occurrence_shape, previews, zone_of
 
 LIST_MAX: Final = 10_000
 PREVIEW_MAX: Final = 1_000
@@ -173,7 +181,7 @@ async def preview(
 
 
 def _wall() -> Instant:
-    from headway.clock import wall_now
+    from headway.core.clock import wall_now
 
     return wall_now()
 

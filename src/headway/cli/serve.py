@@ -26,19 +26,19 @@ from headway import __version__
 from headway.app import SKIPPED, Headway, api_of, crew_plan, new_node_id, scheduler_node, sync_schedules, worker_node
 from headway.cli.log import EventLog
 from headway.cli.session import Session, new_command
-from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
-from headway.definitions import Definitions
-from headway.errors import InvalidConfig, StoreUnavailable
-from headway.events import ChildEnded, Event, subscribed
-from headway.model import ScheduleSpec
-from headway.node import EngineNode
-from headway.settings import Settings, store_kind
+from headway.core.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
+from headway.core.errors import InvalidConfig, StoreUnavailable
+from headway.core.events import ChildEnded, Event, subscribed
+from headway.core.model import ScheduleSpec
+from headway.core.settings import Settings, store_kind
 from headway.store import Store
 from headway.store.file_access import exposures
 from headway.store.sqlite import path_of
-from headway.task import Task
-from headway.worker.crew import Crew
-from headway.worker.frames import Hello
+from headway.tasks.definitions import Definitions
+from headway.tasks.task import Task
+from headway.wiring.node import EngineNode
+from headway.worker.child_pool import Crew
+from headway.worker.ipc import Hello
 
 INTERRUPTED: Final = 130
 SKIPPED_TOLD: Final = 20  # Of the declared schedules that belong to somebody else.
@@ -277,7 +277,7 @@ async def _work(
 
 def _bind(settings: Settings, log: EventLog, *, must: bool) -> socket.socket | None:
     """Bind the port of the API; where nobody insists on it, it may belong to another process of ours."""
-    from headway.status.server import bind
+    from headway.server.http_server import bind
 
     try:
         return bind(settings.host, settings.port)
@@ -298,7 +298,7 @@ async def _serve_api_when_free(
     node: EngineNode,
 ) -> None:
     """Serve the API once its port is free: the process that has it may end, and then somebody has to answer."""
-    from headway.status.server import bind
+    from headway.server.http_server import bind
 
     while listening is None:
         await clock.rest(PORT_REST_S, stopping)
@@ -320,8 +320,8 @@ async def serve_api(
     node: EngineNode | None = None,
 ) -> None:
     """Serve the API in this process until told to stop."""
-    from headway.status.gate import require_credential
-    from headway.status.server import serve, url_of
+    from headway.server.auth import require_credential
+    from headway.server.http_server import serve, url_of
 
     await require_credential(store, host=settings.host, token=settings.token)
     log.write("listening", url=url_of(listening))

@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Typ
 
 import typer
 
-from headway.cli.show import Output, stop_writing
+from headway.cli.output import Output, stop_writing
 
 if TYPE_CHECKING:
     from headway.app import Headway
-    from headway.clock import Clock
-    from headway.errors import StoreUnavailable
-    from headway.instants import Instant
-    from headway.model import Job, Occurrence, Schedule, ScheduleRef, ScheduleSpec
-    from headway.ports import LiveView
-    from headway.settings import Settings
-    from headway.shapes import Shape
-    from headway.status.situation import Situation
+    from headway.core.clock import Clock
+    from headway.core.errors import StoreUnavailable
+    from headway.core.instants import Instant
+    from headway.core.model import Job, Occurrence, Schedule, ScheduleRef, ScheduleSpec
+    from headway.core.ports import LiveView
+    from headway.core.settings import Settings
+    from headway.operations.overview import Situation
+    from headway.operations.why import Why
     from headway.store import Store
     from headway.store.access import Deed
     from headway.store.bulk import Verb
     from headway.store.failures import Letter
-    from headway.why import Why
+    from headway.wire.shapes import Shape
 
 PAGE: Final = 200
 STATUS_S_MAX: Final = 5.0  # So long `status` waits for a write before it says that the store takes none.
@@ -96,19 +96,19 @@ class Desk:
 
     def job_shape(self, job: "Job", *, names: Mapping[str, str] | None = None, why: str | None = None) -> "Shape":
         """Write a job; without a `why` it says what the job alone can tell."""
-        from headway.shapes import job_shape
+        from headway.wire.shapes import job_shape
 
         return job_shape(job, self.now, why=why, node_name=(names or {}).get(job.node or ""))
 
     def schedule_shape(self, schedule: "Schedule") -> "Shape":
         """Write a schedule."""
-        from headway.shapes import schedule_shape
+        from headway.wire.shapes import schedule_shape
 
         return schedule_shape(schedule, self.now)
 
     async def explain(self, job: "Job") -> "Why":
         """Say why a job is where it is, with the evidence."""
-        from headway.status.around import why
+        from headway.operations.job_context import why
 
         return await why(self.store, job, self.now)
 
@@ -118,32 +118,32 @@ class Desk:
 
     async def node_names(self) -> dict[str, str]:
         """Return what people call the nodes that live or have lately died."""
-        from headway.status.around import node_names
+        from headway.operations.job_context import node_names
 
         return await node_names(self.store)
 
     async def queues(self) -> "list[Shape]":
         """Read the queues."""
-        from headway.status.situation import queue_shapes
+        from headway.operations.overview import queue_shapes
 
         return await queue_shapes(self.store)
 
     async def queue(self, name: str) -> "Shape":
         """Read one queue."""
-        from headway.status.situation import queue_shape
+        from headway.operations.overview import queue_shape
 
         return await queue_shape(self.store, name)
 
     async def workers(self) -> "list[Shape]":
         """Read the workers that are alive."""
-        from headway.status.around import alive
-        from headway.status.situation import worker_shapes
+        from headway.operations.job_context import alive
+        from headway.operations.overview import worker_shapes
 
         return worker_shapes(await alive(self.store))
 
     def acting(self, deed: "Deed | Sequence[Deed]") -> "Store":
         """Return the store for something that is done here: what it writes goes into the trail with it."""
-        from headway.deeds import origin
+        from headway.operations.audit_log import origin
         from headway.store.access import Doer
 
         return self.store.acting(Doer(AUTHOR, origin()), deed, self.clock)
@@ -152,9 +152,9 @@ class Desk:
         self, specs: "Mapping[ScheduleRef, tuple[ScheduleSpec | None, ScheduleSpec]]", *, owner: str, take_over: bool
     ) -> None:
         """Put schedules, each given with its definition before and after; some hundred in one transaction."""
-        from headway import deeds
-        from headway.errors import ScheduleOwned
-        from headway.store.defining import REFUSED
+        from headway.core.errors import ScheduleOwned
+        from headway.operations import audit_log as deeds
+        from headway.store.schedule_definitions import REFUSED
         from headway.store.schedules import in_pieces
 
         for piece in in_pieces({ref: after for ref, (_, after) in specs.items()}):
@@ -170,17 +170,17 @@ class Desk:
 
     async def warnings(self, spec: "ScheduleSpec") -> list[str]:
         """Say what keeps jobs of a definition from running as things are."""
-        from headway.status.around import alive
-        from headway.status.situation import unserved
+        from headway.operations.job_context import alive
+        from headway.operations.overview import unserved
 
         return unserved(spec.task, spec.queue, await alive(self.store))
 
     async def retry(self, job: "Job", args: Mapping[str, Any] | None = None) -> "Job":
         """Run a job that has ended once more, perhaps with other arguments; return the new one."""
-        from headway import deeds
-        from headway.model import encode_args
-        from headway.shapes import unmasked
-        from headway.why import read_json
+        from headway.core.model import encode_args
+        from headway.operations import audit_log as deeds
+        from headway.operations.why import read_json
+        from headway.wire.shapes import unmasked
 
         acting = self.acting(deeds.retry(job, other_args=args is not None))
         text = None if args is None else encode_args(unmasked(dict(args), read_json(job.args)))
@@ -188,7 +188,7 @@ class Desk:
 
     async def retry_dead(self, letter: "Letter") -> "Job":
         """Run a dead letter once more, unless somebody has dealt with it meanwhile; return the new job."""
-        from headway import deeds
+        from headway.operations import audit_log as deeds
 
         acting = self.acting(deeds.retry_dead(letter))
         return await acting.queue.retry(letter.id, author=AUTHOR, only_dead=True)
@@ -204,8 +204,8 @@ class Desk:
     ) -> "Shape":
         """Retry or cancel the jobs with these ids, or those that match; a bounded number at once."""
         from headway.cli.filters import in_api
-        from headway.status.bulk import Bulk
-        from headway.store.selection import JobFilter
+        from headway.server.routes.bulk import Bulk
+        from headway.store.job_filter import JobFilter
 
         bulk = Bulk(self.store, self.acting, verb, author=AUTHOR, reason=reason)
         if ids is not None:
@@ -215,10 +215,10 @@ class Desk:
 
     async def drain(self, worker: str) -> tuple[str, str]:
         """Have a worker leave; return its id and its name."""
-        from headway import deeds
-        from headway.errors import NotFound
-        from headway.status.around import alive
-        from headway.status.situation import find_worker
+        from headway.core.errors import NotFound
+        from headway.operations import audit_log as deeds
+        from headway.operations.job_context import alive
+        from headway.operations.overview import find_worker
 
         node = find_worker(await alive(self.store), worker)
         if not await self.acting(deeds.drain(node)).nodes.ask(node.id, "drain"):
@@ -227,8 +227,8 @@ class Desk:
 
     async def situation(self) -> "Situation":
         """Read who leads, who works, what waits and what is late."""
-        from headway.status.situation import look
-        from headway.status.trouble import examine
+        from headway.operations.overview import look
+        from headway.operations.store_trouble import examine
         from headway.store.facts import facts
 
         known, (trouble, _) = await facts(self.store.driver), await examine(self.store, STATUS_S_MAX)
@@ -238,13 +238,13 @@ class Desk:
 
     def situation_shape(self, situation: "Situation") -> "Shape":
         """Write the situation."""
-        from headway.status.figures import situation_shape
+        from headway.operations.figures import situation_shape
 
         return situation_shape(situation)
 
     def degraded(self, situation: "Situation") -> list[str]:
         """Say what is not as it should be."""
-        from headway.status.attention import faults
+        from headway.operations.attention import faults
 
         return [fault.words for fault in faults(situation)]
 
@@ -259,7 +259,7 @@ class Desk:
         self, schedule: "ScheduleRef", *, since: "Instant", before: "Instant | None", limit: int
     ) -> "list[Occurrence]":
         """Read a page of what was decided for a schedule and started by hand, newest first; also of a removed one."""
-        from headway.status.runs import runs
+        from headway.operations.runs import runs
 
         found = await self.store.schedules.show(schedule.name, tenant=schedule.tenant, also_removed=True)
         window = {} if before is None else {"before": before}
@@ -267,13 +267,13 @@ class Desk:
 
     async def told(self, jobs: "Sequence[Job]") -> "list[Job]":
         """Return jobs with what they have said live, if it is to be had within a moment and newer than the store."""
-        from headway.lifecycle import Status
-        from headway.status.reader import overlaid_all
+        from headway.core.lifecycle import Status
+        from headway.server.job_reader import overlaid_all
 
         if self.redis is None or not any(job.status is Status.RUNNING for job in jobs):
             return list(jobs)
         if not self._views:
-            from headway.live import RedisView
+            from headway.adapters.redis.live_progress import RedisView
 
             self._views.append(RedisView(self.redis, clock=self.clock, node=AUTHOR))
         return await overlaid_all(self._views[0], jobs)
@@ -314,7 +314,7 @@ class Session:
     @property
     def server(self) -> str | None:
         """The API to talk to instead of the store."""
-        from headway.errors import DefinitionError
+        from headway.core.errors import DefinitionError
 
         if self.is_on_store:
             return None
@@ -351,14 +351,14 @@ class Session:
 
     def loaded(self, **flags: object) -> "Settings":
         """Return the settings as they are without looking into the app, which may name another store."""
-        from headway.settings import Settings
+        from headway.core.settings import Settings
 
         return Settings.load({"store": self.store_url, "app": self.app_path, **flags})
 
     @asynccontextmanager
     async def open(self, missing: Missing = "refuse") -> AsyncIterator[Desk]:
         """Open the store and hear its time. A file that is missing is made only where something is to be written."""
-        from headway.clock import Clock
+        from headway.core.clock import Clock
         from headway.store import Store
 
         if self.server is not None:
@@ -376,8 +376,8 @@ class Session:
         store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
         post = None
         if settings.transport != "store":
-            from headway.queue.post import Post
-            from headway.queue.transports import open_transport
+            from headway.adapters.transports import open_transport
+            from headway.queue.background_announcer import Post
 
             post = Post(lambda: open_transport(settings.transport, clock=clock, node=AUTHOR), clock)
             store = store.announcing(post.announce, clock)
@@ -408,7 +408,7 @@ def is_missing(url: str) -> bool:
 
 def no_store(url: str) -> "StoreUnavailable":
     """Say that there is nothing to look into, and what to do."""
-    from headway.errors import StoreUnavailable
+    from headway.core.errors import StoreUnavailable
     from headway.store.sqlite import path_of
     from headway.worker.descendants import MARK
 
@@ -513,7 +513,7 @@ def _entry(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _not_remote(name: str) -> Exception:
-    from headway.errors import DefinitionError
+    from headway.core.errors import DefinitionError
 
     return DefinitionError(f"`headway {name}` works on the store itself: leave --server out, and run it where that is")
 

@@ -5,15 +5,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from headway.cli.output import Column, Output
 from headway.cli.session import Session, new_command
-from headway.cli.show import Column, Output
 from headway.cli.text import clean, count, span
-from headway.instants import SECOND
-from headway.model import Lease, schedule_label
-from headway.shapes import stamp
-from headway.status.engines import engines_of
-from headway.status.situation import DEAD_COUNTED_MAX, DEAD_SHOWN, LATE, Situation
-from headway.workers import Worker
+from headway.core.instants import SECOND
+from headway.core.model import Lease, schedule_label
+from headway.operations.engine_state import engines_of
+from headway.operations.overview import DEAD_COUNTED_MAX, DEAD_SHOWN, LATE, Situation
+from headway.operations.worker_state import Worker
+from headway.wire.shapes import stamp
 
 LATE_SHOWN: Final = 3
 FAILING_SHOWN: Final = 3

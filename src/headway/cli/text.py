@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from headway.instants import MINUTE, Instant, to_datetime
-from headway.instants import away as away  # For everybody here who writes times.
-from headway.instants import span as span
+from headway.core.instants import MINUTE, Instant, to_datetime
+from headway.core.instants import away as away  # For everybody here who writes times.
+from headway.core.instants import span as span
 
 
 def clean(text: object) -> str:

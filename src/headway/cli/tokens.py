@@ -4,14 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
+from headway.cli.output import Column
 from headway.cli.session import AUTHOR, PAGE, Session, command, new_group
-from headway.cli.show import Column
 from headway.cli.text import clean
-from headway.deeds import origin
-from headway.instants import Instant, away, parse_duration
-from headway.model import Token
-from headway.shapes import token_shape
+from headway.core.instants import Instant, away, parse_duration
+from headway.core.model import Token
+from headway.operations.audit_log import origin
 from headway.store.access import ALL_TENANTS, ROLES
+from headway.wire.shapes import token_shape
 
 app = new_group(help="Make, list and revoke tokens for the API.")
 

@@ -14,22 +14,22 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from headway.cli.output import console
 from headway.cli.queues import queue_state
 from headway.cli.session import Desk, Session, new_command
-from headway.cli.show import console
 from headway.cli.status import attention
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import Line, bar, painted
-from headway.errors import Denied, StoreUnavailable
-from headway.instants import SECOND, Instant
-from headway.lifecycle import Status
-from headway.model import Job, schedule_label
-from headway.shapes import job_shape
-from headway.status.attention import faults as faults_of
-from headway.status.figures import situation_shape
-from headway.status.situation import LATE, Situation
-from headway.why import left_words, read_detail
-from headway.workers import Worker
+from headway.core.errors import Denied, StoreUnavailable
+from headway.core.instants import SECOND, Instant
+from headway.core.lifecycle import Status
+from headway.core.model import Job, schedule_label
+from headway.operations.attention import faults as faults_of
+from headway.operations.figures import situation_shape
+from headway.operations.overview import LATE, Situation
+from headway.operations.why import left_words, read_detail
+from headway.operations.worker_state import Worker
+from headway.wire.shapes import job_shape
 
 FRAME_S: Final = 1.0
 RUNNING_READ: Final = 50

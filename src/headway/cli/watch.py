@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from headway.cli.output import STYLES, console, to_json
 from headway.cli.session import Desk, Session
-from headway.cli.show import STYLES, console, to_json
 from headway.cli.text import clean, span, utc
-from headway.errors import StoreUnavailable
-from headway.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant
-from headway.lifecycle import Status
-from headway.model import Job
-from headway.shapes import job_shape
-from headway.why import Detail, Step, error_line, left_words, read_detail, tries
+from headway.core.errors import StoreUnavailable
+from headway.core.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant
+from headway.core.lifecycle import Status
+from headway.core.model import Job
+from headway.operations.why import Detail, Step, error_line, left_words, read_detail, tries
+from headway.wire.shapes import job_shape
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -5,17 +5,17 @@ from typing import Annotated
 import msgspec
 import typer
 
-from headway import deeds
+from headway.cli.output import Column
 from headway.cli.root import FAILED, OK
 from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group
-from headway.cli.show import Column
 from headway.cli.text import clean
-from headway.errors import DefinitionError
-from headway.instants import DAY, Instant, away, parse_duration
-from headway.settings import mask_url
-from headway.status.messages import delivery_shape, endpoint_shape
+from headway.core.errors import DefinitionError
+from headway.core.instants import DAY, Instant, away, parse_duration
+from headway.core.settings import mask_url
+from headway.core.urls import check_url
+from headway.operations import audit_log as deeds
+from headway.server.webhook_messages import delivery_shape, endpoint_shape
 from headway.store.webhooks import ALL_EVENTS, EVENTS, STATUSES, Delivery, Endpoint, tenant_of_callbacks
-from headway.urls import check_url
 
 app = new_group(help="Tell URLs when jobs end; see what was told, and tell it again.")
 
@@ -179,7 +179,7 @@ async def try_out(
 async def _send_test(session: Session, desk: Desk, endpoint: Endpoint, url: str | None) -> Delivery:
     # With HTTP clients behind them, which nothing else here needs.
     from headway.cli.remote import RemoteDesk
-    from headway.status.deliverer import Deliverer
+    from headway.server.webhook_sender import Deliverer
 
     if isinstance(desk, RemoteDesk):
         return await desk.test_webhook(endpoint.id, url)

@@ -5,13 +5,13 @@ from typing import Annotated, Final
 
 import typer
 
-from headway.cli.given import TimeoutOption, read_timeout
+from headway.cli.output import Column
+from headway.cli.parsing import TimeoutOption, read_timeout
 from headway.cli.session import Desk, Session, command, new_group
-from headway.cli.show import Column
 from headway.cli.text import away, clean, span
-from headway.instants import Instant, parse_instant
-from headway.shapes import Shape
-from headway.status.situation import NAMES_SHOWN
+from headway.core.instants import Instant, parse_instant
+from headway.operations.overview import NAMES_SHOWN
+from headway.wire.shapes import Shape
 
 LOOK_S: Final = 0.5
 INTERRUPTED: Final = 130

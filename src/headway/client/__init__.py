@@ -8,8 +8,8 @@
             print(event.kind, event.data.get("progress"))
         print(client.wait(job["id"]))
 
-What comes back are the JSON objects of the API. What goes wrong is raised as the errors of `headway.errors`. A call
-whose answer is lost is made again where that is safe; for a job it is, as it gets an idempotency key if it has none.
+What comes back are the JSON objects of the API. What goes wrong is raised as the errors of `headway.core.errors`. A
+call whose answer is lost is made again where that is safe. For a job it is: it gets an idempotency key if it has none.
 """
 
 import ssl
@@ -19,8 +19,8 @@ from typing import Self
 from headway.client.calls import Calls
 from headway.client.follow import Event
 from headway.client.transport import AwaitingWire, BlockingWire
-from headway.clock import Clock
-from headway.instants import DurationLike
+from headway.core.clock import Clock
+from headway.core.instants import DurationLike
 
 __all__ = ["AsyncClient", "Client", "Event"]
 

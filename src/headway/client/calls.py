@@ -12,9 +12,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from headway.client import follow
-from headway.client.bar import draw
 from headway.client.follow import Event
-from headway.client.steps import (
+from headway.client.progress_bar import draw
+from headway.client.requests import (
     Flow,
     Give,
     Request,
@@ -30,8 +30,8 @@ from headway.client.steps import (
     time_text,
 )
 from headway.client.transport import AwaitingWire, BlockingWire
-from headway.clock import Clock
-from headway.errors import (
+from headway.core.clock import Clock
+from headway.core.errors import (
     AlreadyFinal,
     DuplicateKey,
     InvalidSchedule,
@@ -42,7 +42,7 @@ from headway.errors import (
     ScheduleOwned,
     TaskNotFound,
 )
-from headway.instants import SECOND, DurationLike, Instant, InstantLike, from_datetime, parse_duration
+from headway.core.instants import SECOND, DurationLike, Instant, InstantLike, from_datetime, parse_duration
 
 PAGE: Final = 200
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headway.client.sse import EventReader, Message
-from headway.client.steps import (
+from headway.client.requests import (
     AskTerms,
     Flow,
     Give,
@@ -33,8 +32,9 @@ from headway.client.steps import (
     query_of,
     read,
 )
-from headway.errors import HeadwayError, JobFailed, JobNotFound, StoreError
-from headway.instants import SECOND, DurationLike, parse_duration
+from headway.client.sse import EventReader, Message
+from headway.core.errors import HeadwayError, JobFailed, JobNotFound, StoreError
+from headway.core.instants import SECOND, DurationLike, parse_duration
 
 SILENCE_S_MAX: Final = 40.0  # The server says something every 15 s, if only that it is there.
 SILENT_MAX: Final = 2  # So often nothing at all came through: something between us keeps the stream to itself.

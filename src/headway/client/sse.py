@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headway.errors import StoreError
+from headway.core.errors import StoreError
 
 PENDING_BYTES_MAX: Final = 64 << 20
 RETRY_MS_MAX: Final = 60_000

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from headway.client.steps import (
+from headway.client.requests import (
     ANSWER_BYTES_MAX,
     Effect,
     Flow,
@@ -29,9 +29,9 @@ from headway.client.steps import (
     Terms,
     Unreached,
 )
-from headway.clock import Clock
-from headway.errors import InvalidConfig
-from headway.instants import SECOND, DurationLike, parse_duration
+from headway.core.clock import Clock
+from headway.core.errors import InvalidConfig
+from headway.core.instants import SECOND, DurationLike, parse_duration
 
 if TYPE_CHECKING:
     import aiohttp

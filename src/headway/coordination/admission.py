@@ -28,12 +28,12 @@ from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
-from headway.clock import Clock
-from headway.errors import EngineUnavailable
-from headway.events import EngineLost, EngineReturned, emit
-from headway.instants import SECOND, Duration
-from headway.model import JsonObject, Lease
-from headway.ports import AdoptingLeases, Engine
+from headway.core.clock import Clock
+from headway.core.errors import EngineUnavailable
+from headway.core.events import EngineLost, EngineReturned, emit
+from headway.core.instants import SECOND, Duration
+from headway.core.model import JsonObject, Lease
+from headway.core.ports import AdoptingLeases, Engine
 
 PATIENCE: Final = 0.25  # The part of a lease for which the engine's answer is waited for.
 ABSENT_S: Final = 5.0

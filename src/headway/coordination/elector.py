@@ -24,11 +24,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway.clock import Clock
-from headway.events import TermLost, TermWon, emit
-from headway.instants import SECOND, Duration
-from headway.model import Lease
-from headway.ports import Leases
+from headway.core.clock import Clock
+from headway.core.events import TermLost, TermWon, emit
+from headway.core.instants import SECOND, Duration
+from headway.core.model import Lease
+from headway.core.ports import Leases
 
 RENEWALS_PER_LEASE: Final = 3
 WAIT_S: Final = 1.5

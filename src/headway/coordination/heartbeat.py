@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-from headway.clock import Clock
-from headway.instants import SECOND, Duration
-from headway.model import JsonObject, Node
-from headway.ports import Nodes, WakeUps
+from headway.core.clock import Clock
+from headway.core.instants import SECOND, Duration
+from headway.core.model import JsonObject, Node
+from headway.core.ports import Nodes, WakeUps
 
 BEAT_S: Final = 2.0
 WATCH_CHECK_S: Final = 10.0

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway.clock import Clock
-from headway.errors import EngineUnavailable
-from headway.events import EngineLost, EngineReturned, emit
-from headway.model import JsonObject
-from headway.ports import Transport
+from headway.core.clock import Clock
+from headway.core.errors import EngineUnavailable
+from headway.core.events import EngineLost, EngineReturned, emit
+from headway.core.model import JsonObject
+from headway.core.ports import Transport
 
 QUEUES_MAX: Final = 1_000
 HINTS_MAX: Final = 100  # Of one queue, kept and sent at once.

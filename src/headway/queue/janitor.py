@@ -8,10 +8,10 @@ audit log by its own retention.
 from collections.abc import Callable
 from typing import Final
 
-from headway.clock import Clock
-from headway.events import LeasesExpired, Pruned, emit
-from headway.instants import DAY, SECOND, Duration
-from headway.ports import AuditLog, Ledger, Queue
+from headway.core.clock import Clock
+from headway.core.events import LeasesExpired, Pruned, emit
+from headway.core.instants import DAY, SECOND, Duration
+from headway.core.ports import AuditLog, Ledger, Queue
 
 BATCH: Final = 500
 REVIVE_EVERY_S: Final = 5.0

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Final
 
-from headway.clock import Clock
-from headway.events import JobsPromoted, emit
-from headway.instants import SECOND, Duration
-from headway.ports import Queue
+from headway.core.clock import Clock
+from headway.core.events import JobsPromoted, emit
+from headway.core.instants import SECOND, Duration
+from headway.core.ports import Queue
 
 BATCH: Final = 1_000
 REST_S_MIN: Final = 0.001

@@ -22,11 +22,20 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
-from headway.errors import DefinitionError, ScheduleNotFound
-from headway.instants import INSTANT_MAX, INSTANT_MIN, MINUTE, Instant, format_duration, isoformat
-from headway.model import DEFAULT_TENANT, Cursor, Decided, JsonObject, Occurrence, Revision, key_label, schedule_name
+from headway.core.errors import DefinitionError, ScheduleNotFound
+from headway.core.instants import INSTANT_MAX, INSTANT_MIN, MINUTE, Instant, format_duration, isoformat
+from headway.core.model import (
+    DEFAULT_TENANT,
+    Cursor,
+    Decided,
+    JsonObject,
+    Occurrence,
+    Revision,
+    key_label,
+    schedule_name,
+)
+from headway.core.triggers import After
 from headway.scheduling.expansion import Block, Passed, Tape, blocks_of
-from headway.scheduling.triggers import After
 
 FINDINGS_MAX: Final = 1_000
 KEYS_PAGE: Final = 200

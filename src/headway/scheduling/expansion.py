@@ -19,9 +19,9 @@ from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from headway.instants import DAY, SECOND, Instant
-from headway.model import ScheduleSpec
-from headway.scheduling.triggers import After, At, Cron, Every
+from headway.core.instants import DAY, SECOND, Instant
+from headway.core.model import ScheduleSpec
+from headway.core.triggers import After, At, Cron, Every
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,19 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, assert_never
 
-from headway.instants import Duration, Instant, format_duration
-from headway.model import Decided, Decision, LiveJobs, Missed, Overlap, Pause, Plan, Schedule, ScheduleSpec
-from headway.scheduling.triggers import After, CalendarTrigger, last_between, nth_last_between
+from headway.core.instants import Duration, Instant, format_duration
+from headway.core.model import (
+    Decided,
+    Decision,
+    LiveJobs,
+    Missed,
+    Overlap,
+    Pause,
+    Plan,
+    Schedule,
+    ScheduleSpec,
+)
+from headway.core.triggers import After, CalendarTrigger, last_between, nth_last_between
 
 FIRES_PER_PLAN_MAX: Final = 1_000
 

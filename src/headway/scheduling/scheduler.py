@@ -11,12 +11,12 @@ A schedule that cannot be planned is set aside with a reason, so that it never h
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
-from headway.clock import Clock
-from headway.errors import LeaseLost
-from headway.events import DecisionRefused, LocksLost, ScheduleHeld, SchedulesDecided, emit
-from headway.instants import SECOND, Duration, Instant
-from headway.model import Lease, LiveJobs, Plan, Schedule, key_label
-from headway.ports import Due, Fence, Leases, Ledger, Shards, slot_of
+from headway.core.clock import Clock
+from headway.core.errors import LeaseLost
+from headway.core.events import DecisionRefused, LocksLost, ScheduleHeld, SchedulesDecided, emit
+from headway.core.instants import SECOND, Duration, Instant
+from headway.core.model import Lease, LiveJobs, Plan, Schedule, key_label
+from headway.core.ports import Due, Fence, Leases, Ledger, Shards, slot_of
 from headway.scheduling.planner import plan
 
 BATCH: Final = 1_000

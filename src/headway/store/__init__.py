@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from headway.clock import Clock
-from headway.errors import InvalidConfig
-from headway.ports import WakeUps
+from headway.core.clock import Clock
+from headway.core.errors import InvalidConfig
+from headway.core.ports import WakeUps
 from headway.store.access import Deed, Doer, StoreAccess, lines_of
-from headway.store.announcing import Announce, AnnouncingDriver
+from headway.store.announcing_driver import Announce, AnnouncingDriver
+from headway.store.auditing_driver import TrailingDriver
 from headway.store.bulk import StoreBulk
 from headway.store.coordination import StoreLeases, StoreNodes
 from headway.store.erasure import StoreErasure
@@ -24,11 +25,10 @@ from headway.store.feed import StoreFeed
 from headway.store.ledger import StoreLedger
 from headway.store.measures import StoreMeasures
 from headway.store.migrations import check_schema, migrate
-from headway.store.origin import StoreOrigin
 from headway.store.queue import StoreQueue
+from headway.store.restore_detection import StoreOrigin
 from headway.store.schedules import StoreSchedules
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
-from headway.store.trailing import TrailingDriver
 from headway.store.transaction import Driver
 from headway.store.webhooks import StoreWebhooks
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from headway.clock import Clock
-from headway.errors import DefinitionError, NotFound
-from headway.instants import Duration, Instant
-from headway.model import Action, Login, Token, check_name, storable
+from headway.core.clock import Clock
+from headway.core.errors import DefinitionError, NotFound
+from headway.core.instants import Duration, Instant
+from headway.core.model import Action, Login, Token, check_name, storable
 from headway.store.transaction import Call, Driver, Row, Transaction, as_json, call
 
 ROLES: Final = ("viewer", "operator", "admin")  # Each may what those before it may.

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from headway.clock import Clock
-from headway.errors import DefinitionError
-from headway.lifecycle import Status
-from headway.model import ScheduleSpec
+from headway.core.clock import Clock
+from headway.core.errors import DefinitionError
+from headway.core.lifecycle import Status
+from headway.core.model import ScheduleSpec
+from headway.store.job_filter import JobFilter
 from headway.store.queue import (
     ERASED,
     cancel_in_line,
@@ -23,7 +24,6 @@ from headway.store.queue import (
     repeated,
     review,
 )
-from headway.store.selection import JobFilter
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
 COUNT_MAX: Final = 10_000

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
-from headway.clock import Clock
-from headway.errors import StoreError
-from headway.events import StoreWentBack, emit
-from headway.instants import Duration, Instant
-from headway.model import JsonObject, Lease, Node
-from headway.store.origin import Memory, StoreOrigin
+from headway.core.clock import Clock
+from headway.core.errors import StoreError
+from headway.core.events import StoreWentBack, emit
+from headway.core.instants import Duration, Instant
+from headway.core.model import JsonObject, Lease, Node
+from headway.store.restore_detection import Memory, StoreOrigin
 from headway.store.transaction import Call, Driver, Row, Transaction, as_json, call
 
 NODES_MAX: Final = 1_000

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from headway.errors import StoreError, StoreUnavailable
+from headway.core.errors import StoreError, StoreUnavailable
 from headway.store.sqlite import SqliteDriver
 from headway.store.transaction import Driver
-from headway.store.wrapping import unwrapped
+from headway.store.wrapping_driver import unwrapped
 
 _SERVER_SETTINGS: Final = (
     "server_version",

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
-from headway.instants import Instant
-from headway.lifecycle import Status
-from headway.model import Job
+from headway.core.instants import Instant
+from headway.core.lifecycle import Status
+from headway.core.model import Job
+from headway.store.job_filter import tenant_of
 from headway.store.queue import WHOLE, read_listed_job
-from headway.store.selection import tenant_of
 from headway.store.transaction import Driver, Row, as_json, call
 
 COUNTED_MAX: Final = 10_000

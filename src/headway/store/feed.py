@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from headway.instants import MINUTE, SECOND, Duration, Instant
-from headway.lifecycle import Status
-from headway.model import Job
+from headway.core.instants import MINUTE, SECOND, Duration, Instant
+from headway.core.lifecycle import Status
+from headway.core.model import Job
 from headway.store.queue import WHOLE, read_listed_job, read_tags
 from headway.store.transaction import Driver, Row, Rows, as_json, call
 

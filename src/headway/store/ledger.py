@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from headway.clock import Clock
-from headway.errors import DefinitionError, InvalidSchedule, LeaseLost
-from headway.instants import DAY, INSTANT_MIN, MINUTE, Duration, Instant
-from headway.model import (
+from headway.core.clock import Clock
+from headway.core.errors import DefinitionError, InvalidSchedule, LeaseLost
+from headway.core.instants import DAY, INSTANT_MIN, MINUTE, Duration, Instant
+from headway.core.model import (
     DEFAULT_TENANT,
     Cursor,
     Decided,
@@ -31,8 +31,8 @@ from headway.model import (
     ScheduleSpec,
     schedule_name,
 )
-from headway.ports import Due, Fence, Shards
-from headway.scheduling.triggers import At
+from headway.core.ports import Due, Fence, Shards
+from headway.core.triggers import At
 from headway.store.queue import PAGE_MAX, JobRow, cancel, insert, job_row
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
 

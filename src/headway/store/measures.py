@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from headway.instants import SECOND, Duration, Instant
-from headway.model import DEFAULT_TENANT, JsonObject, Lease, Node, schedule_label, schedule_name
+from headway.core.instants import SECOND, Duration, Instant
+from headway.core.model import DEFAULT_TENANT, JsonObject, Lease, Node, schedule_label, schedule_name
 from headway.store.coordination import NODES_MAX, TALLY_PREFIX, held_in, nodes_in, prefixed, tally_in
 from headway.store.transaction import Driver, Transaction, call
 

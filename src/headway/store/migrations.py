@@ -7,7 +7,7 @@ A program works with exactly the version it was written for, or one newer (so th
 anything else is refused in one clear sentence before it can do harm.
 """
 
-from headway.errors import SchemaMismatch
+from headway.core.errors import SchemaMismatch
 from headway.store.statements import POSTGRES, SQLITE, Migration, migrations
 from headway.store.transaction import Driver, call
 

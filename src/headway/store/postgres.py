@@ -23,9 +23,9 @@ from zlib import crc32
 
 import asyncpg
 
-from headway.clock import cancel_until_done
-from headway.errors import SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
-from headway.events import WakeModeChanged, emit
+from headway.core.clock import cancel_until_done
+from headway.core.errors import SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from headway.core.events import WakeModeChanged, emit
 from headway.store.primary import SUSPECT_S, Primary
 from headway.store.statements import POSTGRES, catalogue, positional
 from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, call, one, step_through_async

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 
 import asyncpg
 
-from headway.errors import StoreError, StoreUnavailable
-from headway.settings import mask_url
+from headway.core.errors import StoreError, StoreUnavailable
+from headway.core.settings import mask_url
 
 CONNECT_S_MAX: Final = 5.0
 IDENTIFY_S_MAX: Final = 1.5

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
-from headway.clock import Clock
-from headway.errors import (
+from headway.core.clock import Clock
+from headway.core.errors import (
     AlreadyFinal,
     Conflict,
     DefinitionError,
@@ -25,8 +25,8 @@ from headway.errors import (
     NotFinal,
     StoreUnavailable,
 )
-from headway.instants import DAY, DURATION_MAX, HOUR, INSTANT_MAX, INSTANT_MIN, SECOND, Duration, Instant
-from headway.lifecycle import (
+from headway.core.instants import DAY, DURATION_MAX, HOUR, INSTANT_MAX, INSTANT_MIN, SECOND, Duration, Instant
+from headway.core.lifecycle import (
     APART_MAX,
     ATTEMPT_MAX,
     FINAL,
@@ -39,7 +39,7 @@ from headway.lifecycle import (
     Status,
     settle,
 )
-from headway.model import (
+from headway.core.model import (
     ARGS_BYTES_MAX,
     LOG_LINE_OVERHEAD,
     REASON_LENGTH_MAX,
@@ -53,7 +53,7 @@ from headway.model import (
     storable,
 )
 from headway.store.coordination import keep_tallies
-from headway.store.selection import JobFilter, has_index, tenant_of
+from headway.store.job_filter import JobFilter, has_index, tenant_of
 from headway.store.statements import TEXT_BYTES_MAX
 from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Rows, Transaction, as_json, call
 from headway.store.webhooks import ensure_callbacks

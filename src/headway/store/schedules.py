@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from headway.clock import Clock
-from headway.errors import DuplicateKey, InvalidSchedule
-from headway.instants import Instant, isoformat
-from headway.lifecycle import Status
-from headway.model import (
+from headway.core.clock import Clock
+from headway.core.errors import DuplicateKey, InvalidSchedule
+from headway.core.instants import Instant, isoformat
+from headway.core.lifecycle import Status
+from headway.core.model import (
     DEFAULT_TENANT,
     FAILING_FLAGGED,
     ByHand,
@@ -27,10 +27,10 @@ from headway.model import (
     ScheduleRef,
     ScheduleSpec,
 )
+from headway.core.triggers import After
 from headway.scheduling.planner import next_instant
-from headway.scheduling.triggers import After
-from headway.store import defining
-from headway.store.defining import Author, absent, locked, settle_past
+from headway.store import schedule_definitions as defining
+from headway.store.job_filter import literally
 from headway.store.ledger import (
     FOREVER,
     NOTHING_LIVE,
@@ -41,7 +41,7 @@ from headway.store.ledger import (
     show_schedule,
 )
 from headway.store.queue import PAGE_MAX, insert, job_row
-from headway.store.selection import literally
+from headway.store.schedule_definitions import Author, absent, locked, settle_past
 from headway.store.transaction import ConstraintViolated, Driver, Transaction, as_json, call
 
 BACKFILL_MAX: Final = 10_000

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from headway.clock import wall_now
-from headway.errors import (
+from headway.core.clock import wall_now
+from headway.core.errors import (
     HeadwayError,
     InvalidConfig,
     SchemaMismatch,
@@ -29,7 +29,7 @@ from headway.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from headway.instants import Instant
+from headway.core.instants import Instant
 from headway.store.file_access import create_private
 from headway.store.inotify import FileWatch
 from headway.store.statements import SQLITE, catalogue

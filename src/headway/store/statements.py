@@ -36,7 +36,7 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-from headway.lifecycle import ATTEMPT_MAX, Status
+from headway.core.lifecycle import ATTEMPT_MAX, Status
 
 _FRAGMENT: Final = re.compile(r"\{(\w+)(?: ([^{}]*))?\}")
 _ROWS: Final = re.compile(r"(\w+) as (\w+) \(([^)]*)\)\s*", re.DOTALL)

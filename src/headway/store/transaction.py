@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from headway.errors import StoreError
-from headway.ports import WakeUps
+from headway.core.errors import StoreError
+from headway.core.ports import WakeUps
 
 _NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # Not a backslash that is itself written with one.
 
@@ -100,7 +100,7 @@ async def step_through_async(begin: Begin[T], execute: Callable[[Call], Awaitabl
 
 
 class Driver(Protocol):
-    """Runs transactions on one database. Every error that leaves it is one of `headway.errors`."""
+    """Runs transactions on one database. Every error that leaves it is one of `headway.core.errors`."""
 
     @property
     def dialect_name(self) -> str:

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
-from headway.instants import INSTANT_MAX, Instant, isoformat
-from headway.lifecycle import Status
-from headway.model import Decided, Job, Occurrence, key_label, schedule_label
+from headway.core.instants import INSTANT_MAX, Instant, isoformat
+from headway.core.lifecycle import Status
+from headway.core.model import Decided, Job, Occurrence, key_label, schedule_label
 from headway.scheduling.audit import audit
 from headway.store import Store
 

@@ -17,9 +17,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from headway.app import Headway, hello_of, sync_schedules, worker_node, world_of
-from headway.clock import Clock
-from headway.errors import StoreUnavailable
-from headway.instants import (
+from headway.core.clock import Clock
+from headway.core.errors import StoreUnavailable
+from headway.core.instants import (
     DAY,
     SECOND,
     DurationLike,
@@ -30,19 +30,19 @@ from headway.instants import (
     parse_instant,
     to_datetime,
 )
-from headway.lifecycle import Status
-from headway.model import DEFAULT_TENANT, Job, read_status
-from headway.node import EngineNode
-from headway.ports import Shards, WakeUps
-from headway.settings import Settings
+from headway.core.lifecycle import Status
+from headway.core.model import DEFAULT_TENANT, Job, read_status
+from headway.core.ports import Shards, WakeUps
+from headway.core.settings import Settings
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
 from headway.store.transaction import Begin, Call, Rows, T
-from headway.task import JobHandle, Task
-from headway.testing.crew import Gate, InlineCrew, at_once
+from headway.tasks.task import JobHandle, Task
+from headway.testing.child_pool import Gate, InlineCrew, at_once
 from headway.testing.loop import Livelock, VirtualLoop
 from headway.testing.promises import Promises, all_jobs, all_occurrences
+from headway.wiring.node import EngineNode
 
 START_DEFAULT: Final = "2027-01-01T00:00:00Z"
 LEADER_LEASE: Final = DAY  # Nobody here dies with a leader's lease.

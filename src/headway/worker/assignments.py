@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from headway.lifecycle import Outcome
-from headway.model import Claimed, Report
-from headway.worker.frames import Ask
+from headway.core.lifecycle import Outcome
+from headway.core.model import Claimed, Report
+from headway.worker.children import Post
 from headway.worker.handover import Given
+from headway.worker.ipc import Ask
 from headway.worker.outcomes import WAITED
-from headway.worker.pool import Post
 
 
 class Foreman(Protocol):

@@ -11,12 +11,12 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from headway.errors import InvalidTask, LeaseLost
-from headway.model import ERROR_BYTES_MAX, REASON_LENGTH_MAX, Claimed, storable
-from headway.task import Cancel, Retry, Task
+from headway.core.errors import InvalidTask, LeaseLost
+from headway.core.model import ERROR_BYTES_MAX, REASON_LENGTH_MAX, Claimed, storable
+from headway.tasks.context import Context, TaskStopped, encode_result
+from headway.tasks.task import Cancel, Retry, Task
 from headway.worker import capture
-from headway.worker.context import Context, TaskStopped, encode_result
-from headway.worker.frames import Cancelled, Done, Failed, Stopped, Unfit
+from headway.worker.ipc import Cancelled, Done, Failed, Stopped, Unfit
 
 Registry: TypeAlias = Mapping[str, Task[..., Any]]
 Ended: TypeAlias = Done | Failed | Cancelled | Stopped | Unfit

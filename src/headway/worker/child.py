@@ -26,9 +26,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from headway.errors import HeadwayError
-from headway.model import Claimed
-from headway.task import Task
+from headway.core.errors import HeadwayError
+from headway.core.model import Claimed
+from headway.tasks.context import Hand, TaskStopped
+from headway.tasks.task import Task
 from headway.worker.attempt import Ended, Registry, outcome_of, resolve, run_async, run_sync
 from headway.worker.child_line import (
     LOOK_EVERY_S,
@@ -37,9 +38,8 @@ from headway.worker.child_line import (
     end_with_everything,
     ending_when_unheard,
 )
-from headway.worker.context import Hand, TaskStopped
-from headway.worker.frames import Disturbed, Done, Failed, Hello, Page, Spent, Stopped, Unfit, frame
-from headway.worker.started import OwnedTask, Started, note_starts, noting, noting_task
+from headway.worker.ipc import Disturbed, Done, Failed, Hello, Page, Spent, Stopped, Unfit, frame
+from headway.worker.spawned import OwnedTask, Started, note_starts, noting, noting_task
 
 TOGETHER_MAX: Final = 64
 TOGETHER_S: Final = 0.002

@@ -19,12 +19,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Final, NoReturn, assert_never
 
-from headway.clock import Clock
-from headway.errors import HeadwayError, LeaseLost
-from headway.model import Claimed
+from headway.core.clock import Clock
+from headway.core.errors import HeadwayError, LeaseLost
+from headway.core.model import Claimed
+from headway.tasks.context import LINES_WAITING_MAX, Context, Hand
 from headway.worker.attempt import Ended, Registry
-from headway.worker.context import LINES_WAITING_MAX, Context, Hand
-from headway.worker.frames import (
+from headway.worker.handover import Inbox
+from headway.worker.ipc import (
     MESSAGES_MAX,
     Answer,
     Ask,
@@ -44,8 +45,7 @@ from headway.worker.frames import (
     ToSupervisor,
     frame,
 )
-from headway.worker.handover import Inbox
-from headway.worker.surroundings import Surroundings
+from headway.worker.process_state import Surroundings
 
 REPORT_EVERY_S: Final = 0.25
 HURRIES_MAX: Final = 20  # So many lines go at once in the time between two reports.

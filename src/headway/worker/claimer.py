@@ -5,18 +5,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, TypeVar
 
-from headway.clock import Clock
-from headway.errors import StoreFull, StoreUnavailable
-from headway.events import AttemptsLost, Timed, emit
-from headway.instants import MINUTE, SECOND, Duration
-from headway.lifecycle import Outcome, Parked, Released
-from headway.model import REASON_LENGTH_MAX, Claimed, Node, storable
-from headway.ports import Work
-from headway.worker.apart import Suspects
-from headway.worker.crew_port import CrewPort
-from headway.worker.frames import FRAME_BYTES_MAX
+from headway.core.clock import Clock
+from headway.core.errors import StoreFull, StoreUnavailable
+from headway.core.events import AttemptsLost, Timed, emit
+from headway.core.instants import MINUTE, SECOND, Duration
+from headway.core.lifecycle import Outcome, Parked, Released
+from headway.core.model import REASON_LENGTH_MAX, Claimed, Node, storable
+from headway.core.ports import Work
+from headway.worker.child_pool_port import CrewPort
 from headway.worker.held import HeldAttempts
 from headway.worker.hints import HintTaker
+from headway.worker.ipc import FRAME_BYTES_MAX
+from headway.worker.suspects import Suspects
 
 CLAIM_MAX: Final = 2_000
 UNPARK_EVERY_S: Final = 5.0

@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from headway.clock import monotonic_now
-from headway.errors import InvalidTask
-from headway.instants import from_datetime, isoformat, quote
-from headway.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
-from headway.templates import Template, argument_text
-from headway.worker.context import Context, TaskStopped
+from headway.core.clock import monotonic_now
+from headway.core.errors import InvalidTask
+from headway.core.instants import from_datetime, isoformat, quote
+from headway.core.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
+from headway.core.templates import Template, argument_text
+from headway.tasks.context import Context, TaskStopped
 from headway.worker.descendants import MARK
 
 INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "USER")  # And every LC_….

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from headway.clock import Clock
-from headway.instants import Instant
-from headway.lifecycle import Outcome, Parked, Released
-from headway.model import Claimed
+from headway.core.clock import Clock
+from headway.core.instants import Instant
+from headway.core.lifecycle import Outcome, Parked, Released
+from headway.core.model import Claimed
 from headway.worker.assignments import Assignments
-from headway.worker.frames import FrameTooLarge, Run
+from headway.worker.child_processes import Staff
+from headway.worker.children import Pool, Post, company_of
+from headway.worker.ipc import FrameTooLarge, Run
 from headway.worker.outcomes import WAITED
-from headway.worker.pool import Pool, Post, company_of
-from headway.worker.staff import Staff
 
 RUN_BYTES_MAX: Final = 8 << 20  # Of arguments and steps in one frame.
 

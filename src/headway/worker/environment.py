@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from headway.errors import InvalidConfig
-from headway.settings import read_also
+from headway.core.errors import InvalidConfig
+from headway.core.settings import read_also
 
 PREFIX: Final = "HEADWAY_"
 ALLOWED: Final = "HEADWAY_CHILD_ALLOWED"  # Which of them tasks may see all the same, with commas between them.

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway.clock import Clock
-from headway.events import AttemptsLost, emit
-from headway.instants import SECOND, Duration, Instant
-from headway.model import Claimed, Report
-from headway.ports import Latest
-from headway.worker.crew_port import CrewPort
+from headway.core.clock import Clock
+from headway.core.events import AttemptsLost, emit
+from headway.core.instants import SECOND, Duration, Instant
+from headway.core.model import Claimed, Report
+from headway.core.ports import Latest
+from headway.worker.child_pool_port import CrewPort
 
 QUIET_S: Final = 5.0  # What is woken from within this process rests so long; a wake-up within it cannot get lost.
 

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
-from headway.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, cancel_until_done
-from headway.errors import EngineUnavailable
-from headway.ports import Hint, Transport
+from headway.core.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, cancel_until_done
+from headway.core.errors import EngineUnavailable
+from headway.core.ports import Hint, Transport
 
 TAKE_MAX: Final = 10  # Few, so that one worker does not take all that is announced of a burst.
 LOOK_S_MAX: Final = 5.0  # How long a look into the store is waited for before its hints are left to others.

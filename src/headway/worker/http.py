@@ -30,12 +30,12 @@ from urllib.parse import urlencode, urljoin, urlsplit, urlunsplit
 
 import msgspec
 
-from headway.clock import monotonic_now, wall_now
-from headway.errors import DefinitionError, InvalidTask
-from headway.instants import DAY, SECOND, Duration, from_datetime, quote
-from headway.task import Retry
-from headway.urls import Address, Allowed, NotAllowed, check_url, vetted
-from headway.worker.context import Context
+from headway.core.clock import monotonic_now, wall_now
+from headway.core.errors import DefinitionError, InvalidTask
+from headway.core.instants import DAY, SECOND, Duration, from_datetime, quote
+from headway.core.urls import Address, Allowed, NotAllowed, check_url, vetted
+from headway.tasks.context import Context
+from headway.tasks.task import Retry
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 FOLLOWING: Final = ("GET", "HEAD")

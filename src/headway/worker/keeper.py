@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Final
 
-from headway.clock import Clock
-from headway.instants import SECOND, Duration
-from headway.lifecycle import Cancelled
-from headway.ports import Work
+from headway.core.clock import Clock
+from headway.core.instants import SECOND, Duration
+from headway.core.lifecycle import Cancelled
+from headway.core.ports import Work
 from headway.worker.held import HeldAttempts
 
 WATCH_EVERY_S: Final = 0.2

@@ -4,12 +4,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from headway.clock import Clock
-from headway.errors import HeadwayError, LeaseLost
-from headway.events import Timed, emit
-from headway.lifecycle import Succeeded
+from headway.core.clock import Clock
+from headway.core.errors import HeadwayError, LeaseLost
+from headway.core.events import Timed, emit
+from headway.core.lifecycle import Succeeded
 from headway.worker.assignments import Assignments
-from headway.worker.frames import (
+from headway.worker.child_processes import Staff
+from headway.worker.children import Pool, Post
+from headway.worker.handover import Given
+from headway.worker.ipc import (
     Answer,
     Ask,
     Done,
@@ -21,10 +24,7 @@ from headway.worker.frames import (
     Stopped,
     ToSupervisor,
 )
-from headway.worker.handover import Given
 from headway.worker.outcomes import outcome_of
-from headway.worker.pool import Pool, Post
-from headway.worker.staff import Staff
 from headway.worker.stopper import Stopper
 from headway.worker.sweeper import Sweeper
 

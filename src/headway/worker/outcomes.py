@@ -4,9 +4,9 @@ from typing import Final
 
 import msgspec
 
-from headway import lifecycle
-from headway.lifecycle import Crashed, Outcome, Parked, Raised, Released, TimedOut
-from headway.worker.frames import Cancelled, Disturbed, Failed, Stopped, ToSupervisor, Unfit
+from headway.core import lifecycle
+from headway.core.lifecycle import Crashed, Outcome, Parked, Raised, Released, TimedOut
+from headway.worker.ipc import Cancelled, Disturbed, Failed, Stopped, ToSupervisor, Unfit
 
 WAITED: Final = Released("handed back: it had to wait")
 OUTCOME_LOST: Final = Released("handed back: its outcome was lost")

@@ -17,7 +17,7 @@ import msgspec
 
 from headway.worker.descendants import MARK, kill_group
 from headway.worker.environment import divided
-from headway.worker.frames import Page, Reader, ToChild, ToSupervisor, frame, pair
+from headway.worker.ipc import Page, Reader, ToChild, ToSupervisor, frame, pair
 
 READ_BYTES: Final = 1 << 20
 

@@ -9,12 +9,19 @@ from typing import Final
 
 import msgspec
 
-from headway.clock import Clock
-from headway.errors import StoreError, StoreFull, StoreUnavailable
-from headway.events import JobLogged, ReportsRefused, emit
-from headway.instants import Instant
-from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, REASON_LENGTH_MAX, JsonObject, Report, storable
-from headway.ports import Latest, Live, Work
+from headway.core.clock import Clock
+from headway.core.errors import StoreError, StoreFull, StoreUnavailable
+from headway.core.events import JobLogged, ReportsRefused, emit
+from headway.core.instants import Instant
+from headway.core.model import (
+    LOG_BYTES_MAX,
+    LOG_LINE_OVERHEAD,
+    REASON_LENGTH_MAX,
+    JsonObject,
+    Report,
+    storable,
+)
+from headway.core.ports import Latest, Live, Work
 from headway.worker.held import QUIET_S, Held, HeldAttempts
 
 REPORT_EVERY_S: Final = 0.5

@@ -9,12 +9,12 @@ from typing import Final
 
 import msgspec
 
-from headway.clock import Clock
-from headway.errors import StoreError, StoreFull, StoreUnavailable
-from headway.events import AttemptsLost, JobsSettled, Timed, emit
-from headway.lifecycle import Outcome, Settlement, Status, settle
-from headway.model import REASON_LENGTH_MAX, Claimed, storable
-from headway.ports import Work
+from headway.core.clock import Clock
+from headway.core.errors import StoreError, StoreFull, StoreUnavailable
+from headway.core.events import AttemptsLost, JobsSettled, Timed, emit
+from headway.core.lifecycle import Outcome, Settlement, Status, settle
+from headway.core.model import REASON_LENGTH_MAX, Claimed, storable
+from headway.core.ports import Work
 from headway.worker.held import QUIET_S, Held, HeldAttempts
 from headway.worker.reporter import Reporter
 

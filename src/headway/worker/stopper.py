@@ -3,16 +3,16 @@
 import signal
 from typing import Final
 
-from headway.clock import Clock
-from headway.instants import SECOND
-from headway.lifecycle import Outcome
+from headway.core.clock import Clock
+from headway.core.instants import SECOND
+from headway.core.lifecycle import Outcome
 from headway.worker.assignments import Assignments
+from headway.worker.child_processes import START_S_MAX, Staff
+from headway.worker.children import Pool, Post
 from headway.worker.dispatcher import Dispatcher
-from headway.worker.frames import Flush, Stop
 from headway.worker.handover import Given
+from headway.worker.ipc import Flush, Stop
 from headway.worker.outcomes import out_of_time
-from headway.worker.pool import Pool, Post
-from headway.worker.staff import START_S_MAX, Staff
 from headway.worker.sweeper import Sweeper
 
 WAIT_S_MAX: Final = 0.4  # A job that was given to a child and has not begun by then is handed back.

@@ -17,17 +17,17 @@ from typing import Final
 
 import msgspec
 
-from headway.clock import Clock
-from headway.errors import LeaseLost, StoreFull, StoreUnavailable
-from headway.events import Draining, emit
-from headway.instants import SECOND, Duration
-from headway.lifecycle import Outcome
-from headway.model import Claimed, JsonObject, NewJob, Node, Report
-from headway.ports import Live, Work
+from headway.core.clock import Clock
+from headway.core.errors import LeaseLost, StoreFull, StoreUnavailable
+from headway.core.events import Draining, emit
+from headway.core.instants import SECOND, Duration
+from headway.core.lifecycle import Outcome
+from headway.core.model import Claimed, JsonObject, NewJob, Node, Report
+from headway.core.ports import Live, Work
+from headway.worker.child_pool_port import CrewPort
 from headway.worker.claimer import Claimer
-from headway.worker.crew_port import CrewPort
-from headway.worker.frames import Ask
 from headway.worker.held import HeldAttempts
+from headway.worker.ipc import Ask
 from headway.worker.keeper import Keeper, Watchman
 from headway.worker.reporter import Reporter
 from headway.worker.settler import Settler

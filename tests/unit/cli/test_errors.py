@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from headway import errors
 from headway.cli import root
+from headway.core import errors
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.HeadwayError)]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headway.cli.exposure import open_api, plain_servers, plain_store
-from headway.settings import Settings
+from headway.cli.doctor_network import open_api, plain_servers, plain_store
+from headway.core.settings import Settings
 
 
 @pytest.mark.parametrize(

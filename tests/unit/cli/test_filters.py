@@ -8,11 +8,11 @@ import pytest
 
 from headway.cli.filters import Chosen, filtered, in_api
 from headway.client.calls import JobFilters
-from headway.errors import DefinitionError
-from headway.instants import HOUR, parse_instant
-from headway.status.bulk import FilterBody
-from headway.status.jobs import JOB_FILTERS
-from headway.store.selection import JobFilter
+from headway.core.errors import DefinitionError
+from headway.core.instants import HOUR, parse_instant
+from headway.server.routes.bulk import FilterBody
+from headway.server.routes.jobs import JOB_FILTERS
+from headway.store.job_filter import JobFilter
 
 NOW = parse_instant("2027-01-31T06:00:00Z")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from headway.cli.given import read_args, read_future, read_past
-from headway.definitions import read_trigger
-from headway.errors import DefinitionError, InvalidSchedule, InvalidTask
-from headway.instants import HOUR, parse_instant
-from headway.scheduling.triggers import After, At, Cron, Every
+from headway.cli.parsing import read_args, read_future, read_past
+from headway.core.errors import DefinitionError, InvalidSchedule, InvalidTask
+from headway.core.instants import HOUR, parse_instant
+from headway.core.triggers import After, At, Cron, Every
+from headway.tasks.definitions import read_trigger
 
 NOW = parse_instant("2027-01-01T12:00:00Z")
 

@@ -17,7 +17,7 @@ from headway.cli.log import (
     close_logs,
     describe,
 )
-from headway.events import (
+from headway.core.events import (
     AccessRefused,
     AttemptsLost,
     ChildEnded,
@@ -45,10 +45,10 @@ from headway.events import (
     Timed,
     WakeModeChanged,
 )
-from headway.instants import SECOND, parse_instant
-from headway.lifecycle import Attempt, Crashed, Raised, settle
-from headway.model import Decided, Decision, Plan, Schedule, ScheduleSpec
-from headway.scheduling.triggers import Every
+from headway.core.instants import SECOND, parse_instant
+from headway.core.lifecycle import Attempt, Crashed, Raised, settle
+from headway.core.model import Decided, Decision, Plan, Schedule, ScheduleSpec
+from headway.core.triggers import Every
 
 NOW = parse_instant("2027-01-01T00:00:00.123456Z")
 

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from headway.cli.remote import _set_right, attempt_of, definition_of, job_of, occurrence_of, schedule_of
-from headway.clock import Clock
-from headway.instants import HOUR, MINUTE, SECOND, parse_instant
-from headway.lifecycle import Status
-from headway.model import Decided, Job, Occurrence, Pause, Schedule, ScheduleSpec
-from headway.scheduling.triggers import After, At, Cron, Every, Trigger
-from headway.shapes import attempt_shape, job_shape, occurrence_shape, schedule_shape
-from headway.why import eta_seconds, read_detail
+from headway.core.clock import Clock
+from headway.core.instants import HOUR, MINUTE, SECOND, parse_instant
+from headway.core.lifecycle import Status
+from headway.core.model import Decided, Job, Occurrence, Pause, Schedule, ScheduleSpec
+from headway.core.triggers import After, At, Cron, Every, Trigger
+from headway.operations.why import eta_seconds, read_detail
+from headway.wire.shapes import attempt_shape, job_shape, occurrence_shape, schedule_shape
 
 NOW = parse_instant("2027-01-31T06:00:00.123456Z")
 DETAIL = {

@@ -2,10 +2,10 @@
 
 import pytest
 
-from headway.cli.show import to_json
+from headway.cli.output import to_json
 from headway.cli.text import away, clean, count, is_fine, local, local_text, span, utc, utc_beside
-from headway.instants import DAY, HOUR, MINUTE, SECOND, parse_instant
-from headway.scheduling.zones import zone
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND, parse_instant
+from headway.core.zones import zone
 
 HOSTILE = {
     "esc": "\x1b[2J\x1b]0;owned\x07",

@@ -6,10 +6,10 @@ import pytest
 
 from headway.cli.top import Picture, frame, health
 from headway.cli.watch import painted
-from headway.instants import MINUTE, SECOND, Instant, parse_instant
-from headway.lifecycle import Status
-from headway.model import Job, Node
-from headway.status.situation import Situation
+from headway.core.instants import MINUTE, SECOND, Instant, parse_instant
+from headway.core.lifecycle import Status
+from headway.core.model import Job, Node
+from headway.operations.overview import Situation
 from headway.store.facts import Facts
 
 NOW: Instant = parse_instant("2027-01-01T12:00:00Z")

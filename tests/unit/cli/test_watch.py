@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from headway.cli.watch import LINE_EVERY, Sight, bar, frame, is_news, news, painted, rate_text
-from headway.instants import MINUTE, SECOND, Instant, parse_instant
-from headway.lifecycle import Status
-from headway.model import Job
-from headway.why import tries
+from headway.core.instants import MINUTE, SECOND, Instant, parse_instant
+from headway.core.lifecycle import Status
+from headway.core.model import Job
+from headway.operations.why import tries
 
 NOW: Instant = parse_instant("2027-01-01T12:00:00Z")
 STEPS = [

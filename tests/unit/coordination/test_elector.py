@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from headway.clock import Loop
 from headway.coordination.elector import MARGIN, Elector
-from headway.errors import StoreUnavailable
-from headway.events import TermLost, TermWon
-from headway.instants import SECOND
+from headway.core.clock import Loop
+from headway.core.errors import StoreUnavailable
+from headway.core.events import TermLost, TermWon
+from headway.core.instants import SECOND
 from tests.simulation.stage import Seat, Stage, until
 from tests.simulation.virtual_loop import virtual
 

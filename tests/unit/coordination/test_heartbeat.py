@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from headway.coordination.heartbeat import WATCH_CHECK_S, Heartbeat
-from headway.errors import StoreUnavailable
-from headway.instants import SECOND
-from headway.model import Node
-from headway.ports import WakeUps
+from headway.core.errors import StoreUnavailable
+from headway.core.instants import SECOND
+from headway.core.model import Node
+from headway.core.ports import WakeUps
 from tests.simulation.stage import START, Seat, Stage
 from tests.simulation.virtual_loop import virtual
 

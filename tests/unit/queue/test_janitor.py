@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from headway.events import LeasesExpired, Pruned
-from headway.instants import MINUTE, SECOND
-from headway.lifecycle import Attempt, Succeeded, settle
-from headway.model import NewJob, ScheduleSpec
+from headway.core.events import LeasesExpired, Pruned
+from headway.core.instants import MINUTE, SECOND
+from headway.core.lifecycle import Attempt, Succeeded, settle
+from headway.core.model import NewJob, ScheduleSpec
+from headway.core.triggers import After
 from headway.queue import janitor as module
 from headway.queue.janitor import PRUNE_EVERY_S, Janitor
-from headway.scheduling.triggers import After
 from tests.simulation.stage import Seat, Stage
 from tests.simulation.virtual_loop import virtual
 

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from headway.errors import StoreUnavailable
-from headway.events import JobsPromoted
-from headway.instants import SECOND
-from headway.model import NewJob, Overlap, ScheduleSpec
+from headway.core.errors import StoreUnavailable
+from headway.core.events import JobsPromoted
+from headway.core.instants import SECOND
+from headway.core.model import NewJob, Overlap, ScheduleSpec
+from headway.core.triggers import Every
 from headway.queue.promoter import Promoter
-from headway.scheduling.triggers import Every
 from tests.simulation.stage import Seat, Stage
 from tests.simulation.virtual_loop import virtual
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headway.clock import Clock
-from headway.queue.transports.rabbitmq import RabbitTransport
+from headway.adapters.rabbitmq import RabbitTransport
+from headway.core.clock import Clock
 
 
 async def test_a_write_that_is_cut_off_is_a_lost_connection() -> None:

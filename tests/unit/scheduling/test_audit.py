@@ -8,17 +8,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headway.clock import Clock
-from headway.errors import InvalidSchedule, ScheduleNotFound
-from headway.instants import DAY, HOUR, MINUTE, SECOND, Instant, isoformat, parse_instant
-from headway.lifecycle import Attempt, Succeeded, settle
-from headway.model import Decided, Occurrence, Revision, ScheduleSpec
-from headway.ports import Shards
+from headway.core.clock import Clock
+from headway.core.errors import InvalidSchedule, ScheduleNotFound
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Instant, isoformat, parse_instant
+from headway.core.lifecycle import Attempt, Succeeded, settle
+from headway.core.model import Decided, Occurrence, Revision, ScheduleSpec
+from headway.core.ports import Shards
+from headway.core.triggers import After, At, CalendarTrigger, Cron, Every, Trigger
 from headway.scheduling import audit as audit_module
 from headway.scheduling.audit import AuditReport, Finding, Findings, audit, audit_schedule
 from headway.scheduling.expansion import Block, blocks_of, expected
 from headway.scheduling.planner import plan
-from headway.scheduling.triggers import After, At, CalendarTrigger, Cron, Every, Trigger
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection

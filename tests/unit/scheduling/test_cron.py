@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
-from headway.errors import InvalidSchedule
-from headway.instants import DAY, HOUR, SECOND, isoformat, parse_instant
-from headway.scheduling import zones
-from headway.scheduling.cron import Dst, Timetable, timetable
-from headway.scheduling.expression import parse
-from headway.scheduling.zones import Timeline, timeline, zone
+from headway.core import zones
+from headway.core.cron import Dst, Timetable, timetable
+from headway.core.cron_expression import parse
+from headway.core.errors import InvalidSchedule
+from headway.core.instants import DAY, HOUR, SECOND, isoformat, parse_instant
+from headway.core.zones import Timeline, timeline, zone
 from tests.unit.scheduling.cron_oracle import changes_of
 
 START = "2026-11-15T12:00:07Z"  # A Sunday.
@@ -322,7 +322,7 @@ def test_refuses_zones_by_name(name: str) -> None:
 
 
 def test_hostile_zones_never_reach_the_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.scheduling.zones.ZoneInfo", None)
+    monkeypatch.setattr("headway.core.zones.ZoneInfo", None)
     for name in ("../../etc/passwd", "/etc/passwd", "a/../b", "", "\x00", "A" * 10_240, "a.b", "right/UTC"):
         with pytest.raises(InvalidSchedule):
             zone(name)

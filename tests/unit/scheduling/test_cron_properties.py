@@ -16,10 +16,10 @@ from cronsim import CronSim
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from headway.errors import InvalidSchedule
-from headway.instants import SECOND, from_datetime, to_datetime
-from headway.scheduling.cron import Timetable, timetable
-from headway.scheduling.triggers import Cron, last_between, nth_last_between
+from headway.core.cron import Timetable, timetable
+from headway.core.errors import InvalidSchedule
+from headway.core.instants import SECOND, from_datetime, to_datetime
+from headway.core.triggers import Cron, last_between, nth_last_between
 from tests.unit.scheduling.cron_oracle import (
     RANGES,
     Oracle,

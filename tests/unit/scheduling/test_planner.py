@@ -5,11 +5,11 @@ from itertools import product
 
 import pytest
 
-from headway.instants import DAY, MINUTE, SECOND, Instant, isoformat, parse_instant
-from headway.model import Decided, LiveJobs, Missed, Overlap, Pause, Plan, Schedule, ScheduleSpec
+from headway.core.instants import DAY, MINUTE, SECOND, Instant, isoformat, parse_instant
+from headway.core.model import Decided, LiveJobs, Missed, Overlap, Pause, Plan, Schedule, ScheduleSpec
+from headway.core.triggers import After, At, Cron, Every, Trigger
 from headway.scheduling import planner
 from headway.scheduling.planner import first_at, jittered, next_instant, plan
-from headway.scheduling.triggers import After, At, Cron, Every, Trigger
 
 NOON = parse_instant("2027-01-01T12:00Z")
 FREE = LiveJobs()

@@ -7,11 +7,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headway.instants import DAY, HOUR, MINUTE, SECOND, Instant, isoformat, parse_instant
-from headway.model import Decided, Decision, LiveJobs, Missed, Overlap, Pause, Plan, Rate, Schedule, ScheduleSpec
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Instant, isoformat, parse_instant
+from headway.core.model import (
+    Decided,
+    Decision,
+    LiveJobs,
+    Missed,
+    Overlap,
+    Pause,
+    Plan,
+    Rate,
+    Schedule,
+    ScheduleSpec,
+)
+from headway.core.triggers import After, At, Cron, Every, Trigger
 from headway.scheduling import planner
 from headway.scheduling.planner import first_at, jittered, plan
-from headway.scheduling.triggers import After, At, Cron, Every, Trigger
 
 START = parse_instant("2027-03-28T00:00Z")  # Berlin changes its clocks an hour later.
 FIRES_MAX = 5  # As the planner's bound, where a small one is wanted.

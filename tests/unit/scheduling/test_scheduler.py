@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from headway.events import DecisionRefused, LocksLost, ScheduleHeld, SchedulesDecided
-from headway.instants import SECOND, Duration, Instant
-from headway.model import Lease, LiveJobs, Overlap, Plan, Schedule, ScheduleSpec
-from headway.ports import Fence, Shards, slot_of
+from headway.core.events import DecisionRefused, LocksLost, ScheduleHeld, SchedulesDecided
+from headway.core.instants import SECOND, Duration, Instant
+from headway.core.model import Lease, LiveJobs, Overlap, Plan, Schedule, ScheduleSpec
+from headway.core.ports import Fence, Shards, slot_of
+from headway.core.triggers import Every, Trigger
 from headway.scheduling import scheduler as module
 from headway.scheduling.planner import plan
 from headway.scheduling.scheduler import LeaderMandate, LockMandate, Scheduler
-from headway.scheduling.triggers import Every, Trigger
 from tests.simulation.stage import START, Seat, Stage
 from tests.simulation.virtual_loop import virtual
 

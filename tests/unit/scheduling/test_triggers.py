@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.errors import InvalidSchedule
-from headway.instants import DAY, HOUR, MINUTE, SECOND, isoformat, parse_instant
-from headway.scheduling.triggers import (
+from headway.core.errors import InvalidSchedule
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND, isoformat, parse_instant
+from headway.core.triggers import (
     After,
     At,
     CalendarTrigger,

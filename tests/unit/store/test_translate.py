@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from asyncpg import exceptions
 
-from headway.errors import SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from headway.core.errors import SchemaMismatch, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from headway.store import postgres, sqlite
 from headway.store.transaction import ConstraintViolated
 

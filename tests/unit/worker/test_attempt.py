@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from headway import Cancel, Context, Headway, Retry
-from headway.errors import LeaseLost
-from headway.model import ERROR_BYTES_MAX, RESULT_BYTES_MAX
-from headway.settings import Settings
+from headway.core.errors import LeaseLost
+from headway.core.model import ERROR_BYTES_MAX, RESULT_BYTES_MAX
+from headway.core.settings import Settings
+from headway.tasks.context import TaskStopped
 from headway.worker.attempt import Ended, error_json, resolve, run_async, run_sync
-from headway.worker.context import TaskStopped
-from headway.worker.frames import Cancelled, Done, Failed, Stopped, Unfit
+from headway.worker.ipc import Cancelled, Done, Failed, Stopped, Unfit
 from tests.unit.worker.test_context import Task as Running
 from tests.unit.worker.test_frames import claimed
 

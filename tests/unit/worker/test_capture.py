@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from headway.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX, log_stream, read_stream
+from headway.core.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX, log_stream, read_stream
 from headway.worker.child import ProcessChild
-from headway.worker.frames import Done, Failed, Hello, Page, Reader, Reports, Run, ToSupervisor, pair
+from headway.worker.ipc import Done, Failed, Hello, Page, Reader, Reports, Run, ToSupervisor, pair
 from headway.worker.process import child_command
 from tests.unit.worker.test_child import Line
 from tests.unit.worker.test_frames import claimed

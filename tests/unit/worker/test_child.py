@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from headway.app import crew_plan
-from headway.model import Claimed
-from headway.settings import Settings
+from headway.core.model import Claimed
+from headway.core.settings import Settings
 from headway.worker.child import KINDS, LoopChild, ProcessChild
 from headway.worker.child_line import Child
 from headway.worker.descendants import began_at
-from headway.worker.frames import (
+from headway.worker.ipc import (
     Answer,
     Ask,
     Done,

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from headway import Cron, Headway, InvalidTask, Retry
-from headway.instants import parse_instant
-from headway.model import LOG_BYTES_MAX
-from headway.settings import Settings
-from headway.task import memory_limit
+from headway.core.instants import parse_instant
+from headway.core.model import LOG_BYTES_MAX
+from headway.core.settings import Settings
+from headway.tasks.context import TaskStopped
+from headway.tasks.task import memory_limit
 from headway.testing import virtual
 from headway.worker import command as commands
 from headway.worker.command import TAIL_LINES, CommandFailed, CommandRefused, command
-from headway.worker.context import TaskStopped
 from tests.support.contexts import Listener, new_context
 from tests.support.waiting import DEADLINE_S, wait_until
 

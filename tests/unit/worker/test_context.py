@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
-from headway.clock import Clock
-from headway.errors import InvalidTask, LeaseLost
-from headway.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX, METADATA_BYTES_MAX, RESULT_BYTES_MAX, Report
-from headway.worker.context import STEPS_MAX, Context, TaskStopped, encode_result
+from headway.core.clock import Clock
+from headway.core.errors import InvalidTask, LeaseLost
+from headway.core.model import (
+    LOG_BYTES_MAX,
+    LOG_LINE_LENGTH_MAX,
+    METADATA_BYTES_MAX,
+    RESULT_BYTES_MAX,
+    Report,
+)
+from headway.tasks.context import STEPS_MAX, Context, TaskStopped, encode_result
 from tests.unit.worker.test_frames import claimed
 
 

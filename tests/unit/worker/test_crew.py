@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from headway.clock import Clock
-from headway.instants import SECOND
-from headway.lifecycle import Cancelled, Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
-from headway.model import Claimed, Report
-from headway.worker import frames
-from headway.worker.crew import GONE_S_MAX, Crew
+from headway.core.clock import Clock
+from headway.core.instants import SECOND
+from headway.core.lifecycle import Cancelled, Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
+from headway.core.model import Claimed, Report
+from headway.worker import ipc as frames
+from headway.worker.child_pool import GONE_S_MAX, Crew
+from headway.worker.child_processes import CrewPlan
+from headway.worker.children import Pool, Post, company_of
 from headway.worker.descendants import descendants_of, kill_each, kill_group, start_warden
 from headway.worker.dispatcher import RUN_BYTES_MAX, in_frames
 from headway.worker.handover import Handover
 from headway.worker.outcomes import WAITED, failure_of, outcome_of
 from headway.worker.pace import AHEAD_MAX
-from headway.worker.pool import Pool, Post, company_of
 from headway.worker.process import how_it_ended
-from headway.worker.staff import CrewPlan
 from headway.worker.stopper import STALLED_S_MAX, WAIT_S_MAX
 from tests.simulation.virtual_loop import virtual
 from tests.support.waiting import DEADLINE_S, wait_until

@@ -6,8 +6,8 @@ import random
 import msgspec
 import pytest
 
-from headway.model import Claimed, Report
-from headway.worker.frames import (
+from headway.core.model import Claimed, Report
+from headway.worker.ipc import (
     FRAME_BYTES_MAX,
     Answer,
     Ask,

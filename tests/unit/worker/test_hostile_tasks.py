@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.worker.frames import Disturbed, Done, Failed, Finish, Run, Spent, ToSupervisor
+from headway.worker.ipc import Disturbed, Done, Failed, Finish, Run, Spent, ToSupervisor
 from tests.support.waiting import async_wait_until
 from tests.unit.worker.test_child import Line, started
 from tests.unit.worker.test_frames import claimed

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headway import Headway, InvalidTask, Retry
-from headway.instants import DAY, SECOND
-from headway.model import RESULT_BYTES_MAX
-from headway.settings import Settings
-from headway.worker.context import TaskStopped, encode_result
+from headway.core.instants import DAY, SECOND
+from headway.core.model import RESULT_BYTES_MAX
+from headway.core.settings import Settings
+from headway.tasks.context import TaskStopped, encode_result
 from headway.worker.http import BODY_BYTES_MAX, HttpFailed, HttpRefused, http_request
 from tests.support.contexts import new_context
 from tests.support.waiting import DEADLINE_S, wait_until

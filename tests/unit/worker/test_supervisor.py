@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.errors import LeaseLost, StoreError, StoreUnavailable
-from headway.events import AttemptsLost
-from headway.instants import SECOND
-from headway.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
-from headway.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, Claimed, NewJob, Node, Report
-from headway.worker.frames import Ask, TaskInfo
+from headway.core.errors import LeaseLost, StoreError, StoreUnavailable
+from headway.core.events import AttemptsLost
+from headway.core.instants import SECOND
+from headway.core.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
+from headway.core.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, Claimed, NewJob, Node, Report
+from headway.worker.ipc import Ask, TaskInfo
 from headway.worker.reporter import LINES_MAX, REPORT_EVERY_S
 from headway.worker.supervisor import Supervisor
 from tests.simulation.stage import Seat, Stage

@@ -1,0 +1,289 @@
+"""Hints by RabbitMQ: a queue of its own for each of ours, consumed by all workers.
+
+    headway.classic.QUEUE     messages whose body is the id of a job; ten thousand at most, the oldest go first
+
+Classic queues are the usual kind: hints need not survive anything, and these cost least. `?queues=quorum` is for
+clusters, where they outlive the broker that has them; alone, a broker that crashes may come back without a leader for a
+quorum queue that was new (seen with 3.10), and then that queue does not answer until somebody deletes it. Messages have
+no priority (quorum queues know none) and need none: a hint only says where to look, and the store gives out the most
+urgent job there is.
+
+The broker pushes messages to consumers, a few ahead. So a worker that has no room stops consuming, and gives back what
+it did not use; otherwise hints would wait with the busy while others are idle. A hint that was given back twenty times
+is dropped by the broker.
+"""
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
+from aio_pika.exceptions import AMQPError, DeliveryError
+from aiormq.channel import Channel as UnderlayChannel
+
+from headway.adapters.address import Address
+from headway.core.clock import Clock
+from headway.core.errors import EngineUnavailable, InvalidConfig
+from headway.core.ports import Hint
+
+PORT: Final = 5672
+PORT_TLS: Final = 5671
+PREFIX: Final = "headway."
+OPTIONS: Final = ("prefix", "queues", "ca", "cert", "key")
+LENGTH_MAX: Final = 10_000
+BYTES_MAX: Final = 4 << 20
+KEPT_MS: Final = 86_400_000  # A queue that nobody uses is deleted after so long.
+DELIVERIES_MAX: Final = 20
+PREFETCH: Final = 100
+HEARTBEAT_S: Final = 10
+WAIT_S: Final = 1.0
+ANSWER_S_MAX: Final = 4.0
+CHECK_EVERY_S: Final = 5.0
+_PLAUSIBLE: Final = re.compile(rb"[!-~]{1,64}")
+_KINDS: Final = ("classic", "quorum")
+# A channel that has gone is a RuntimeError to the client, and so is a connection that has gone to uvloop.
+_FAILURES: Final = (AMQPError, RuntimeError, OSError, TimeoutError)
+
+for _client in ("aio_pika", "aiormq"):  # What they tell with a page of traceback is said here in one line, and once.
+    logging.getLogger(_client).setLevel(logging.CRITICAL)
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """A connection, with a channel to tell and one to hear."""
+
+    connection: AbstractConnection
+    telling: AbstractChannel
+    hearing: AbstractChannel
+    declared: set[str] = field(default_factory=set)
+    consumers: dict[str, tuple[AbstractQueue, str]] = field(default_factory=dict)  # Queue and tag, by our queue.
+    arrived: deque[Hint] = field(default_factory=deque)
+    signal: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether one of the three is gone."""
+        return self.connection.is_closed or self.telling.is_closed or self.hearing.is_closed
+
+
+class RabbitTransport:
+    """Hints on a RabbitMQ broker. The port `Transport` says what the methods promise."""
+
+    name = "rabbitmq"
+
+    def __init__(self, url: str, *, clock: Clock) -> None:
+        port = PORT_TLS if url.startswith("amqps:") else PORT
+        self._address = Address.parse(url, port=port, options=OPTIONS)
+        self._kind = self._address.options.get("queues", _KINDS[0])
+        if self._kind not in _KINDS:
+            raise InvalidConfig(f"queues must be {' or '.join(_KINDS)}, not {self._kind[:40]!r}")
+        self._prefix = f"{self._address.options.get('prefix', PREFIX)}{self._kind}."
+        self._clock = clock
+        self._server = 0
+        self._link: _Link | None = None
+        self._linking = asyncio.Lock()
+        self._wanted: frozenset[str] = frozenset()
+        self._check_at = 0.0
+
+    async def announce(self, ready: Mapping[str, Sequence[str]]) -> None:
+        """Publish a message for each job, and wait until the broker has them all."""
+        async with self._talk() as link:
+            for queue in ready:
+                if queue not in link.declared:
+                    await self._declare(link.telling, queue)
+                    link.declared.add(queue)
+            try:
+                await self._publish(link, ready)
+            except DeliveryError:  # A queue was deleted; its messages came back. To say some twice does no harm.
+                for queue in ready:
+                    await self._declare(link.telling, queue)
+                await self._publish(link, ready)
+            if not ready:
+                await link.telling.get_exchange("amq.direct", ensure=True)  # Any question that must be answered.
+
+    async def attend(self, queues: Collection[str]) -> None:
+        """Consume from these queues; what came of others and was not taken is given back."""
+        self._wanted = frozenset(queues)
+        if self._link is None and not queues:
+            return
+        async with self._talk() as link:
+            await self._consume(link)
+
+    async def take(self, limit: int) -> list[Hint]:
+        """Wait for messages."""
+        async with self._talk() as link:
+            await self._check(link)
+            if not link.arrived:
+                link.signal.clear()
+                await self._clock.rest(WAIT_S, link.signal)
+            if link.is_closed:
+                raise ConnectionError("the connection was lost")
+            return [link.arrived.popleft() for _ in range(min(limit, len(link.arrived)))]
+
+    async def acknowledge(self, hints: Sequence[Hint]) -> None:
+        """Have the broker forget messages."""
+        for hint in hints:
+            await self._end(hint, is_done=True)
+
+    async def give_back(self, hints: Sequence[Hint]) -> None:
+        """Have the broker give messages to somebody else."""
+        for hint in hints:
+            await self._end(hint, is_done=False)
+
+    async def close(self) -> None:
+        """Disconnect; the broker gives what was not acknowledged to others."""
+        await self._disconnect()
+
+    # --- messages
+
+    async def _publish(self, link: _Link, ready: Mapping[str, Sequence[str]]) -> None:
+        exchange = link.telling.default_exchange
+        sent = [
+            exchange.publish(aio_pika.Message(job_id.encode()), routing_key=self._prefix + queue)
+            for queue, job_ids in ready.items()
+            for job_id in job_ids
+        ]
+        answers = await asyncio.gather(*sent, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise _told_plainly(answer)
+
+    async def _end(self, hint: Hint, *, is_done: bool) -> None:
+        link, message = hint.receipt
+        if link is not self._link:
+            return  # Its connection is gone, so the broker has given it to others already.
+        try:
+            await (message.ack() if is_done else message.nack(requeue=True))
+        except Exception as problem:
+            error = _told_plainly(problem)
+            if not isinstance(error, _FAILURES):
+                raise
+            await self._disconnect(link)
+            raise self._unavailable(error) from None
+
+    # --- queues
+
+    async def _declare(self, channel: AbstractChannel, queue: str) -> AbstractQueue:
+        arguments: dict[str, Any] = {
+            "x-max-length": LENGTH_MAX,
+            "x-max-length-bytes": BYTES_MAX,
+            "x-overflow": "drop-head",
+            "x-expires": KEPT_MS,
+        }
+        if self._kind == "quorum":
+            arguments |= {"x-queue-type": "quorum", "x-delivery-limit": DELIVERIES_MAX}
+        return await channel.declare_queue(self._prefix + queue, durable=True, arguments=arguments)
+
+    async def _consume(self, link: _Link) -> None:
+        """Start and stop consuming, so that it is what is wanted."""
+        for queue in [queue for queue in link.consumers if queue not in self._wanted]:
+            source, tag = link.consumers.pop(queue)
+            await source.cancel(tag)
+        for queue in self._wanted - link.consumers.keys():
+            source = await self._declare(link.hearing, queue)
+            link.consumers[queue] = source, await source.consume(self._receiver(link, queue))
+        unwanted = [hint for hint in link.arrived if hint.queue not in self._wanted]
+        link.arrived = deque(hint for hint in link.arrived if hint.queue in self._wanted)
+        await self.give_back(unwanted)
+
+    def _receiver(self, link: _Link, queue: str) -> Any:
+        async def receive(message: AbstractIncomingMessage) -> None:
+            hint = Hint(queue, (link, message))
+            if not _PLAUSIBLE.fullmatch(message.body):
+                await self._end(hint, is_done=True)  # What somebody else has put here; nobody shall look for it.
+            elif queue in self._wanted:
+                link.arrived.append(hint)
+                link.signal.set()
+            else:
+                await self._end(hint, is_done=False)  # It was on its way when we stopped consuming.
+
+        return receive
+
+    async def _check(self, link: _Link) -> None:
+        """See that we still consume from our queues, and now and then that the broker answers."""
+        channel = await link.hearing.get_underlay_channel()
+        assert isinstance(channel, UnderlayChannel)
+        for queue, (_, tag) in list(link.consumers.items()):
+            if tag not in channel.consumers:  # The queue was deleted, and we were told so.
+                del link.consumers[queue]
+        if link.consumers.keys() != self._wanted:
+            await self._consume(link)
+        elif self._wanted and self._clock.monotonic() >= self._check_at:
+            await self._declare(link.hearing, next(iter(self._wanted)))
+            self._check_at = self._clock.monotonic() + CHECK_EVERY_S
+
+    # --- the connection
+
+    @asynccontextmanager
+    async def _talk(self) -> AsyncIterator[_Link]:
+        """Have a connection for a moment; whatever goes wrong with it, the next one tries the next server."""
+        link: _Link | None = None
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                link = await self._linked()
+                yield link
+        except _FAILURES as error:
+            unavailable = self._unavailable(error)
+            self._server = (self._server + 1) % len(self._address.endpoints)
+            await self._disconnect(link)
+            raise unavailable from None
+
+    async def _linked(self) -> _Link:
+        async with self._linking:
+            if self._link is not None and self._link.is_closed:
+                await self._disconnect()
+            if self._link is None:
+                self._link = await self._connect()
+                self._check_at = 0.0
+            return self._link
+
+    async def _connect(self) -> _Link:
+        host, port = self._address.endpoints[self._server]
+        is_encrypted = self._address.scheme == "amqps"
+        connection = await aio_pika.connect(
+            host=host,
+            port=port,
+            login=self._address.user or "guest",
+            password=self._address.password or "guest",
+            virtualhost=self._address.path or "/",
+            ssl=is_encrypted,
+            ssl_context=self._address.tls() if is_encrypted else None,
+            client_properties={"connection_name": "headway"},
+            heartbeat=HEARTBEAT_S,
+            timeout=ANSWER_S_MAX,
+        )
+        try:
+            telling = await connection.channel(on_return_raises=True)
+            hearing = await connection.channel()
+            await hearing.set_qos(prefetch_count=PREFETCH)
+        except BaseException:
+            await connection.close()
+            raise
+        link = _Link(connection, telling, hearing)
+        connection.close_callbacks.add(lambda *_: link.signal.set())
+        return link
+
+    async def _disconnect(self, link: _Link | None = None) -> None:
+        """Drop the connection, unless there is another one by now."""
+        if self._link is None or (link is not None and link is not self._link):
+            return
+        gone, self._link = self._link, None
+        gone.signal.set()
+        with suppress(*_FAILURES):
+            async with asyncio.timeout(WAIT_S):
+                await gone.connection.close()
+
+    def _unavailable(self, error: BaseException) -> EngineUnavailable:
+        host, port = self._address.endpoints[self._server]
+        return EngineUnavailable(f"rabbitmq at {host}:{port}: {str(error) or 'it does not answer'}")
+
+
+def _told_plainly(error: BaseException) -> BaseException:
+    """Return an error by its kind: a write that a lost connection cut off is a bare `Exception` to the client."""
+    return ConnectionError("the connection was lost during a write") if type(error) is Exception else error

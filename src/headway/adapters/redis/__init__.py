@@ -1,0 +1,1 @@
+"""Redis as a coordination engine, as a transport and for live progress."""

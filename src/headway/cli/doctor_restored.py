@@ -1,0 +1,57 @@
+"""`headway doctor --restored`: what has to be done after a backup was restored, in one go."""
+
+import json
+from typing import Final
+
+from headway.cli.session import AUTHOR, Desk, Session
+from headway.cli.text import clean, count
+from headway.core.errors import Conflict
+from headway.operations.audit_log import origin
+from headway.operations.job_context import alive
+from headway.store.restore_detection import Recovered
+
+NAMES_SHOWN: Final = 5
+NEXT: Final = (
+    "! instants decided since the backup are decided again, by each schedule's missed policy",
+    "  cancel what must not run twice (`headway jobs cancel`, `headway queues pause`), then start the nodes",
+)
+
+
+async def recover(session: Session) -> None:
+    """Give no token twice, take the database for what it is now, and show what is about to run."""
+    async with session.open() as desk:
+        await _refuse_while_nodes_live(desk)
+        done = await desk.store.origin.recover()
+        await _record(desk, done)
+        pending = sum(queue["pending"] for queue in await desk.queues())
+        jobs = {"PENDING": pending, **await desk.store.queue.waiting()}
+    if session.as_json:
+        session.out.json({"token": done.token, "jobs_raised": done.jobs, "jobs": jobs})
+        return
+    session.out.say(f"✓ no token up to {done.token} is given again")
+    session.out.say(f"✓ attempts of {count(done.jobs, 'unfinished job')} go on from numbers that nobody has seen")
+    session.out.say("✓ the database is taken for what it is now")
+    many = count(sum(jobs.values()), "unfinished job")
+    session.out.say(f"! {many} may have run or ended since the backup: `headway jobs list`", "warn")
+    for line in NEXT:
+        session.out.say(line, "warn")
+
+
+async def _refuse_while_nodes_live(desk: Desk) -> None:
+    if nodes := await alive(desk.store):
+        names = ", ".join(clean(node.name) for node in nodes[:NAMES_SHOWN])
+        raise Conflict(
+            f"{count(len(nodes), 'node')} ran here a moment ago ({names}): stop all nodes, and all programs that"
+            " enqueue; ten seconds later say it again"
+        )
+
+
+async def _record(desk: Desk, done: Recovered) -> None:
+    await desk.store.access.record(
+        actor=AUTHOR,
+        tenant="*",
+        origin=origin(),
+        action="store.restored",
+        target="store",
+        detail=json.dumps({"token": done.token, "jobs": done.jobs}),
+    )

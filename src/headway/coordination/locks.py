@@ -1,0 +1,425 @@
+"""Locks and leaders for users: a lease of their own that renews itself, and says when it can no longer be trusted.
+
+    async with app.lock("nightly-import", ttl="30s") as lock:     one at a time, over all hosts
+    async with app.leader("indexer") as term:                     the same, waited for as long as it takes
+    async for term in app.leader("indexer"):                      and again after each loss
+        async with term: ...
+
+The lease is named `lock/NAME`, so nothing that a user asks for is a lease of the engine. It is trusted as an elector
+trusts its own: until (monotonic time when the request was *sent*) + ttl − margin. Past that moment it counts as lost
+without waiting to hear "no": `lost` is set, `check` raises, and the body of the `async with` is cancelled. Code that
+does not await cannot be stopped, and a process can be frozen anywhere; so whatever must never be written by two carries
+`token`, which only grows, and is refused by the other side when it has seen a higher one.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from headway.coordination.elector import MARGIN, RENEWALS_PER_LEASE
+from headway.core.clock import Clock, cancel_until_done
+from headway.core.errors import DefinitionError, LeaseLost, LockHeld, StoreError, StoreFull, StoreUnavailable
+from headway.core.instants import HOUR, SECOND, Duration, DurationLike, format_duration, parse_duration, span
+from headway.core.model import Lease, check_name
+from headway.core.ports import Leases
+
+TTL_DEFAULT: Final = "30s"
+TTL_MIN: Final = SECOND
+TTL_MAX: Final = HOUR
+PREFIX: Final = "lock/"
+LOOK_S_MIN: Final = 0.02
+LOOK_S_MAX: Final = 0.5
+GOODBYE_S_MAX: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Where locks come from, who has them, and what may be wrong with a server that should grant them."""
+
+    leases: Leases
+    held: Callable[[str], Awaitable[list[tuple[Lease, bool]]]]
+    trouble: Callable[[], str | None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Which lock is wanted, and how long it is waited for."""
+
+    name: str
+    ttl: Duration
+    limit_s: float | None = None
+
+    @classmethod
+    def of(cls, name: str, ttl: DurationLike, timeout: DurationLike | None, blocking: bool) -> "Wish":
+        """Read what a user has asked for, and say what is wrong with it."""
+        micros = parse_duration(ttl, what="ttl")
+        if not TTL_MIN <= micros <= TTL_MAX:
+            raise DefinitionError(
+                f"ttl must be from {format_duration(TTL_MIN)} to {format_duration(TTL_MAX)}, not {ttl!r};"
+                " a lock renews itself, so it need not be as long as the work"
+            )
+        limit_s = None if timeout is None else parse_duration(timeout, what="timeout") / SECOND
+        return cls(name=check_name(name, "lock"), ttl=micros, limit_s=limit_s if blocking else 0.0)
+
+
+class _Hold:
+    """One lease: tried for, kept by renewals in the background, given back. `on_loss` is called once.
+
+    Without a loop (`is_alone`), in a test on virtual time, nothing is renewed, and nothing has to be waited for.
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        grants: Callable[[], Awaitable[Grants]],
+        clock: Clock,
+        holder_name: str,
+        on_loss: Callable[[], None],
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        self.wish = wish
+        self.loss: str | None = None
+        self._grants = grants
+        self._clock = clock
+        self._holder = clock.new_id("lock")
+        self._holder_name = holder_name
+        self._on_loss = on_loss
+        self._is_alone = is_alone
+        self._lease: Lease | None = None
+        self._trusted_until = 0.0
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def token(self) -> int:
+        """The token of the lease, also when it has just been lost."""
+        if self._lease is None:
+            raise LeaseLost(f"the lock {self.wish.name!r} is not held")
+        return self._lease.token
+
+    def check(self) -> None:
+        """Raise unless the lease can be trusted at this moment."""
+        if self.loss is None and self.token and self._clock.monotonic() >= self._trusted_until:
+            self._lose("it was not renewed in time")
+        if self.loss is not None:
+            raise self.error()
+
+    def error(self) -> LeaseLost:
+        """Say that it is lost, and why."""
+        return LeaseLost(f"the lock {self.wish.name!r} is lost: {self.loss}")
+
+    async def attempt(self) -> bool:
+        """Try once. Who is cancelled meanwhile gives back what it may have got."""
+        if self._lease is not None:
+            raise DefinitionError(f"the lock {self.wish.name!r} is held by this very object; make another one")
+        leases, sent = (await self._grants()).leases, self._clock.monotonic()
+        asking = leases.acquire(
+            [PREFIX + self.wish.name], holder=self._holder, holder_name=self._holder_name, duration=self.wish.ttl
+        )
+        won = await (asking if self._is_alone else _or_give_back(asking, leases))
+        if not won:
+            return False
+        self._lease, self.loss = won[0], None
+        self._trust(sent)
+        if not self._is_alone:
+            self._keeper = asyncio.create_task(self._keep(leases), name=f"lock {self.wish.name}")
+        return True
+
+    async def refusal(self) -> LockHeld:
+        """Say that it was not obtained, and who has it."""
+        name, limit_s = self.wish.name, self.wish.limit_s
+        waited = f", waited for {span(round(limit_s * SECOND))}" if limit_s else ""
+        trouble = None
+        with contextlib.suppress(StoreError):
+            grants = await self._grants()
+            for lease, runs in await grants.held(PREFIX + name):
+                if runs and lease.name == PREFIX + name:
+                    return LockHeld(f"the lock {name!r} is held by {lease.holder_name}{waited}")
+            trouble = grants.trouble()
+        return LockHeld(f"the lock {name!r} was not obtained{waited}" + (f": {trouble}" if trouble else ""))
+
+    async def drop(self) -> None:
+        """Give it back at once. If nobody answers, it runs out by itself."""
+        lease, self._lease = self._lease, None
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await cancel_until_done(keeper)
+        if lease is not None and self.loss is None:
+            with contextlib.suppress(TimeoutError, StoreError):
+                async with contextlib.nullcontext() if self._is_alone else asyncio.timeout(GOODBYE_S_MAX):
+                    await (await self._grants()).leases.release([lease])
+
+    async def _keep(self, leases: Leases) -> None:
+        """Renew until dropped or lost; whatever else ends this, it is lost."""
+        rest_s = self.wish.ttl / SECOND / RENEWALS_PER_LEASE
+        reason = "it was not renewed in time"
+        try:
+            while (left_s := self._left_s()) > 0:
+                await _rest(min(rest_s, left_s))
+                if (left_s := self._left_s()) <= 0:
+                    break
+                try:
+                    async with asyncio.timeout(left_s):
+                        is_renewed = await self._renew(leases)
+                except (StoreUnavailable, StoreFull):
+                    rest_s = self._clock.chance.uniform(LOOK_S_MAX / 2, LOOK_S_MAX)
+                    continue
+                rest_s = self.wish.ttl / SECOND / RENEWALS_PER_LEASE
+                if not is_renewed:
+                    reason = "it ran out, or somebody else has it"
+                    break
+        except TimeoutError:
+            pass
+        finally:
+            if self._lease is not None:  # Else it was dropped.
+                self._lose(reason)
+
+    async def _renew(self, leases: Leases) -> bool:
+        assert self._lease is not None
+        sent = self._clock.monotonic()
+        is_renewed = bool(await leases.renew([self._lease], duration=self.wish.ttl))
+        if is_renewed:
+            self._trust(sent)
+        return is_renewed
+
+    def _trust(self, sent: float) -> None:
+        self._trusted_until = sent + self.wish.ttl / SECOND * (1 - MARGIN)
+
+    def _left_s(self) -> float:
+        return self._trusted_until - self._clock.monotonic()
+
+    def _lose(self, reason: str) -> None:
+        if self.loss is None:
+            self.loss = reason
+            self._on_loss()
+
+
+class _Pace:
+    """How long to wait before the next try: ever longer, never the same, and not past the limit."""
+
+    def __init__(self, clock: Clock, limit_s: float | None) -> None:
+        self._clock = clock
+        self._until = None if limit_s is None else clock.monotonic() + limit_s
+        self._rest_s = LOOK_S_MIN
+
+    def next_s(self) -> float | None:
+        """Return the rest before the next try, None when the time is up."""
+        self._rest_s = min(self._rest_s * 1.5, LOOK_S_MAX)
+        rest_s = self._rest_s * self._clock.chance.uniform(0.5, 1.0)
+        if self._until is None:
+            return rest_s
+        left_s = self._until - self._clock.monotonic()
+        return min(rest_s, left_s) if left_s > 0 else None
+
+
+class _Named:
+    """What every lock says of itself."""
+
+    _hold: _Hold
+
+    @property
+    def name(self) -> str:
+        """Its name, as the user says it."""
+        return self._hold.wish.name
+
+    @property
+    def token(self) -> int:
+        """The fencing token: higher than that of everybody who has had the lock before."""
+        return self._hold.token
+
+    def check(self) -> None:
+        """Raise `LeaseLost` unless the lock can be trusted at this moment."""
+        self._hold.check()
+
+
+class Lock(_Named):
+    """A lock on a name, over all hosts; for `async with`, or with `acquire` and `release`."""
+
+    def __init__(self, wish: Wish, grants: Callable[[], Awaitable[Grants]], *, clock: Clock, holder_name: str) -> None:
+        self.lost = asyncio.Event()
+        self._clock = clock
+        self._hold = _Hold(wish, grants, clock, holder_name, self._lose)
+        self._body: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+
+    @property
+    def loss(self) -> LeaseLost:
+        """What there is to say of a lock that is lost."""
+        return self._hold.error()
+
+    async def acquire(self) -> Self:
+        """Wait until the lock is ours; raise `LockHeld` when that takes too long."""
+        self.lost.clear()
+        pace, is_waiting = _Pace(self._clock, self._hold.wish.limit_s), False
+        while True:
+            try:
+                if await self._hold.attempt():
+                    return self
+            except (StoreUnavailable, StoreFull):
+                if not is_waiting:  # A store that was never there is told at once; one that went away may come back.
+                    raise
+            is_waiting, rest_s = True, pace.next_s()
+            if rest_s is None:
+                raise await self._hold.refusal()
+            await _rest(rest_s)
+
+    async def release(self) -> None:
+        """Give the lock back at once; whoever waits has it next."""
+        await self._hold.drop()
+
+    async def __aenter__(self) -> Self:
+        return (await self.acquire())._guarding()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if not await self._ended():
+            return None
+        if kind is None or kind is asyncio.CancelledError:
+            raise self.loss from error
+        return None
+
+    def _guarding(self) -> Self:
+        """Have the current task cancelled should the lock be lost."""
+        self._body = asyncio.current_task()
+        assert self._body is not None
+        self._cancelling = self._body.cancelling()
+        if self.lost.is_set():
+            self._body.cancel()
+        return self
+
+    async def _ended(self) -> bool:
+        """Give back what is held; return whether it was lost, and take back that the body was cancelled for it."""
+        with contextlib.suppress(LeaseLost):  # A body that never awaits has kept the loop from noticing.
+            self.check()
+        body, self._body = self._body, None
+        if not self.lost.is_set():
+            await self.release()
+            return False
+        assert body is not None
+        with contextlib.suppress(asyncio.CancelledError):  # One that has not reached the body yet arrives here.
+            await _rest(0)
+        await self.release()
+        if body.uncancel() > self._cancelling:  # Somebody else wants this task to end, too.
+            raise asyncio.CancelledError
+        return True
+
+    def _lose(self) -> None:
+        self.lost.set()
+        if self._body is not None:
+            self._body.cancel()
+
+
+class LeaderTerm(Lock):
+    """The time of one leader, in `async with`: when it is lost, its body ends, and what follows goes on."""
+
+    async def __aenter__(self) -> Self:
+        return self._guarding()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._ended() and kind is asyncio.CancelledError
+
+
+class Leader:
+    """A role that one at a time has: `async with` for one term, `async for` for one after the other."""
+
+    def __init__(self, new_term: Callable[[], LeaderTerm], new_lock: Callable[[], Lock]) -> None:
+        self._new_term = new_term
+        self._new_lock = new_lock
+        self._lock: Lock | None = None
+
+    async def __aenter__(self) -> Lock:
+        lock = self._new_lock()
+        entered = await lock.__aenter__()
+        self._lock = lock
+        return entered
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._lock is not None
+        return await self._lock.__aexit__(kind, error, trace)
+
+    async def __aiter__(self) -> AsyncIterator[LeaderTerm]:
+        while True:
+            term = await self._new_term().acquire()
+            try:
+                yield term
+            finally:
+                await term.release()  # Where the body has not done it.
+
+
+class SyncLock(_Named):
+    """A lock for code that does not await; renewed in the background. Such code cannot be stopped: see `check`."""
+
+    def __init__(
+        self,
+        wish: Wish,
+        grants: Callable[[], Awaitable[Grants]],
+        *,
+        clock: Clock,
+        holder_name: str,
+        call: Callable[[Coroutine[Any, Any, Any]], Any],
+        is_alone: bool,
+    ) -> None:
+        self.lost = threading.Event()
+        self._clock = clock
+        self._hold = _Hold(wish, grants, clock, holder_name, self.lost.set, is_alone=is_alone)
+        self._call = call
+
+    def acquire(self) -> Self:
+        """Wait until the lock is ours; raise `LockHeld` when that takes too long."""
+        self.lost.clear()
+        pace, is_waiting = _Pace(self._clock, self._hold.wish.limit_s), False
+        while True:
+            try:
+                if self._call(self._hold.attempt()):
+                    return self
+            except (StoreUnavailable, StoreFull):
+                if not is_waiting:
+                    raise
+            is_waiting, rest_s = True, pace.next_s()
+            if rest_s is None:
+                raise self._call(self._hold.refusal())
+            self._clock.nap(rest_s)
+
+    def release(self) -> None:
+        """Give the lock back at once; whoever waits has it next."""
+        self._call(self._hold.drop())
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(LeaseLost):
+            self.check()
+        self.release()
+        if self.lost.is_set() and kind is None:
+            raise self._hold.error()
+
+
+async def _rest(seconds: float) -> None:
+    """Wait; not as loops rest, which virtual time makes longer: a lock that is held in it must be renewed in time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+
+
+async def _or_give_back(asking: Coroutine[Any, Any, list[Lease]], leases: Leases) -> list[Lease]:
+    """Wait for a lease; if the caller stops waiting, see to it that nobody has it."""
+    asked = asyncio.ensure_future(asking)
+    try:
+        return await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        with contextlib.suppress(TimeoutError, StoreError):
+            async with asyncio.timeout(GOODBYE_S_MAX):
+                await leases.release(await asked)
+        raise

@@ -1,0 +1,61 @@
+"""Texts with places for arguments: `report:{tenant_id}`. Nothing but a name may stand in braces; `{{` is a brace."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headway.core.errors import InvalidTask
+from headway.core.instants import quote
+
+_PLACE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}|[{}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Texts, and between them the names of arguments."""
+
+    texts: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, text: str) -> "Template":
+        """Read a text, or say which brace is wrong."""
+        texts, names, end = [""], [], 0
+        for match in _PLACE.finditer(text):
+            texts[-1] += text[end : match.start()]
+            end = match.end()
+            if match[1]:
+                names.append(match[1])
+                texts.append("")
+            elif match[0] in ("{{", "}}"):
+                texts[-1] += match[0][0]
+            else:
+                raise InvalidTask(
+                    f"{quote(text)} has a brace that holds no name: write {{name}} for an argument of the job,"
+                    " {{ or }} for the brace itself"
+                )
+        texts[-1] += text[end:]
+        return cls(tuple(texts), tuple(names))
+
+    @property
+    def only(self) -> str | None:
+        """The name of the one argument that the template consists of; None where there is more or less."""
+        return self.names[0] if self.texts == ("", "") else None
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        """Put texts into the places."""
+        return self.texts[0] + "".join(
+            values[name] + text for name, text in zip(self.names, self.texts[1:], strict=True)
+        )
+
+
+def argument_text(name: str, value: Any) -> str:
+    """Write an argument as a part of a text; raise `InvalidTask` where that cannot be undone, as for None and lists."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if not isinstance(value, str) or "\0" in value:
+        raise InvalidTask(f"{name} must be text or a number to be a part of a text, not {quote(value)}")
+    return value

@@ -1,0 +1,166 @@
+"""URLs that others name: how they are written, and which addresses may be spoken to (SSRF protection).
+
+Whoever may set a URL could have a process speak to what only it can reach: a database beside it, the metadata of its
+cloud, itself. `check_url` looks at the text; `vetted` looks at the addresses that its host has at the moment of use.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+from urllib.parse import quote as percent_encode
+from urllib.parse import urlsplit, urlunsplit
+
+from headway.core.errors import DefinitionError
+from headway.core.instants import quote
+from headway.core.settings import mask_url
+
+URL_LENGTH_MAX: Final = 2_000
+ADDRESSES_MAX: Final = 16
+_URL_SAFE: Final = "/:?[]@!$&'()*+,;=%~-._"
+_LABEL: Final = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
+_HOST: Final = re.compile(rf"{_LABEL}(\.{_LABEL}){{0,31}}")
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# Everything that is not an address of somebody else in the public network, and why. The first that fits is named.
+REFUSED_NETWORKS: Final[tuple[tuple[Network, str], ...]] = tuple(
+    (ipaddress.ip_network(network), why)
+    for network, why in (
+        ("0.0.0.0/8", "unspecified"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "shared by a provider's customers"),
+        ("127.0.0.0/8", "loopback"),
+        ("168.63.129.16/32", "the platform of a cloud"),
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "reserved"),
+        ("192.0.2.0/24", "for documentation"),
+        ("192.88.99.0/24", "a relay of 6to4"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "for benchmarks"),
+        ("198.51.100.0/24", "for documentation"),
+        ("203.0.113.0/24", "for documentation"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+        ("::/128", "unspecified"),
+        ("::1/128", "loopback"),
+        ("::ffff:0:0/96", "IPv4 inside of IPv6"),
+        ("::ffff:0:0:0/96", "IPv4 inside of IPv6"),
+        ("::/96", "IPv4 inside of IPv6"),
+        ("64:ff9b::/96", "IPv4 behind NAT64"),
+        ("64:ff9b:1::/48", "IPv4 behind NAT64"),
+        ("2001::/32", "a Teredo tunnel"),
+        ("2001::/23", "reserved"),
+        ("2001:db8::/32", "for documentation"),
+        ("2002::/16", "a 6to4 tunnel"),
+        ("3fff::/20", "for documentation"),
+        ("fc00::/7", "private"),
+        ("fe80::/10", "link-local"),
+        ("fec0::/10", "private"),
+        ("ff00::/8", "multicast"),
+    )
+)
+GLOBAL_V6: Final = ipaddress.ip_network("2000::/3")  # All that was ever given to anybody to be reached at.
+
+
+class NotAllowed(OSError):
+    """The address is not one to which anything is sent."""
+
+
+def check_url(text: object, what: str = "url") -> str:
+    """Return a URL in its plain form, or say what is wrong with it; where it leads is looked at when it is used."""
+    if not isinstance(text, str) or not 0 < len(text) <= URL_LENGTH_MAX:
+        raise DefinitionError(
+            f"{what} must be text of at most {URL_LENGTH_MAX} characters, such as https://example.org/"
+        )
+    shown = quote(mask_url(text))
+    if not text.isprintable() or re.search(r'[\s\\<>"{}|^`]', text):
+        raise DefinitionError(f"{what} has a character that no URL may have: {shown}")
+    if "***" in text:
+        raise DefinitionError(f"{what} has *** where a secret was hidden: {shown}")
+    try:
+        parts = urlsplit(text)
+        host, port = _plain_host(parts.hostname or ""), parts.port
+    except ValueError as error:
+        raise DefinitionError(f"{what} {shown} cannot be read: {error}") from None
+    if parts.scheme not in ("http", "https") or not host or port == 0:
+        raise DefinitionError(f"{what} must look like https://example.org/hook, not {shown}")
+    if "@" in parts.netloc:
+        raise DefinitionError(f"{what} {shown} has a password, which everybody who sees it could use")
+    place = f"[{host}]" if ":" in host else host
+    path, query = (percent_encode(part, safe=_URL_SAFE) for part in (parts.path or "/", parts.query))
+    is_usual = port in (None, 80 if parts.scheme == "http" else 443)
+    return urlunsplit((parts.scheme, place if is_usual else f"{place}:{port}", path, query, ""))
+
+
+def _plain_host(text: str) -> str:
+    """Return a name or an address as everybody writes it; raise `ValueError` when it is neither."""
+    if ":" in text:
+        address = ipaddress.IPv6Address(text)
+        if address.scope_id is not None:
+            raise ValueError("an address with a zone is good on one machine only")
+        return str(address)
+    host = text.rstrip(".").encode("idna").decode().lower()
+    if not _HOST.fullmatch(host):
+        raise ValueError("that is no name of a host")
+    return host
+
+
+def target_of(url: str) -> str:
+    """Return the part of a checked URL that says whom to speak to, with the slash that ends it."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc, "/", "", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Addresses and hosts that may be spoken to although they are not public."""
+
+    networks: tuple[Network, ...] = ()
+    hosts: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, names: Iterable[str]) -> "Allowed":
+        """Read networks and names of hosts as the settings have them."""
+        networks: list[Network] = []
+        hosts: set[str] = set()
+        for name in names:
+            try:
+                networks.append(ipaddress.ip_network(name, strict=False))
+            except ValueError:
+                hosts.add(name.rstrip(".").lower())
+        return cls(tuple(networks), frozenset(hosts))
+
+    def refusal(self, address: Address) -> str | None:
+        """Say why nothing is sent to an address; None when it may be."""
+        if any(address in network for network in self.networks):
+            return None
+        why = next((why for network, why in REFUSED_NETWORKS if address in network), None)
+        if why is None and address.version == 6 and address not in GLOBAL_V6:
+            return "reserved"
+        return why
+
+
+def vetted(host: str, found: Iterable[str], allowed: Allowed) -> tuple[Address, ...]:
+    """Return the addresses that a host was found to have; raise `NotAllowed` when one of them is not for us.
+
+    One is enough: a name that leads to a public and to a private address was made for something.
+    """
+    addresses = tuple(dict.fromkeys(_address(text) for text in found))[:ADDRESSES_MAX]
+    if not addresses:
+        raise OSError("the name of the host leads nowhere")
+    if host not in allowed.hosts:
+        for address in addresses:
+            why = allowed.refusal(address)
+            if why is not None:
+                raise NotAllowed(f"the host leads to an address to which nothing is sent: {why}")
+    return addresses
+
+
+def _address(text: str) -> Address:
+    if "%" in text:
+        raise NotAllowed("the host leads to an address to which nothing is sent: link-local")
+    return ipaddress.ip_address(text)

@@ -1,0 +1,210 @@
+"""What operators do, as the trail tells it: the same words whether it was done over HTTP or at a terminal.
+
+Each function says in advance what is about to be done. The store writes it together with what it changes, or not at all
+where nothing changes; see `Store.acting`.
+"""
+
+import getpass
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from headway.core.instants import Instant
+from headway.core.model import EnqueuedRow, Job, NewJob, Node, Schedule, ScheduleSpec
+from headway.core.settings import mask_url
+from headway.store.access import Deed
+from headway.store.bulk import Done
+from headway.store.failures import Letter
+from headway.store.schedules import Triggered
+from headway.store.webhooks import Delivery, Endpoint
+from headway.wire.shapes import definition_shape, stamp
+
+_SHOWN_MAX: Final = 50  # Of the jobs and tasks that were enqueued at once.
+_SAID_MAX: Final = 200  # Of a filter; a line of the trail has its bounds, and has to name the jobs too.
+
+
+def origin() -> str:
+    """Say which user of which machine acts, for what is done on the store itself."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # A user without a name, as in many containers.
+        user = "?"
+    return f"{user}@{socket.gethostname()}"
+
+
+def enqueue(jobs: Sequence[NewJob]) -> list[Deed]:
+    """Enqueue jobs: an entry for each tenant. Keys are not told, as they may be names."""
+    by_tenant: dict[str, dict[str, str]] = {}
+    for job in jobs:
+        by_tenant.setdefault(job.tenant, {})[job.id] = job.task
+    return [_enqueue(tenant, tasks) for tenant, tasks in by_tenant.items()]
+
+
+def _enqueue(tenant: str, tasks: Mapping[str, str]) -> Deed:
+    types = sorted(set(tasks.values()))
+
+    def made(rows: Sequence[Any]) -> list[str]:
+        new = (row.id if isinstance(row, EnqueuedRow) else row["id"] for row in rows if getattr(row, "is_new", True))
+        return [job_id for job_id in new if job_id in tasks]
+
+    def target(rows: Sequence[Any]) -> str:
+        ids = made(rows)
+        return ids[0] if len(ids) == 1 else "*"
+
+    def seen(rows: Sequence[Any]) -> Mapping[str, Any] | None:
+        ids = made(rows)
+        shown = {"jobs": ids[:_SHOWN_MAX]} if len(ids) > 1 else {}
+        return {"types": types[:_SHOWN_MAX], "count": len(ids), **shown} if ids else None
+
+    return Deed("job.enqueue", target, tenant, seen=seen)
+
+
+def cancel(job: Job, reason: str) -> Deed:
+    """End a job, or have it stop."""
+    return Deed("job.cancel", job.id, job.tenant, {"before": str(job.status), "reason": reason}, _cancelled)
+
+
+def _cancelled(result: tuple[Sequence[str], Sequence[str]]) -> Mapping[str, Any] | None:
+    """Tell of a cancellation that ended a job or asked one to stop, not of one that found nothing to do."""
+    return {} if any(result) else None
+
+
+def retry(job: Job, *, other_args: bool = False) -> Deed:
+    """Run a job that has ended once more, perhaps with other arguments."""
+    what = {"other_args": True} if other_args else {}
+    return Deed("job.retry", job.id, job.tenant, what, lambda new: {"new": new})
+
+
+def act_on_many(verb: str, tenant: str, chosen: Mapping[str, Any], reason: str) -> Deed:
+    """Retry or cancel many jobs of one tenant at once: those that a filter has chosen, or that were named."""
+    said = {name: value[:_SAID_MAX] if isinstance(value, str) else value for name, value in chosen.items()}
+    return Deed(f"job.{verb}", "*", tenant, {"filter": said, "reason": reason}, _jobs)
+
+
+def _jobs(result: Done) -> Mapping[str, Any] | None:
+    return {"jobs": list(result.done)} if result.done else None
+
+
+def retry_dead(letter: Job | Letter) -> Deed:
+    """Run a dead letter once more."""
+    return Deed("dead.retry", letter.id, letter.tenant, {"before": str(letter.status)}, lambda new: {"new": new})
+
+
+def drop_dead(letter: Job | Letter) -> Deed:
+    """Take a dead letter off the list."""
+    return Deed("dead.drop", letter.id, letter.tenant, {"before": str(letter.status)})
+
+
+def drop_dead_group(tenant: str, filters: Mapping[str, str]) -> Deed:
+    """Take many dead letters of one tenant off the list."""
+    return Deed("dead.drop", "*", tenant, {"filters": dict(filters)}, _letters)
+
+
+def _letters(dropped: Sequence[str]) -> Mapping[str, Any] | None:
+    return {"letters": list(dropped)} if dropped else None
+
+
+def purge(tenant: str, key: str | None) -> Deed:
+    """Erase the content of jobs. The key is not told: it is erased, too."""
+    return Deed("purge", "*", tenant, {"of_one_job": key is not None}, lambda ids: {"jobs": len(ids)} if ids else None)
+
+
+def pause_queue(queue: str, reason: str) -> Deed:
+    """Take nothing more from a queue."""
+    return Deed("queue.pause", queue, None, {"before": "on", "after": "paused", "reason": reason})
+
+
+def resume_queue(queue: str) -> Deed:
+    """Take from a queue again."""
+    return Deed("queue.resume", queue, None, {"before": "paused", "after": "on"})
+
+
+def drain(node: Node) -> Deed:
+    """Have a worker leave."""
+    return Deed("worker.drain", node.id, None, {"name": node.name, "before": node.asked, "after": "drain"})
+
+
+def put_schedule(name: str, before: ScheduleSpec | None, after: ScheduleSpec) -> Deed:
+    """Make a schedule, or another one of it."""
+    definitions = {"before": _definition(before), "after": _definition(after)}
+    return Deed("schedule.put", name, after.tenant, definitions, _put)
+
+
+def _put(outcome: str) -> Mapping[str, Any] | None:
+    return {} if outcome in ("created", "changed") else None
+
+
+def pause_schedule(schedule: Schedule, reason: str, until: Instant | None) -> Deed:
+    """Stop a schedule."""
+    what = {"before": "on", "after": "paused", "reason": reason, "until": stamp(until)}
+    return Deed("schedule.pause", schedule.name, schedule.spec.tenant, what)
+
+
+def resume_schedule(schedule: Schedule, now: Instant) -> Deed:
+    """Let a paused schedule run again."""
+    pause = schedule.paused_at(now)
+    what = {"before": "paused", "after": "on", "paused_since": None if pause is None else stamp(pause.since)}
+    return Deed("schedule.resume", schedule.name, schedule.spec.tenant, what)
+
+
+def trigger_schedule(schedule: Schedule) -> Deed:
+    """Enqueue a job of a schedule now."""
+    return Deed("schedule.trigger", schedule.name, schedule.spec.tenant, seen=_triggered)
+
+
+def _triggered(made: Triggered) -> Mapping[str, Any] | None:
+    return {"job": made.job_id} if made.is_new else None
+
+
+def backfill_schedule(schedule: Schedule, first: Instant, last: Instant) -> Deed:
+    """Enqueue jobs for past instants."""
+    window = {"from": stamp(first), "to": stamp(last)}
+    return Deed("schedule.backfill", schedule.name, schedule.spec.tenant, window, _backfilled)
+
+
+def _backfilled(instants: Sequence[Instant]) -> Mapping[str, Any] | None:
+    return {"jobs": len(instants)} if instants else None
+
+
+def remove_schedule(schedule: Schedule) -> Deed:
+    """Remove a schedule."""
+    return Deed("schedule.remove", schedule.name, schedule.spec.tenant, {"before": _definition(schedule.spec)})
+
+
+def _definition(spec: ScheduleSpec | None) -> Mapping[str, Any] | None:
+    return None if spec is None else definition_shape(spec)
+
+
+def add_webhook(tenant: str, url: str, events: Sequence[str]) -> Deed:
+    """Make a webhook."""
+    what = {"url": mask_url(url), "events": list(events)}
+    return Deed("webhooks.add", lambda rows: str(rows[0]["id"]), tenant, what)
+
+
+def change_webhook(before: Endpoint, shape: Callable[[Endpoint], Mapping[str, Any]]) -> Deed:
+    """Change a webhook; `shape` writes one as others see it."""
+
+    def changes(after: Endpoint) -> Mapping[str, Any]:
+        old, new = shape(before), shape(after)
+        return {"changes": {name: [old[name], new[name]] for name in new if old[name] != new[name]}}
+
+    return Deed("webhooks.change", before.id, before.tenant, seen=changes)
+
+
+def rotate_secret(webhook_id: str, keep: str) -> Deed:
+    """Make a new secret for a webhook."""
+    return Deed("webhooks.rotate", webhook_id, lambda endpoint: str(endpoint.tenant), {"keep": keep})
+
+
+def remove_webhook(endpoint: Endpoint) -> Deed:
+    """Remove a webhook."""
+    return Deed("webhooks.remove", endpoint.id, endpoint.tenant, {"url": mask_url(endpoint.url)}, lambda _: {})
+
+
+def replay(delivery_id: str) -> Deed:
+    """Send a message again."""
+    return Deed("deliveries.replay", delivery_id, lambda sent: str(sent.tenant), seen=_replayed)
+
+
+def _replayed(delivery: Delivery) -> Mapping[str, Any]:
+    return {"endpoint": delivery.endpoint}

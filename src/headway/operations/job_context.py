@@ -1,0 +1,81 @@
+"""What is around a job, read from the store: as much of it as the status of the job makes matter."""
+
+from typing import Final
+
+from headway.core.errors import JobNotFound
+from headway.core.instants import DAY, SECOND, Instant
+from headway.core.lifecycle import Status
+from headway.core.model import Job, Node, schedule_name
+from headway.operations.why import Around, QueuePause, Why, explain
+from headway.store import Store
+from headway.store.job_filter import JobFilter
+
+ALIVE_WITHIN: Final = 10 * SECOND  # A node beats at least every two seconds.
+RIVALS_SHOWN: Final = 20
+
+
+async def alive(store: Store) -> list[Node]:
+    """Return the nodes that live."""
+    return await store.nodes.alive(ALIVE_WITHIN)
+
+
+async def known(store: Store) -> list[Node]:
+    """Return the nodes that live, or have died without a word within the last day."""
+    return await store.nodes.alive(DAY)
+
+
+async def node_names(store: Store) -> dict[str, str]:
+    """Return what people call the nodes that are known."""
+    return {node.id: node.name for node in await known(store)}
+
+
+async def why(store: Store, job: Job, now: Instant, *, tenant: str | None = None) -> Why:
+    """Say why a job is where it is, after a look around; to a tenant nothing that tells of others."""
+    return explain(job, await look_around(store, job, now, tenant=tenant))
+
+
+async def look_around(store: Store, job: Job, now: Instant, *, tenant: str | None = None) -> Around:
+    """Read what is around a job, as far as a tenant may know it."""
+    if job.status.is_final:
+        return Around(now=now, reruns=tuple(await store.queue.reruns(job.id)))
+    nodes = tuple(await alive(store))
+    match job.status:
+        case Status.PENDING:
+            pause = (await pauses(store, tenant=tenant)).get(job.queue)
+            ahead = await store.queue.ahead(job, tenant=tenant)
+            return Around(now=now, nodes=nodes, pause=pause, ahead=ahead, is_for_tenant=tenant is not None)
+        case Status.BLOCKED if job.blocked_by is not None:
+            before = await _job(store, job.blocked_by)
+            return Around(now=now, nodes=nodes, predecessor=before, rivals=await _rivals(store, job, before))
+        case Status.RUNNING:
+            return Around(now=now, nodes=nodes, names=await node_names(store))
+        case _:
+            return Around(now=now, nodes=nodes)
+
+
+async def pauses(store: Store, *, tenant: str | None = None) -> dict[str, QueuePause]:
+    """Return the paused queues. By whom and why is for those who see all tenants: a queue belongs to none of them."""
+    return {
+        name: QueuePause(since=row["paused_at"])
+        if tenant is not None
+        else QueuePause(since=row["paused_at"], author=row["paused_by"], reason=row["reason"])
+        for name, row in (await store.queue.paused()).items()
+    }
+
+
+async def _rivals(store: Store, job: Job, before: Job | None) -> tuple[Job, ...]:
+    """Return the live jobs of an exclusive schedule that are in the way although the predecessor has ended."""
+    if not job.exclusive or job.schedule is None or (before is not None and not before.status.is_final):
+        return ()
+    found: list[Job] = []
+    for status in (Status.RUNNING, Status.PENDING, Status.RETRYING, Status.SCHEDULED):
+        rivals = JobFilter(status=status, schedule=schedule_name(job.schedule), tenant=job.tenant)
+        found += await store.queue.chosen(rivals, limit=RIVALS_SHOWN, largest=0)
+    return tuple(found[:RIVALS_SHOWN])
+
+
+async def _job(store: Store, job_id: str) -> Job | None:
+    try:
+        return await store.queue.get(job_id)
+    except JobNotFound:  # Pruned.
+        return None

@@ -1,0 +1,39 @@
+"""The runs of a schedule: what was decided for its instants, and between them what people started by hand.
+
+What is started by hand makes no occurrence, since it belongs to no instant of the schedule (or to one that was decided
+long ago). It stands in the events of the schedule, and is shown in the form of a decision.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway.core.instants import Instant
+from headway.core.model import ByHand, Occurrence, Schedule
+from headway.store import Store
+from headway.store.ledger import FOREVER
+
+
+async def runs(
+    store: Store, schedule: Schedule, *, since: Instant = 0, before: Instant = FOREVER, limit: int = 50
+) -> list[Occurrence]:
+    """Read a page of runs, newest first; what has the time of the last one is on the same page."""
+    window = {"since": since, "before": before, "limit": limit}
+    decided = await store.ledger.occurrences(schedule.key, **window)
+    by_hand = [_run(schedule, event) for event in await store.schedules.by_hand(schedule, **window)]
+    found = sorted((*decided, *by_hand), key=lambda run: run.instant, reverse=True)
+    if len(found) <= limit:
+        return found
+    return [run for at, run in enumerate(found) if at < limit or run.instant == found[limit - 1].instant]
+
+
+def _run(schedule: Schedule, event: Mapping[str, Any]) -> Occurrence:
+    return Occurrence(
+        schedule=schedule.name,
+        tenant=schedule.tenant,
+        instant=event["at"],
+        outcome=ByHand(event["event"]),
+        reason=f"by {event['author']}" if event.get("author") else "",
+        decided_at=event["at"],
+        count=event.get("jobs", 1),
+        job_id=event.get("job_id"),
+    )

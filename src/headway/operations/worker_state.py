@@ -1,0 +1,89 @@
+"""What living workers say of themselves: which tasks they know, from which queues they take, and what room they have.
+
+A worker runs jobs in several kinds of places (`process`, `loop`, `thread`), each with slots of its own, and every task
+has one kind. A free slot of another kind is of no use to a job.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from headway.core.model import Node
+
+WORKER: Final = "worker"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The slots of one kind, how many of them are free, and the tasks that run there."""
+
+    slots: int = 0
+    free: int = 0
+    tasks: frozenset[str] = frozenset()
+
+
+class _State(msgspec.Struct, frozen=True):
+    tasks: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ("*",)
+    slots: int = 0
+    running: int = 0
+    children: int = 0
+    draining: bool = False
+    places: dict[str, Place] = {}
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """A live worker by its own account, which is as old as its last beat."""
+
+    id: str
+    name: str
+    tasks: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ("*",)
+    slots: int = 0
+    running: int = 0
+    children: int = 0
+    draining: bool = False
+    places: Mapping[str, Place] = {}
+
+    @property
+    def free(self) -> int:
+        """How many more jobs it could run, of whatever kind."""
+        return 0 if self.draining else max(0, self.slots - self.running)
+
+    def takes(self, queue: str) -> bool:
+        """Say whether it looks into a queue."""
+        return "*" in self.queues or queue in self.queues
+
+    def can_run(self, task: str, queue: str) -> bool:
+        """Say whether a job of this task in this queue could run here, sooner or later."""
+        return not self.draining and task in self.tasks and self.takes(queue)
+
+    def kind_of(self, task: str) -> str | None:
+        """Return the kind of place where a task runs here; None when the worker does not say."""
+        return next((kind for kind, place in self.places.items() if task in place.tasks), None)
+
+    def slots_for(self, task: str) -> int:
+        """How many jobs of this task could run at the same time; a worker of an older version tells all its slots."""
+        kind = self.kind_of(task)
+        return self.slots if kind is None else self.places[kind].slots
+
+    def free_for(self, task: str) -> int:
+        """How many more jobs of this task it could run now."""
+        kind = self.kind_of(task)
+        if kind is None or self.draining:
+            return self.free
+        return max(0, min(self.places[kind].free, self.places[kind].slots))
+
+
+def workers_of(nodes: Iterable[Node]) -> list[Worker]:
+    """Return the workers among the nodes; one that was asked to drain counts as draining before it has heard it."""
+    return [_worker(node) for node in nodes if WORKER in node.roles]
+
+
+def _worker(node: Node) -> Worker:
+    try:
+        said = msgspec.convert(node.state.get(WORKER, {}), _State)
+    except msgspec.ValidationError:
+        said = _State()
+    is_draining = said.draining or node.asked == "drain"
+    return Worker(id=node.id, name=node.name, **(msgspec.structs.asdict(said) | {"draining": is_draining}))

@@ -1,0 +1,73 @@
+"""Announcing from a process that has no loop of ours: a script or a service that only enqueues.
+
+The announcer and its connection live in a thread that is started with the first job. It ends with the process, which
+waits a moment for what is still to be sent.
+"""
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headway.core.clock import Clock, Loop
+from headway.core.ports import Transport
+from headway.queue.announcer import QUIET_S, Announcer, Health
+
+FLUSH_S_MAX: Final = 0.5
+_LOOK_EVERY_S: Final = 0.005
+
+
+class Post:
+    """Announces from any thread of a process, and of one that was forked from it."""
+
+    def __init__(self, open_transport: Callable[[], Transport], clock: Clock) -> None:
+        self._open = open_transport
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._process = 0
+        self._announcer: Announcer | None = None
+
+    def announce(self, ready: Sequence[tuple[str, str]]) -> None:
+        """Have jobs announced, as (queue, id)."""
+        self._started().announce(ready)
+
+    def flush(self) -> None:
+        """Wait until everything is sent, but not for long."""
+        until = self._clock.monotonic() + FLUSH_S_MAX
+        while self._is_sending and self._clock.monotonic() < until:
+            self._clock.nap(_LOOK_EVERY_S)
+
+    async def flush_async(self) -> None:
+        """Wait until everything is sent, but not for long."""
+        until, wake = self._clock.monotonic() + FLUSH_S_MAX, asyncio.Event()
+        while self._is_sending and self._clock.monotonic() < until:
+            await self._clock.rest(_LOOK_EVERY_S, wake)
+
+    @property
+    def _is_sending(self) -> bool:
+        announcer = self._announcer
+        return announcer is not None and self._process == os.getpid() and not announcer.is_done
+
+    def _started(self) -> Announcer:
+        with self._lock:
+            if self._announcer is None or self._process != os.getpid():  # A fork has no threads.
+                if self._announcer is None:
+                    atexit.register(self.flush)
+                self._announcer, self._process = self._start(), os.getpid()
+            return self._announcer
+
+    def _start(self) -> Announcer:
+        transport = self._open()
+        announcer = Announcer(transport, Health(transport.name, self._clock.node), clock=self._clock)
+        turning = Loop("announcer", announcer.tick, clock=self._clock, rest_s_max=QUIET_S)
+        loop = asyncio.new_event_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(turning.wake)
+
+        announcer.wake = wake
+        run = threading.Thread(target=loop.run_until_complete, args=(turning.run(),), name="headway-post", daemon=True)
+        run.start()
+        return announcer

@@ -1,0 +1,1 @@
+"""HTTP: routes, authentication, streams, webhooks, metrics and the dashboard."""

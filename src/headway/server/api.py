@@ -1,0 +1,556 @@
+"""The API as an ASGI application: every route behind the same door.
+
+    request → id → (host, origin) → who asks → may it → parameters → handler → answer with its headers
+
+Nothing is answered without passing here, and nothing without a credential but `/livez` and `/readyz`, the files of the
+dashboard, which are the same for everybody, and what signs in with a token. The application starts its own loops with
+the first request, so that it can also be mounted into somebody else's, whose server may never tell it that it starts.
+"""
+
+import asyncio
+import ipaddress
+import itertools
+import random
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+from starlette.requests import HTTPConnection, Request
+from starlette.routing import compile_path
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from headway.core.clock import Clock, Loop, cancel_until_done
+from headway.core.errors import HeadwayError
+from headway.core.events import RequestFailed, emit
+from headway.core.ports import LiveView, WakeUps
+from headway.core.process_metrics import Tally
+from headway.core.settings import Settings
+from headway.server.auth import ANONYMOUS, Gate
+from headway.server.fanout import Hub
+from headway.server.job_reader import JobReader, NodeNames, Shown
+from headway.server.offload import Offload
+from headway.server.proxies import TrustedProxies, is_forwarded
+from headway.server.quotas import Quotas
+from headway.server.routes import (
+    access,
+    bulk,
+    dashboard,
+    health,
+    jobs,
+    metrics,
+    openapi,
+    operations,
+    series,
+    session,
+    webhooks,
+)
+from headway.server.routes import (
+    dead_letters as letters,
+)
+from headway.server.routes import (
+    schedule_table as schedule_routes,
+)
+from headway.server.routes import (
+    streams as follow,
+)
+from headway.server.routes.health import Health
+from headway.server.routes.jobs import TaskLike, Tasks
+from headway.server.routes.metrics import Metrics
+from headway.server.routes.series import Series
+from headway.server.routes.streams import Conversation
+from headway.server.web import (
+    Answer,
+    Call,
+    Principal,
+    Refused,
+    Route,
+    answer_json,
+    etag_of,
+    headers_of,
+    refusal_of,
+)
+from headway.server.webhook_sender import Deliverer
+from headway.store import Store
+
+ROUTES: Final[tuple[Route, ...]] = (
+    *jobs.ROUTES,
+    *bulk.ROUTES,
+    *follow.ROUTES,
+    *schedule_routes.ROUTES,
+    *operations.ROUTES,
+    *letters.ROUTES,
+    *series.ROUTES,
+    *webhooks.ROUTES,
+    *access.ROUTES,
+    *session.ROUTES,
+    *metrics.ROUTES,
+    *health.ROUTES,
+    *openapi.ROUTES,
+    *dashboard.ROUTES,
+)
+QUIET_S: Final = 0.05  # On SQLite we hear also of what we have written ourselves.
+WHOLE_ANSWER: Final = "headway.whole_answer"  # An extension of our own server: head and body at once.
+NOBODY: Final = Principal("nobody", "", "viewer")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+_RAW_HEADERS: Final = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
+_SAFE: Final = ("GET", "HEAD")
+_BODILESS: Final = (204, 304)  # Their length would be that of an answer which is not sent.
+Header = tuple[bytes, bytes]
+# Ids that tell requests apart, also those of other processes; nobody has to be kept from guessing one.
+_numbers: Final = itertools.count(random.Random().getrandbits(63))
+
+
+@dataclass(slots=True)
+class Services:
+    """What the routes of one process share."""
+
+    hub: Hub
+    gate: Gate
+    quotas: Quotas
+    offload: Offload
+    tasks: Tasks
+    reader: JobReader
+    names: NodeNames
+    shown: Shown
+    series: Series
+    health: Health
+    tally: Tally
+    metrics: Metrics
+    deliverer: Deliverer
+    routes: tuple[Route, ...] = ROUTES
+    audits_enqueues: bool = False
+    is_closing: bool = False
+    loops: list[Loop] = field(default_factory=list)
+
+
+class Api:
+    """The ASGI application. `open` gives it a store; its loops live from the first request, or `start`, to `close`."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], Awaitable[Store]],
+        settings: Settings,
+        clock: Clock,
+        *,
+        tasks: Mapping[str, TaskLike] | None = None,
+        tally: Tally | None = None,
+        is_loopback: bool = True,
+        loops: Sequence[Loop] = (),
+        live: Callable[[], LiveView | None] = lambda: None,
+    ) -> None:
+        self._open_store = open_store
+        self._open_live = live
+        self._view: LiveView | None = None
+        self._settings = settings
+        self._clock = clock
+        self._tasks = tasks or {}
+        self._tally = tally or Tally(clock)
+        self._is_loopback = is_loopback
+        self._loops_beside = loops
+        self._proxies = TrustedProxies(settings.trusted_proxies)
+        self._paths = _Paths(ROUTES)
+        self._store: Store | None = None
+        self._services: Services | None = None
+        self._running: list[asyncio.Task[None]] = []
+        self._wake_ups: WakeUps | None = None
+        self._starting = asyncio.Lock()
+        self._failed: asyncio.Future[None] | None = None
+
+    # --- its life
+
+    @property
+    def failed(self) -> "asyncio.Future[None]":
+        """Has the error of a loop that has ended by itself."""
+        if self._failed is None:
+            self._failed = asyncio.get_running_loop().create_future()
+        return self._failed
+
+    async def start(self) -> Services:
+        """Open the store and start the loops, once."""
+        async with self._starting:
+            if self._services is None:
+                store = await self._open_store()
+                services = self._make_services(store)
+                self._wake_ups = await store.watch(self._hearing(services), quiet_s=QUIET_S)
+                services.hub.is_woken = self._wake_ups.mode != "poll"
+                self._running = [asyncio.ensure_future(loop.run()) for loop in services.loops]
+                for task in self._running:
+                    task.add_done_callback(self._ended)
+                self._store, self._services = store, services
+            return self._services
+
+    def _make_services(self, store: Store) -> Services:
+        self._view = live = self._open_live()
+        offload = Offload()
+        hub = Hub(store, self._clock, live, offload)
+        deliverer = Deliverer(store, self._settings, self._clock, offload=offload)
+        loops = [
+            Loop("hub", hub.tick, clock=self._clock, rest_s_max=5.0),
+            Loop("deliverer", deliverer.tick, clock=self._clock, rest_s_max=5.0),
+            Loop("wake-ups", self._check_wake_ups, clock=self._clock, rest_s_max=30.0),
+        ]
+        hub.wake = loops[0].wake
+        deliverer.wake = loops[1].wake
+        token = self._settings.token or None
+        return Services(
+            hub=hub,
+            gate=Gate(store, self._clock, is_loopback=self._is_loopback, token=token),
+            quotas=Quotas(store, self._settings, self._clock),
+            offload=offload,
+            tasks=Tasks(self._tasks),
+            reader=JobReader(store, live),
+            names=NodeNames(store, self._clock),
+            shown=Shown(),
+            series=Series(store, self._clock),
+            health=Health(store, self._clock, [*loops, *self._loops_beside]),
+            tally=self._tally,
+            metrics=Metrics(store, self._clock, self._tally, deliverer),
+            deliverer=deliverer,
+            audits_enqueues=self._settings.audit_enqueues == "on",
+            loops=loops,
+        )
+
+    def _hearing(self, services: Services) -> Callable[[str], None]:
+        def hear(topic: str) -> None:
+            if topic in ("feed", "anything") and services.hub.count():
+                services.hub.wake()
+            if topic == "deliveries":  # Where only "anything" is told, a look every second has to do.
+                services.deliverer.wake()
+
+        return hear
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A loop that ends by itself has a mistake in it: nothing here can be trusted to go on."""
+        if not task.cancelled() and (error := task.exception()) is not None and not self.failed.done():
+            emit(RequestFailed(node=self._clock.node, request_id="-", error=error))
+            self.failed.set_exception(error)
+            self.failed.exception()  # Whoever serves us looks at it; where we are mounted, nobody may.
+
+    async def _check_wake_ups(self) -> float:
+        if self._wake_ups is not None and self._services is not None:
+            await self._wake_ups.check()
+            self._services.hub.is_woken = self._wake_ups.mode != "poll"
+        return 15.0
+
+    def end_streams(self) -> None:
+        """Have every stream end; whoever follows comes back to another process, or to the next one here."""
+        if self._services is not None:
+            self._services.is_closing = True
+            self._services.hub.wake_all()
+
+    async def close(self) -> None:
+        """End streams and loops."""
+        self.end_streams()
+        services, self._services = self._services, None
+        if services is None:
+            return
+        for loop in services.loops:
+            loop.stop()
+        _, late = await asyncio.wait(self._running, timeout=5.0)
+        await cancel_until_done(*late)
+        await asyncio.gather(*self._running, return_exceptions=True)
+        services.offload.close()
+        await services.deliverer.close()
+        if self._view is not None:
+            await self._view.close()
+        if self._wake_ups is not None:
+            await self._wake_ups.close()
+
+    # --- ASGI
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hold a conversation."""
+        if scope["type"] != "lifespan" and scope.get("client"):
+            peer, port = scope["client"]
+            scope["client"] = self._proxies.client_of(peer, scope["headers"]), port
+        if scope["type"] == "http":
+            routes, parameters = self._paths.find(scope)
+            if routes is None:
+                await self._miss(scope, receive, send)
+            else:
+                scope["path_params"] = parameters
+                await self.serve(routes, scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._converse(WebSocket(scope, receive, send))
+        else:
+            await self._live(receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self.start()
+                except HeadwayError as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _miss(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        request_id = _request_id(headers_of(scope))
+        refusal = Refused(404, "not_found", "there is no such path; /docs lists those that exist")
+        await self._send(request, send, _error(refusal, request_id), request_id)
+
+    async def serve(self, routes: Mapping[str, Route], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for a path that exists."""
+        request, started = Request(scope, receive), self._clock.monotonic()
+        request_id = _request_id(headers_of(scope))
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        route = routes.get(method)
+        try:
+            if route is None:
+                allowed = ", ".join(sorted(routes))
+                raise Refused(405, "not_allowed", f"this path knows {allowed} only", headers={"Allow": allowed})
+            answer = await self._answer(request, route, request_id)
+            if not isinstance(answer, Answer):
+                answer.headers = {**_HEADERS, "X-Request-ID": request_id}
+                self._count(route.path, method, 200, started)
+                await answer(scope, receive, send)
+                return
+        except HeadwayError as error:
+            refusal = refusal_of(error)
+            if refusal is None:
+                refusal = self._internal(request_id, error)
+            answer = _error(refusal, request_id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an id and the log the rest
+            answer = _error(self._internal(request_id, error), request_id)
+        self._count(route.path if route else "?", method, answer.status, started)
+        await self._send(request, send, answer, request_id)
+
+    async def _answer(self, request: Request, route: Route, request_id: str) -> Any:
+        if route.handler is health.livez:  # Answered also before there is a store.
+            return health.ALIVE
+        if route.handler is dashboard.page:  # Too: it tells people what is wrong.
+            return dashboard.answer(request, route)
+        services = self._services or await self.start()
+        assert self._store is not None
+        _check_origin(request)
+        principal = NOBODY
+        if route.role is not None:
+            principal = await _admit(request, services.gate, is_page=openapi.is_page(route))
+            if not principal.may(route.role):
+                raise Refused(403, "forbidden", f"the role {route.role} is needed, this token has {principal.role}")
+            services.quotas.request(principal)
+        call = Call(request, route, principal, self._store, self._settings, self._clock, request_id, services)
+        _ = call.query  # Wrong parameters are refused before anything is done.
+        return await route.handler(call)
+
+    def _internal(self, request_id: str, error: BaseException) -> Refused:
+        emit(RequestFailed(node=self._clock.node, request_id=request_id, error=error))
+        return Refused(500, "internal", "something went wrong here; the log of the server knows more by the request id")
+
+    def _count(self, path: str, method: str, status: int, started: float) -> None:
+        self._tally.request(path, method, status, self._clock.monotonic() - started)
+
+    async def _send(self, request: Request, send: Send, answer: Answer, request_id: str) -> None:
+        body = answer_json(answer.body)
+        status, method = answer.status, request.scope["method"]
+        headers = [*_RAW_HEADERS, (b"x-request-id", request_id.encode())]
+        if status == 200 and method in _SAFE and (answer.etag or answer.media_type == "application/json"):
+            etag = answer.etag or etag_of(body)
+            headers.append((b"etag", etag.encode()))
+            known = headers_of(request.scope).get(b"if-none-match")
+            if known is not None and _matches(known.decode("latin-1"), etag):
+                status, body = 304, b""
+        if body:
+            headers.append((b"content-type", answer.media_type.encode()))
+        if answer.headers:
+            own = [
+                (name.lower().encode(), value.encode("latin-1", "replace")) for name, value in answer.headers.items()
+            ]
+            replaced = {name for name, _ in own}
+            headers = [*(header for header in headers if header[0] not in replaced), *own]
+        if status not in _BODILESS:
+            headers.append((b"content-length", str(len(body)).encode()))
+        if method == "HEAD":
+            body = b""
+        send_whole = request.scope.get("extensions", {}).get(WHOLE_ANSWER)
+        if send_whole is None or not send_whole(status, headers, body):
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+    # --- WebSocket
+
+    async def _converse(self, socket: WebSocket) -> None:
+        request_id = _request_id(headers_of(socket.scope))
+        try:
+            if _path_of(socket.scope) != "/api/ws":
+                raise Refused(404, "not_found", "no WebSocket has this path; there is one at /api/ws")
+            services = self._services or await self.start()
+            assert self._store is not None
+            _check_origin(socket)
+            principal = await _admit(socket, services.gate)
+            services.quotas.request(principal)
+        except HeadwayError as error:
+            await _refuse_socket(socket, refusal_of(error) or self._internal(request_id, error), request_id)
+            return
+        route = Route(method="GET", path="/api/ws", handler=_no_handler, role="viewer", summary="")
+        request = Request({**socket.scope, "type": "http", "method": "GET"})
+        call = Call(
+            request,
+            route,
+            principal,
+            self._store,
+            self._settings,
+            self._clock,
+            request_id,
+            services,
+        )
+        await socket.accept()
+        await Conversation(socket, call).run()
+
+
+async def _refuse_socket(socket: WebSocket, refusal: Refused, request_id: str) -> None:
+    """Answer a handshake like any other request that is refused; where the server cannot, only close it."""
+    if "websocket.http.response" not in socket.scope.get("extensions", {}):
+        await socket.close(4404 if refusal.status == 404 else 4401)
+        return
+    status, headers, body = refused_answer(refusal, request_id)
+    await socket.send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    await socket.send({"type": "websocket.http.response.body", "body": body})
+
+
+def refused_answer(refusal: Refused, request_id: str) -> tuple[int, list[Header], bytes]:
+    """Return status, headers and body of a refusal, for where there is no request that `Api` could answer."""
+    body = answer_json(error_body(refusal, request_id))
+    own = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refusal.headers.items()]
+    headers = [
+        *_RAW_HEADERS,
+        (b"x-request-id", request_id.encode()),
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *own,
+    ]
+    return refusal.status, headers, body
+
+
+async def _admit(request: HTTPConnection, gate: Gate, *, is_page: bool = False) -> Principal:
+    """Let somebody in. A name that leads here from elsewhere must not open the door that is open for localhost."""
+    headers, client = headers_of(request.scope), (request.scope.get("client") or ("",))[0]
+    authorization = headers[b"authorization"].decode("latin-1") if b"authorization" in headers else None
+    value = session.session_of(request) if b"cookie" in headers else None
+    if value is not None and not is_page and not session.sends_token(request):
+        authorization = None  # A browser goes on sending the password that a page has asked for.
+    try:
+        principal = await gate.admit(
+            openapi.browser_credential(authorization) if is_page else authorization, client, value
+        )
+    except Refused as refused:
+        if is_page and refused.status == 401:
+            refused.headers["WWW-Authenticate"] = 'Basic realm="headway", charset="UTF-8"'  # So that a browser asks.
+        raise
+    if principal.session is not None and not _only_reads(request):
+        session.require_own_page(request)
+    if principal is ANONYMOUS and not _is_local_name(headers.get(b"host", b"").decode("latin-1")):
+        raise Refused(403, "forbidden", "without tokens only requests to localhost are answered; make a token")
+    if principal is ANONYMOUS and is_forwarded(headers):
+        raise Refused(
+            403,
+            "forbidden",
+            "without tokens only requests of this machine are answered, and a proxy passed this one on",
+            hint="`headway tokens create` makes a token; from then on the API can be reached through the proxy",
+        )
+    return principal
+
+
+def _check_origin(request: HTTPConnection) -> None:
+    """Keep web pages of others out: they can make a browser ask, also on behalf of somebody without a token."""
+    if not _only_reads(request) and session.comes_from_here(request) is False:
+        raise Refused(403, "forbidden", "pages of other sites may not do this")
+
+
+def _only_reads(request: HTTPConnection) -> bool:
+    """Say whether nothing is changed; then pages of others gain nothing, since they cannot read the answer."""
+    return request.scope["type"] == "http" and request.scope["method"] in _SAFE
+
+
+async def _no_handler(_: Call) -> Answer:
+    raise AssertionError("a conversation has no answer")
+
+
+class _Paths:
+    """Finds the routes of a path: at once where it is fixed, else by trying those with parameters in turn."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        by_path: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            by_path.setdefault(route.path, {})[route.method] = route
+        self._fixed = {path: methods for path, methods in by_path.items() if "{" not in path}
+        with_parameters = [path for path in by_path if "{" in path]
+        # A name with slashes in it fits nearly everything, so it comes last.
+        with_parameters.sort(key=lambda path: ":path}" in path and path.endswith("}"))
+        self._patterns = [(compile_path(path)[0], by_path[path]) for path in with_parameters]
+
+    def find(self, scope: Scope) -> tuple[Mapping[str, Route] | None, dict[str, str]]:
+        """Return the routes of a request by method, and the parameters in its path."""
+        path = _path_of(scope)
+        if not path and scope.get("root_path"):
+            path = "/"  # As people write the address of something that is mounted.
+        routes = self._fixed.get(path)
+        if routes is not None:
+            return routes, {}
+        for pattern, methods in self._patterns:
+            if found := pattern.match(path):
+                return methods, found.groupdict()
+        return None, {}
+
+
+def _error(refusal: Refused, request_id: str) -> Answer:
+    return Answer(error_body(refusal, request_id), refusal.status, refusal.headers)
+
+
+def error_body(refusal: Refused, request_id: str) -> dict[str, Any]:
+    """Write why a request cannot be answered."""
+    error = {"code": refusal.code, "message": str(refusal)}
+    if refusal.hint is not None:
+        error["hint"] = refusal.hint
+    return {"error": error, "request_id": request_id}
+
+
+def _path_of(scope: Scope) -> str:
+    """Return the path below where we are mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    given = headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(text := given.decode("latin-1")):
+        return text
+    return new_request_id()
+
+
+def new_request_id() -> str:
+    """Name a request."""
+    return f"req_{next(_numbers):016x}"
+
+
+def _matches(header: str, etag: str) -> bool:
+    known = {part.strip().removeprefix("W/") for part in header.split(",")}
+    return "*" in known or etag.removeprefix("W/") in known
+
+
+@lru_cache(256)
+def _is_local_name(host: str) -> bool:
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    name = name.strip("[]").lower()
+    if name in ("localhost", ""):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

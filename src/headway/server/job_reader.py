@@ -1,0 +1,213 @@
+"""Reads jobs for everybody who asks at the same time with one statement.
+
+While one read is on its way, those who come later wait for the next one together. Nobody gets an answer that was read
+before he asked, and who is alone does not wait. Of jobs that were read before, only the stamp is read, which is much
+less than the job, and the rest only where it has changed.
+
+What a running job says of itself may be known live, ahead of the store. It counts while the store has the job running
+in the same attempt, and only if it is a later report than the one that is stored.
+"""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
+
+from headway.core.clock import Clock
+from headway.core.errors import JobNotFound
+from headway.core.lifecycle import Status
+from headway.core.model import METADATA_BYTES_MAX, UNFINISHED_MAX, Job
+from headway.core.ports import Latest, LiveView
+from headway.operations.job_context import node_names
+from headway.operations.why import read_detail
+from headway.store import Store
+from headway.wire.shapes import LISTED_BYTES_MAX, Shape, job_facts
+
+DETAIL_LENGTH_MAX: Final = 256 * 1024
+NAMES_FRESH_S: Final = 10.0
+NAMES_AGAIN_S: Final = 0.5
+SHOWN_MAX: Final = 2_000
+KNOWN_MAX: Final = 2_000
+KEPT_LENGTH_MAX: Final = 16 * 1024  # Jobs with more to say are read, and written, each time.
+
+
+def serial_of(job: Job) -> int:
+    """Return which of its reports a running job made last, as far as this job knows; 0 where they are not counted."""
+    return read_detail(job).serial if job.status is Status.RUNNING else 0
+
+
+def overlaid(job: Job, latest: Latest | None) -> Job:
+    """Return a job with what it has said live, if that is newer; its version stays, since nothing is stored."""
+    if latest is None or job.status is not Status.RUNNING or latest.attempt != job.attempt:
+        return job
+    detail, metadata = latest.detail, latest.metadata
+    if latest.serial <= serial_of(job) or len(detail or "") > DETAIL_LENGTH_MAX:
+        return job
+    has_metadata = metadata is not None and len(metadata) <= 2 * METADATA_BYTES_MAX
+    return msgspec.structs.replace(
+        job,
+        progress=job.progress if latest.progress is None else max(0, min(latest.progress, UNFINISHED_MAX)),
+        detail=detail,
+        metadata=metadata if has_metadata else job.metadata,
+        updated_at=max(job.updated_at, latest.at),
+    )
+
+
+async def overlaid_all(live: LiveView | None, jobs: Sequence[Job]) -> list[Job]:
+    """Return jobs with what they have said live, asked for together."""
+    running = [job.id for job in jobs if job.status is Status.RUNNING] if live is not None else []
+    if live is None or not running:
+        return list(jobs)
+    latest = await live.latest(running)
+    return [overlaid(job, latest.get(job.id)) for job in jobs]
+
+
+class JobReader:
+    """Reads jobs by their whole id, without large arguments and results: `omitted` names those."""
+
+    def __init__(self, store: Store, live: LiveView | None = None) -> None:
+        self._store = store
+        self._live = live
+        self._known: dict[str, Job] = {}
+        self._waiting: dict[str, list[asyncio.Future[Job]]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def overlaid(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return jobs with what they have said live."""
+        return await overlaid_all(self._live, jobs)
+
+    async def whole(self, job: Job) -> Job:
+        """Return a job with everything that belongs to it, as it is by now."""
+        if not job.omitted:
+            return job
+        for found in await self.overlaid(await self._store.feed.jobs([job.id])):
+            return found
+        raise JobNotFound(f"no job has the id {job.id!r}")
+
+    async def get(self, job_id: str) -> Job:
+        """Return a job; `JobNotFound` when there is none."""
+        mine: asyncio.Future[Job] = self._loop.create_future()
+        self._waiting.setdefault(job_id, []).append(mine)  # Each its own: who goes takes nobody along.
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read())
+        return await mine
+
+    async def _read(self) -> None:
+        """Read for those who wait, as long as there are any."""
+        try:
+            while self._waiting:
+                asked, self._waiting = self._waiting, {}
+                await self._answer(asked)
+        finally:
+            self._reading = None
+
+    async def _answer(self, asked: dict[str, list[asyncio.Future[Job]]]) -> None:
+        try:
+            stored = await self._find(asked)
+            found = {job.id: job for job in await overlaid_all(self._live, tuple(stored.values()))}
+        except Exception as error:  # noqa: BLE001 - it is for those who asked
+            for futures in asked.values():
+                _refuse(futures, error)
+            return
+        for job_id, futures in asked.items():
+            job = found.get(job_id)
+            if job is None:
+                _refuse(futures, JobNotFound(f"no job has the id {job_id!r}"))
+                continue
+            for future in futures:
+                if not future.done():
+                    future.set_result(job)
+
+    async def _find(self, job_ids: Collection[str]) -> dict[str, Job]:
+        found = {}
+        if again := [job_id for job_id in job_ids if job_id in self._known]:
+            stamps = await self._store.feed.stamps(again)
+            for job_id in again:
+                known = self._known.pop(job_id)
+                if stamps.get(job_id) == (known.version, known.lease_until):
+                    found[job_id] = self._known[job_id] = known
+        if len(found) < len(job_ids):
+            missing = [job_id for job_id in job_ids if job_id not in found]
+            for job in await self._store.feed.jobs(missing, largest=LISTED_BYTES_MAX):
+                found[job.id] = job
+                if length_of(job) <= KEPT_LENGTH_MAX:
+                    self._known[job.id] = job
+        while len(self._known) > KNOWN_MAX:  # Those that nobody has asked for longest.
+            del self._known[next(iter(self._known))]
+        return found
+
+
+def length_of(job: Job) -> int:
+    """Return how much a job has to say, about."""
+    return sum(len(text) for text in (job.args, job.result, job.error, job.detail, job.metadata) if text is not None)
+
+
+def _refuse(futures: list[asyncio.Future[Job]], error: Exception) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
+class Shown:
+    """Jobs as JSON: what one says is written once, what passes with the time once a second."""
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[str, bool], Page] = {}
+
+    def page(self, job: Job, *, is_whole: bool) -> "Page":
+        """Return the page of a job; the same one for as long as the reader returns the same job."""
+        key = (job.id, is_whole)
+        page = self._pages.get(key)
+        if page is None or page.job is not job:
+            page = Page(job, is_whole=is_whole)
+            if len(page.facts) <= KEPT_LENGTH_MAX:
+                self._pages[key] = page
+                while len(self._pages) > SHOWN_MAX:
+                    del self._pages[next(iter(self._pages))]
+        return page
+
+
+class Page:
+    """One job as JSON, with its traceback or without."""
+
+    __slots__ = ("_body", "_second", "facts", "job")
+
+    def __init__(self, job: Job, *, is_whole: bool) -> None:
+        shape = job_facts(job)
+        if shape["error"] is not None and not is_whole:
+            shape["error"].pop("traceback", None)
+        self.job = job
+        self.facts = msgspec.json.encode(shape)
+        self._second = -1
+        self._body = b""
+
+    def at(self, second: int) -> bytes | None:
+        """Return what was said in this second; None when nothing was."""
+        return self._body if second == self._second else None
+
+    def tell(self, second: int, outlook: Shape) -> bytes:
+        """Say all of it, with what counts in this second."""
+        self._second, self._body = second, self.facts[:-1] + b"," + msgspec.json.encode(outlook)[1:]
+        return self._body
+
+
+class NodeNames:
+    """What people call the nodes; read again when a node is met for the first time, and every few seconds."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._names: dict[str, str] = {}
+        self._read_at = -1e9
+
+    async def of(self, node_id: str | None) -> str | None:
+        """Return the name of a node; None when nobody knows it."""
+        if node_id is None:
+            return None
+        now = self._clock.monotonic()
+        if now - self._read_at > (NAMES_FRESH_S if node_id in self._names else NAMES_AGAIN_S):
+            self._read_at = now
+            self._names = await node_names(self._store)
+        return self._names.get(node_id)

@@ -1,0 +1,233 @@
+"""Requests to addresses that others name: what may be said to whom, and how much may come back.
+
+Whoever may set a URL could have this process speak to what only it can reach: a database beside it, the metadata of
+its cloud, itself. So a host is resolved once, every one of its addresses is vetted, and the connection goes to exactly
+those: what the name leads to a moment later does not matter. A second look is taken at the socket itself, so nothing
+depends on two libraries reading a URL alike. Redirects are not followed, proxies of the environment not asked; an
+answer is its status code, and what else it says is read a little, so that the other side can finish, and forgotten.
+"""
+
+import asyncio
+import ipaddress
+import os
+import re
+import socket
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import urlsplit
+
+from headway.core.clock import Clock
+from headway.core.urls import Address, Allowed, NotAllowed, vetted
+
+if TYPE_CHECKING:
+    import aiohttp
+
+SEND_S_MAX: Final = 10.0
+READ_BYTES_MAX: Final = 64 * 1024
+READ_S_MAX: Final = 1.0  # The status is known by then, and more is not wanted.
+RESOLVERS_MAX: Final = 32
+_RETRY_AFTER: Final = re.compile("[0-9]{1,6}")
+
+Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a request: a status code, or why there is none. `is_final`: another try would change nothing."""
+
+    took_ms: int
+    code: int | None = None
+    error: str | None = None
+    retry_after_s: int | None = None
+    is_final: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        """Say whether the other side has it."""
+        return self.code is not None and 200 <= self.code < 300
+
+
+class Sender:
+    """Posts to URLs that were named by others. One for a process; `close` ends its threads."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        allow: Iterable[str] = (),
+        *,
+        resolve: Resolve | None = None,
+        trust: ssl.SSLContext | None = None,
+        seconds_max: float = SEND_S_MAX,
+    ) -> None:
+        self._clock = clock
+        self._allowed = Allowed.read(allow)
+        # Threads of its own: a name server that does not answer must not hold up whatever else needs a thread.
+        self._threads = ThreadPoolExecutor(RESOLVERS_MAX, thread_name_prefix="headway-resolver")
+        self._resolve = resolve or self._ask_system
+        self._trust = trust
+        self._seconds_max = seconds_max
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send a body to a checked URL. Whatever goes wrong is an answer, too."""
+        await self._get_ready()
+        began = self._clock.monotonic()
+        code: int | None = None
+        error: str | None = None
+        wait_s: int | None = None
+        is_final = False
+        try:
+            async with asyncio.timeout(self._seconds_max):
+                code, wait_s = await self._exchange(url, body, headers)
+        except TimeoutError:
+            error = f"no answer within {self._seconds_max:g} s"
+        except NotAllowed as refused:
+            error, is_final = str(refused), _is_literal(url)
+        except Exception as problem:
+            error = _describe(problem)
+            if error is None:
+                raise
+        took_ms = round((self._clock.monotonic() - began) * 1_000)
+        return Answer(took_ms=took_ms, code=code, error=error, retry_after_s=wait_s, is_final=is_final)
+
+    async def _get_ready(self) -> None:
+        """Import what sends, which takes long the first time: beside the loop, and before the time counts."""
+        if "aiohttp" not in sys.modules:
+            await asyncio.get_running_loop().run_in_executor(self._threads, import_module, "aiohttp")
+
+    async def _exchange(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, int | None]:
+        import aiohttp  # Not needed by those who only check a URL, and slow to import.
+
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        addresses = vetted(parts.hostname, await self._find(parts.hostname, port), self._allowed)
+        connector = aiohttp.TCPConnector(
+            resolver=_pinned(addresses),
+            use_dns_cache=False,
+            force_close=True,
+            socket_factory=lambda info: _socket(info, addresses),
+            ssl=self._trust or True,
+        )
+        async with (
+            aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),  # Ours is around all of it.
+                auto_decompress=False,
+                trust_env=False,
+                read_bufsize=READ_BYTES_MAX // 2,
+            ) as session,
+            session.post(
+                url,
+                data=body,
+                headers={**headers, "Accept-Encoding": "identity", "User-Agent": "headway"},
+                allow_redirects=False,
+            ) as response,
+        ):
+            await _drain(response)
+            response.close()
+            return response.status, _seconds(response.headers.get("Retry-After", ""))
+
+    async def _find(self, host: str, port: int) -> list[str]:
+        try:
+            return [str(ipaddress.ip_address(host))]
+        except ValueError:
+            return await self._resolve(host, port)
+
+    async def _ask_system(self, host: str, port: int) -> list[str]:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
+        return [str(info[4][0]) for info in found]
+
+    def close(self) -> None:
+        """Ask for no more names."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _pinned(addresses: tuple[Address, ...]) -> "aiohttp.abc.AbstractResolver":
+    """Make a resolver that knows the vetted addresses and nothing else, whatever it is asked for."""
+    from aiohttp.abc import AbstractResolver, ResolveResult
+
+    class Pinned(AbstractResolver):
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+        ) -> list[ResolveResult]:
+            return [
+                ResolveResult(
+                    hostname=host,
+                    host=str(address),
+                    port=port,
+                    family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
+                    proto=socket.IPPROTO_TCP,
+                    flags=socket.AI_NUMERICHOST,
+                )
+                for address in addresses
+            ]
+
+        async def close(self) -> None:
+            """There is nothing to close."""
+
+    return Pinned()
+
+
+def _socket(info: tuple[Any, ...], addresses: tuple[Address, ...]) -> socket.socket:
+    """Make the socket for a connection, and none for an address that was not vetted."""
+    family, kind, protocol, _, place = info
+    if ipaddress.ip_address(place[0]) not in addresses:
+        raise NotAllowed("the host leads to an address to which nothing is sent: not vetted")
+    return socket.socket(family, kind, protocol)
+
+
+async def _drain(response: "aiohttp.ClientResponse") -> None:
+    """Let the other side say a little, so that it can finish in peace; none of it is kept."""
+    import aiohttp
+
+    left = READ_BYTES_MAX
+    with suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(READ_S_MAX):
+            while left > 0 and (chunk := await response.content.read(left)):
+                left -= len(chunk)
+
+
+def _seconds(text: str) -> int | None:
+    return int(text) if _RETRY_AFTER.fullmatch(text) else None
+
+
+def _is_literal(url: str) -> bool:
+    try:
+        ipaddress.ip_address(urlsplit(url).hostname or "")
+    except ValueError:
+        return False
+    return True
+
+
+def _describe(problem: Exception) -> str | None:
+    """Say what went wrong in words that tell nothing of the network behind; None for a mistake of ours."""
+    import aiohttp
+
+    match problem:
+        case socket.gaierror():
+            return "the name of the host is not known"
+        case aiohttp.ClientConnectorCertificateError():
+            return "the certificate of the host cannot be trusted"
+        case aiohttp.ClientSSLError() | ssl.SSLError():
+            return "no secure connection could be made"
+        case aiohttp.ServerDisconnectedError():
+            return "the connection was closed without an answer"
+        case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
+            return "the answer was no HTTP"
+        case aiohttp.ClientOSError():  # Its own words name addresses.
+            return os.strerror(problem.errno).lower() if problem.errno else "no connection could be made"
+        case OSError():
+            return str(problem) or "no connection could be made"
+        case aiohttp.ClientError() | ValueError():
+            return f"nothing could be sent ({type(problem).__name__})"
+    return None

@@ -1,0 +1,134 @@
+"""The dashboard at `/`: the files that its build has left in `static/dashboard`, and nothing that anybody must not see.
+
+The page is the same for everybody and holds no data, so it needs no credential; what it shows it asks of the API, which
+does. It works below any path, since it asks relative to where it is.
+
+`index.html` is asked for again at every visit and names the other files with a version, the hash of what is in them; so
+those are kept by browsers for good, and a new build is seen at once. Whoever builds while a server runs sees the new
+files at the next visit.
+"""
+
+import gzip
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from starlette.requests import Request
+
+from headway.server.web import Answer, Call, Refused, Route
+
+FOLDER: Final = Path(__file__).parents[1] / "static" / "dashboard"
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+START: Final = "index.html"
+# Path: file, type, what it is.
+FILES: Final = {
+    "/": (START, "text/html; charset=utf-8", "The dashboard"),
+    "/app.js": ("app.js", "text/javascript; charset=utf-8", "The script of the dashboard"),
+    "/app.css": ("app.css", "text/css; charset=utf-8", "The style of the dashboard"),
+    "/icon.svg": ("icon.svg", "image/svg+xml", "The icon of the dashboard"),
+}
+FOREVER: Final = "public, max-age=31536000, immutable"
+ASK_AGAIN: Final = "no-cache"
+NOT_BUILT: Final = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<link rel="icon" href="data:,">
+<title>Headway</title>
+<h1>Headway runs. Its dashboard is not built yet.</h1>
+<p>In a clone of the repository, build it and open this page again:</p>
+<pre>make dashboard</pre>
+<p>Packages have it built in. The API is there all the same: <a href="docs">read about it</a>.</p>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What is sent of one file, as it is and packed, and the hash of it."""
+
+    body: bytes
+    packed: bytes
+    version: str
+
+
+_Stamp = tuple[tuple[int, int] | None, ...]
+_read: dict[Path, tuple[_Stamp, dict[str, _File]]] = {}
+
+
+def files_in(folder: Path) -> dict[str, _File]:
+    """Return the files of a build, read again when one of them has changed; nothing where it is not whole."""
+    names = [name for name, *_ in FILES.values()]
+    stamp = tuple(_stamp_of(folder / name) for name in names)
+    known = _read.get(folder)
+    if known is None or known[0] != stamp:
+        known = _read[folder] = (stamp, {} if None in stamp else _load(folder, names))
+    return known[1]
+
+
+def _stamp_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _load(folder: Path, names: list[str]) -> dict[str, _File]:
+    found = {name: _file((folder / name).read_bytes()) for name in names if name != START}
+    start = (folder / START).read_text("utf-8")
+    for name, file in found.items():
+        start = re.sub(rf'(["\'])(\./)?{re.escape(name)}\1', rf"\g<1>{name}?v={file.version}\g<1>", start)
+    return {**found, START: _file(start.encode())}
+
+
+def _file(body: bytes) -> _File:
+    return _File(body, gzip.compress(body, mtime=0), hashlib.blake2b(body, digest_size=9).hexdigest())
+
+
+def answer(request: Request, route: Route) -> Answer:
+    """Answer with a file of the dashboard; needs nothing but the file."""
+    base, path = request.scope.get("root_path", ""), request.scope["path"]
+    if route.path == "/" and not path.endswith("/"):  # Relative addresses need the slash.
+        return Answer(status=307, headers={"Location": quote(base) + "/", "Cache-Control": ASK_AGAIN})
+    name, media_type, _ = FILES[route.path]
+    headers = {"Content-Security-Policy": POLICY, "Cache-Control": ASK_AGAIN, "Vary": "Accept-Encoding"}
+    file = files_in(FOLDER).get(name)
+    if file is None:
+        if name != START:
+            raise Refused(404, "not_found", "the dashboard is not built; `make dashboard` builds it")
+        return Answer(NOT_BUILT.encode(), headers=headers, media_type=media_type)
+    if request.query_params.get("v") == file.version:
+        headers["Cache-Control"] = FOREVER
+    body = file.body
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["Content-Encoding"] = file.packed, "gzip"
+    return Answer(body, headers=headers, etag=f'W/"{file.version}"', media_type=media_type)
+
+
+async def page(call: Call) -> Answer:
+    """Answer with the page, or with what it is made of."""
+    return answer(call.request, call.route)
+
+
+ROUTES: Final = tuple(
+    Route(
+        method="GET",
+        path=path,
+        handler=page,
+        role=None,
+        summary=summary,
+        what="The same for everybody, without any data.",
+        tag="dashboard",
+        answers={200: "…"} if name == START else {200: "…", 404: None},
+        media_type=media_type,
+    )
+    for path, (name, media_type, summary) in FILES.items()
+)

@@ -1,0 +1,583 @@
+"""Ways to follow: a long poll, server-sent events of one job or of all, and a WebSocket with the same events.
+
+Events of one job are numbered by its versions: who comes back with the last number it has seen (`Last-Event-ID`,
+`since`) gets what came after it, from the records, or `resync` with the whole job when they are gone. Followers of
+everything come back with a cursor and may be told something twice: an event whose version of that job is not newer
+than what one knows is to be ignored.
+
+What a job says live comes between its versions and has no number; lines of its log that were told live are named in the
+place that a follower comes back with (`17.2.1801375200104000`: version 17, and of attempt 2 the lines up to that time).
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final, Self
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from headway.core.errors import HeadwayError, JobNotFound, StoreUnavailable
+from headway.core.instants import SECOND, parse_duration
+from headway.core.lifecycle import Status
+from headway.core.model import DEFAULT_TENANT, Job, schedule_name
+from headway.operations.job_context import why
+from headway.server.fanout import Event, Follower, Hub, Place, change_shape, job_event, log_event
+from headway.server.job_reader import JobReader, Page, length_of, serial_of
+from headway.server.offload import SMALL_BYTES_MAX, Offload
+from headway.server.web import Answer, Call, Param, Principal, Refused, Route, refusal_of
+from headway.store.feed import Change, Line
+from headway.wire.shapes import LISTED_BYTES_MAX, job_outlook
+
+HEARTBEAT_S: Final = 15.0
+VALID_EVERY_S: Final = 2.0
+PULSE_S: Final = 1.0
+SEND_S_MAX: Final = 30.0
+WAIT_S_MAX: Final = 60.0
+SUBSCRIPTIONS_MAX: Final = 100
+MESSAGE_BYTES_MAX: Final = 4_096
+REPLAY_BYTES_MAX: Final = 256 << 10  # Of versions that are told again; instead of more, the job as it is.
+
+FILTERS: Final = (
+    Param("status", "only jobs in this state", choices=tuple(Status), example="RUNNING"),
+    Param("type", "only jobs of this task"),
+    Param("queue", "only jobs of this queue"),
+    Param("tenant", "only jobs of this tenant"),
+    Param("schedule", "only jobs of this schedule"),
+    Param("tag", "only jobs with this tag"),
+    Param("key", "only the job with this idempotency key"),
+)
+SINCE: Final = Param("since", "the last version that you know", "int", low=0, high=10**15)
+LIVE: Final = Param("live", "the last `live` that you know of that version", "int", low=0, high=10**15)
+_PLACE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9})\.([0-9]{1,18}))?", re.ASCII)
+
+
+# --- one job
+
+
+async def events_of_job(call: Call) -> "Stream":
+    """Stream the events of one job; ends after `done`."""
+    job = await visible_job(call, call.path("job_id"))
+    since = call.query.get("since")
+    known = place_of(call.request.headers.get("last-event-id", "")) or (None if since is None else Place(since))
+    return Stream(call, lambda: follow_job(call.services.hub, call, job.id, known), ends_with_done=True)
+
+
+def place_of(text: str) -> Place | None:
+    """Read up to where somebody has been told; None when it is no place."""
+    found = _PLACE.fullmatch(text)
+    return None if found is None else Place(*(int(part) for part in found.groups("0")))
+
+
+async def visible_job(call: Call, job_id: str) -> Job:
+    """Read a job; one of another tenant is not there."""
+    reader: JobReader = call.services.reader
+    job = await reader.get(job_id)
+    if not call.principal.sees(job.tenant):
+        raise JobNotFound(f"no job has the id {job_id!r}")
+    return job
+
+
+async def follow_job(hub: Hub, call: Call, job_id: str, known: Place | None) -> tuple[Follower, list[Event]]:
+    """Start to follow a job; return also what comes first: all of it, or what came after the version that is known."""
+    follower = await hub.follow_job(job_id)
+    try:
+        found = await call.store.feed.jobs([job_id], largest=LISTED_BYTES_MAX)
+        if not found:
+            raise JobNotFound(f"no job has the id {job_id!r}")
+        job = found[0]
+        shown = hub.overlaid(job)
+        follower.floor = (job.version, serial_of(shown))
+        events = await _catch_up(call, job, shown, known)
+        if hub.tells_live:
+            last = await call.store.feed.last_line(job.id, job.version)
+            told_live = (0, 0) if known is None else (known.attempt, known.at)
+            hub.begin_live(follower, max(last, told_live), is_live=told_live > last)
+        return follower, events
+    except BaseException:
+        hub.leave(follower)
+        raise
+
+
+async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> list[Event]:
+    now, version = call.clock.now(), 0 if known is None else known.version
+    live = [] if shown is job else [Event("progress", change_shape(shown, now))]
+    if known is not None and version == job.version:
+        return live
+    logged = await call.store.feed.log_between(job.id, version, job.version)
+    lines = [line for line in logged if not _was_told(line, known)]
+    final = None
+    if job.status.is_final and not job.omitted:
+        final = job_event("done", job, now)
+    elif job.status.is_final:
+        async with call.services.offload.turn(call.principal.holder):
+            final = await call.services.hub.whole_event("done", job, now)
+    if known is not None and version < job.version:
+        fed = [change for change in await call.store.feed.of_job(job.id, version) if change.job.version <= job.version]
+        if len(fed) == job.version - version and sum(length_of(change.job) for change in fed) <= REPLAY_BYTES_MAX:
+            return [*_replayed(fed, lines, final, now), *live]
+    first = [log_event(lines, None, 0)] if lines else []
+    last = final or job_event("status" if known is None else "resync", shown, now)
+    return [*first, _unnumbered(last)]
+
+
+def _was_told(line: Line, known: Place | None) -> bool:
+    return known is not None and line.attempt == known.attempt and line.at <= known.at
+
+
+def _replayed(fed: list[Change], lines: list[Line], final: Event | None, now: int) -> list[Event]:
+    events: list[Event] = []
+    before: tuple[str, int] | None = None
+    for change in fed:
+        version = change.job.version
+        mine = [line for line in lines if line.version == version]
+        if mine:
+            events.append(log_event(mine, None, 0))
+        if change is fed[-1] and final is not None:
+            events.append(_unnumbered(final))
+            continue
+        kind = "progress" if before == (change.job.status, change.job.attempt) else "status"
+        before = (change.job.status, change.job.attempt)
+        events.append(Event(kind, change_shape(change.job, now), id=str(version)))
+    return events
+
+
+def _unnumbered(event: Event) -> Event:
+    """Let an event pass the floor of its follower: it is what the floor was set by."""
+    event.version = 0
+    return event
+
+
+# --- everything
+
+
+def wanted(call_tenant: str | None, query: dict[str, Any]) -> Callable[[Job], bool]:
+    """Say which jobs a follower of everything wants, of those that it may see."""
+    checks: list[Callable[[Job], bool]] = []
+    if call_tenant is not None:
+        checks.append(lambda job: job.tenant == call_tenant)
+    fields = {
+        "status": "status",
+        "type": "task",
+        "queue": "queue",
+        "tenant": "tenant",
+        "key": "key",
+    }
+    for name, attribute in fields.items():
+        if name in query:
+            checks.append(lambda job, attribute=attribute, value=query[name]: getattr(job, attribute) == value)  # type: ignore[misc]
+    if (schedule := query.get("schedule")) is not None:
+        whose = call_tenant or query.get("tenant") or DEFAULT_TENANT
+        checks.append(lambda job: job.tenant == whose and schedule_name(job.schedule or "") == schedule)
+    if "tag" in query:
+        checks.append(lambda job: query["tag"] in job.tags)
+    return lambda job: all(check(job) for check in checks)
+
+
+async def stream(call: Call) -> "Stream":
+    """Stream the events of all jobs that the caller may see and wants."""
+    if call.tenant is not None and call.query.get("tenant", call.tenant) != call.tenant:
+        raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
+    wants = wanted(call.tenant, call.query)
+    last = call.request.headers.get("last-event-id") or call.query.get("cursor")
+    return Stream(call, lambda: follow_everything(call.services.hub, wants, last))
+
+
+async def follow_everything(hub: Hub, wants: Callable[[Job], bool], last: str | None) -> tuple[Follower, list[Event]]:
+    """Start to follow everything; return also what may have been missed since the cursor that is known."""
+    follower, cursor = await hub.follow_everything(wants)
+    try:
+        ready = Event("ready", {"cursor": cursor}, id=cursor)
+        if last is None:
+            return follower, [ready]
+        missed = await hub.missed(last, wants)
+        return follower, [Event("resync", {}, id=cursor)] if missed is None else [*missed, ready]
+    except BaseException:
+        hub.leave(follower)
+        raise
+
+
+class Stream:
+    """Server-sent events as an ASGI response. Ends with the client, the server, its credential, or the last event."""
+
+    def __init__(self, call: Call, begin: Callable[[], Any], *, ends_with_done: bool = False) -> None:
+        self._call = call
+        self._begin = begin
+        self._ends_with_done = ends_with_done
+        self.headers: dict[str, str] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until there is nobody to send them to."""
+        call, hub = self._call, self._call.services.hub
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        start = {"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *headers]}
+        if scope["method"] == "HEAD":
+            await send(start)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        with call.services.quotas.stream(call.principal):
+            await self._speak(hub, receive, send, start)
+
+    async def _speak(self, hub: Hub, receive: Receive, send: Send, start: Message) -> None:
+        call = self._call
+        follower, first = await self._begin()
+        gone = asyncio.ensure_future(_gone(receive, follower))
+        try:
+            await send(start)
+            with _Attendance(follower) as attendance:
+                await attendance.hear(send, b"retry: 1000\n\n" + b"".join(event.sse for event in first))
+                if not (self._ends_with_done and _is_over(first)):
+                    await self._go_on(call, follower, partial(attendance.hear, send))
+                await attendance.hear(send, b"", is_last=True)
+        except (TimeoutError, StoreUnavailable):
+            pass  # Who does not read is not waited for, and who cannot be told comes back; the server closes the line.
+        finally:
+            hub.leave(follower)
+            gone.cancel()
+
+    async def _go_on(self, call: Call, follower: Follower, say: Callable[[bytes], Awaitable[None]]) -> None:
+        async for events in spoken(call.services, call.principal, call, follower):
+            await say(b"".join([event.sse for event in events]) if events else b": still here\n\n")
+            if self._ends_with_done and _is_over(events):
+                return
+
+
+def _is_over(events: list[Event]) -> bool:
+    """Say whether a job has nothing more to tell after these."""
+    return any(event.kind in ("done", "gone") for event in events)
+
+
+async def spoken(services: Any, principal: Principal, call: Call, follower: Follower) -> AsyncIterator[list[Event]]:
+    """Yield events as they come, and nothing as a heartbeat; ends when the follower is dropped or may hear no more.
+
+    Somebody has to wake the follower now and then also when nothing happens: see `_Attendance`.
+    """
+    clock = call.clock
+    beat_at, valid_at = clock.monotonic() + HEARTBEAT_S, clock.monotonic() + VALID_EVERY_S
+    while not services.is_closing:
+        await follower.wake.wait()
+        now = clock.monotonic()
+        if now + PULSE_S / 2 >= valid_at:
+            if services.gate is not None and not await services.gate.still_valid(principal):
+                return
+            valid_at = now + VALID_EVERY_S
+        events = follower.take()
+        if follower.is_dropped:
+            return
+        if events or now >= beat_at:
+            yield events
+            beat_at = now + HEARTBEAT_S
+
+
+_SSE_HEADERS: Final = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class _Attendance:
+    """Wakes a follower every so often, and gives up on one who does not read.
+
+    One timer does both for as long as the stream lasts: one for each event would cost more than the event.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._since: float | None = None  # Since when something is being sent.
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(PULSE_S, self._beat)
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._timer.cancel()
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(PULSE_S, self._beat)
+        self._follower.wake.set()
+        if self._since is not None and self._loop.time() - self._since > SEND_S_MAX and self._task is not None:
+            self._is_over = True
+            self._task.cancel()
+
+    async def hear(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
+        """Send a part of the stream; `TimeoutError` when the one at the other end has not read for long."""
+        self._since = self._loop.time()
+        try:
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        except asyncio.CancelledError:
+            if self._is_over and self._task is not None and self._task.uncancel() == 0:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._since = None
+
+
+async def _gone(receive: Receive, follower: Follower) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    follower.is_dropped = True
+    follower.wake.set()
+
+
+# --- long poll
+
+
+def wait_s(call: Call) -> float:
+    """Return how long a caller wants to wait for a change."""
+    text = call.query.get("wait")
+    return 0.0 if text is None else min(parse_duration(text, what="wait") / SECOND, WAIT_S_MAX)
+
+
+async def wait_for_change(call: Call, job: Job) -> Job:
+    """Wait until a job has another version than the caller knows, or says more, or for as long as the caller wants."""
+    limit_s = wait_s(call)
+    known = call.query.get("since", job.version), call.query.get("live", serial_of(job))
+    if limit_s <= 0 or (job.version, serial_of(job)) > known or job.status.is_final:
+        return job
+    with call.services.quotas.stream(call.principal):
+        return await _changed(call, job, known, limit_s)
+
+
+async def _changed(call: Call, job: Job, known: tuple[int, int], limit_s: float) -> Job:
+    hub: Hub = call.services.hub
+    follower = await hub.follow_job(job.id)
+    try:
+        until = call.clock.monotonic() + limit_s
+        latest = await _looked_at(call, job)
+        while (
+            (latest.version, serial_of(latest)) <= known
+            and (rest_s := until - call.clock.monotonic()) > 0
+            and not call.services.is_closing
+        ):
+            await call.clock.rest(min(rest_s, VALID_EVERY_S), follower.wake)
+            if not await call.services.gate.still_valid(call.principal):
+                raise Refused(401, "unauthorized", "the token was revoked or has expired")
+            if follower.take() or follower.is_dropped:
+                latest = await _looked_at(call, job)
+            if follower.is_dropped:
+                break
+        return latest
+    finally:
+        hub.leave(follower)
+
+
+async def _looked_at(call: Call, job: Job) -> Job:
+    hub: Hub = call.services.hub
+    [latest] = await call.store.feed.jobs([job.id], largest=LISTED_BYTES_MAX) or [job]
+    return hub.overlaid(latest)
+
+
+# --- WebSocket
+
+
+class _Subscribe(msgspec.Struct, forbid_unknown_fields=True):
+    job: str | None = None
+    since: int | str | None = None
+    all: dict[str, str] | None = None
+    cursor: str | None = None
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    subscribe: _Subscribe | None = None
+    unsubscribe: _Subscribe | None = None
+
+
+class Conversation:
+    """One WebSocket: subscriptions to jobs, or to everything, and their events."""
+
+    def __init__(self, socket: WebSocket, call: Call) -> None:
+        self._socket = socket
+        self._call = call
+        self._speaking: dict[str, asyncio.Task[None]] = {}
+        self._sending = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Listen until one of us goes; a tenant that has too many streams open is told so, and not listened to."""
+        try:
+            with self._call.services.quotas.stream(self._call.principal):
+                await self._listen()
+        except Refused as refused:
+            await self._say_error(refused.code, str(refused))
+            await self._socket.close(4429)
+
+    async def _listen(self) -> None:
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            while True:
+                message = await self._socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                text = message.get("text")
+                if text is None:
+                    await self._say_error("invalid", "messages are text, not bytes")
+                elif len(text) > MESSAGE_BYTES_MAX:
+                    await self._say_error("too_large", f"a message may have at most {MESSAGE_BYTES_MAX} characters")
+                else:
+                    await self._hear(text)
+        except (WebSocketDisconnect, RuntimeError):
+            pass
+        finally:
+            for task in (watch, *self._speaking.values()):
+                task.cancel()
+            await asyncio.gather(watch, *self._speaking.values(), return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """End the conversation with the credential or the server."""
+        nothing = asyncio.Event()
+        while not self._call.services.is_closing:
+            await self._call.clock.rest(VALID_EVERY_S, nothing)
+            gate = self._call.services.gate
+            if gate is not None and not await gate.still_valid(self._call.principal):
+                break
+        if self._socket.application_state is WebSocketState.CONNECTED:
+            await self._socket.close(1001 if self._call.services.is_closing else 4401)
+
+    async def _hear(self, text: str) -> None:
+        try:
+            message = msgspec.json.decode(text, type=_Message)
+        except msgspec.DecodeError as error:
+            await self._say_error("invalid", f"not understood: {error}")
+            return
+        if message.subscribe is not None:
+            await self._subscribe(message.subscribe)
+        if message.unsubscribe is not None:
+            task = self._speaking.pop(message.unsubscribe.job or "*", None)
+            if task is not None:
+                task.cancel()
+
+    async def _subscribe(self, wish: _Subscribe) -> None:
+        name = wish.job or "*"
+        if name in self._speaking or len(self._speaking) >= SUBSCRIPTIONS_MAX:
+            await self._say_error("too_many", f"at most {SUBSCRIPTIONS_MAX} subscriptions, each once", name)
+            return
+        place = ExitStack()
+        try:
+            self._call.services.quotas.request(self._call.principal)
+            if self._speaking:  # The place of the conversation itself is that of its first subscription.
+                place.enter_context(self._call.services.quotas.stream(self._call.principal))
+            if wish.job is None:
+                known = {param.name for param in FILTERS}
+                if unknown := (wish.all or {}).keys() - known:
+                    raise Refused(422, "invalid", f"no filter is named {min(unknown)[:40]!r}")
+                wants = wanted(self._call.tenant, wish.all or {})
+                follower, first = await follow_everything(self._call.services.hub, wants, wish.cursor)
+            else:
+                job = await visible_job(self._call, wish.job)
+                known_place = None if wish.since is None else place_of(str(wish.since))
+                follower, first = await follow_job(self._call.services.hub, self._call, job.id, known_place)
+        except BaseException as error:
+            place.close()
+            if not isinstance(error, HeadwayError):
+                raise
+            refusal = refusal_of(error)
+            await self._say_error(refusal.code if refusal else "internal", str(refusal or "it failed"), name)
+            return
+        task = self._speaking[name] = asyncio.ensure_future(self._speak(name, follower, first))
+        task.add_done_callback(partial(self._end, name, follower, place))
+
+    def _end(self, name: str, follower: Follower, place: ExitStack, task: asyncio.Task[None]) -> None:
+        """Follow no more: called by the task, since one that is cancelled before its first step ends unseen."""
+        place.close()
+        self._call.services.hub.leave(follower)
+        if self._speaking.get(name) is task:
+            del self._speaking[name]
+
+    async def _speak(self, name: str, follower: Follower, first: list[Event]) -> None:
+        try:
+            await self._say(first)
+            if name != "*" and _is_over(first):
+                return
+            with _Attendance(follower):
+                async for events in spoken(self._call.services, self._call.principal, self._call, follower):
+                    await self._say(events)
+                    if name != "*" and _is_over(events):
+                        return
+            if follower.is_dropped:
+                await self._say_error("dropped", "you read too slowly; subscribe again from where you are", name)
+        except TimeoutError:
+            await self._socket.close(1008)  # Nobody reads; what waits would only grow old.
+
+    async def _say(self, events: list[Event]) -> None:
+        async with self._sending, asyncio.timeout(SEND_S_MAX):
+            for event in events:
+                await self._socket.send_text(event.message().decode())
+
+    async def _say_error(self, code: str, message: str, name: str | None = None) -> None:
+        error = {"event": "error", "data": {"code": code, "message": message, "subscription": name}}
+        async with self._sending:
+            await self._socket.send_text(msgspec.json.encode(error).decode())
+
+
+# --- a job, whole
+
+
+# Where the job alone can say why it is there; for the others one has to look around.
+_PLAIN: Final = frozenset({Status.COMPLETED, Status.RUNNING, Status.CANCELLED, Status.SCHEDULED})
+
+
+async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """Answer with a job and why it is where it is; what is large is read and written beside the loop."""
+    etag = _etag(job)
+    if not job.omitted and length_of(job) <= SMALL_BYTES_MAX:
+        page = call.services.shown.page(job, is_whole=call.principal.may("operator"))
+        return Answer(await _told(call, job, page), status, headers or {}, etag=etag)
+    if call.request.headers.get("if-none-match") == etag:
+        return Answer(b"", status, headers or {}, etag=etag)  # Known: nobody will read it.
+    offload: Offload = call.services.offload
+    async with offload.turn(call.principal.holder):
+        job = await call.services.reader.whole(job)
+        page = await offload.run(length_of(job), Page, job, is_whole=call.principal.may("operator"))
+        return Answer(await _told(call, job, page), status, headers or {}, etag=_etag(job))
+
+
+def _etag(job: Job) -> str:
+    """Return the version, weak: what the job says about time goes on without a change."""
+    serial = serial_of(job)
+    return f'W/"{job.version}.{serial}"' if serial else f'W/"{job.version}"'
+
+
+async def _told(call: Call, job: Job, page: Page) -> bytes:
+    now = call.clock.now()
+    second = now // SECOND
+    is_plain = job.status in _PLAIN
+    body = page.at(second) if is_plain else None
+    if body is None:
+        words = None if is_plain else (await why(call.store, job, now, tenant=call.tenant)).why
+        node_name = await call.services.names.of(job.node)
+        body = page.tell(second, job_outlook(job, now, why=words, node_name=node_name))
+    return body
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/jobs/{job_id}/events",
+        handler=events_of_job,
+        role="viewer",
+        summary="Follow one job",
+        what="Server-sent events: status, progress, log, done; the id is the version. Goes on from Last-Event-ID.",
+        tag="follow",
+        query=(SINCE,),
+        headers=("Last-Event-ID",),
+        is_stream=True,
+    ),
+    Route(
+        method="GET",
+        path="/api/stream",
+        handler=stream,
+        role="viewer",
+        summary="Follow everything",
+        what="Server-sent events of all jobs that the token may see. Resumes with Last-Event-ID, or says resync.",
+        tag="follow",
+        query=(*FILTERS, Param("cursor", "where to go on, as Last-Event-ID")),
+        headers=("Last-Event-ID",),
+        is_stream=True,
+    ),
+)

@@ -1,0 +1,537 @@
+"""What every route of the API is made of: a call that has been checked, an answer, and the table of errors.
+
+A module of routes lists them as data:
+
+    ROUTES = (
+        Route("GET", "/api/queues", list_queues, role="viewer", summary="List queues", query=(...), answers={200: …}),
+    )
+
+and each handler is `async def handler(call: Call) -> Answer`. The same table makes the router, the checks (who may,
+which parameters exist, what a body may be) and /openapi.json, so that none of them says something else than the others.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Scope
+
+from headway.core.clock import Clock
+from headway.core.errors import (
+    Conflict,
+    DefinitionError,
+    HeadwayError,
+    LeaseLost,
+    NotFound,
+    ScheduleChanged,
+    SchemaMismatch,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TaskNotFound,
+)
+from headway.core.instants import Instant, parse_instant
+from headway.core.settings import Settings
+from headway.server.offload import SMALL_BYTES_MAX, Offload
+from headway.store import Store
+from headway.store.access import Deed, Doer
+
+BODY_BYTES_MAX: Final = 1 << 20
+BULK_BYTES_MAX: Final = 16 << 20
+DEPTH_MAX: Final = 64
+VALUES_MAX: Final = 100_000  # In one body: objects, lists, texts, numbers.
+BULK_VALUES_MAX: Final = 500_000
+PAGE_BYTES_MAX: Final = 1 << 20
+PIECE_BYTES: Final = 1 << 20
+DIGITS_MAX: Final = 400
+BODY_S_MAX: Final = 30.0
+PATH_LENGTH_MAX: Final = 80
+TEXT_LENGTH_MAX: Final = 512
+PAGE_DEFAULT: Final = 50
+PAGE_MAX: Final = 200
+ROLES: Final = ("viewer", "operator", "admin")
+_RANKS: Final = {role: rank for rank, role in enumerate(ROLES)}
+
+T = TypeVar("T")
+
+
+class Refused(HeadwayError):
+    """The request cannot be answered; `status`, `code` and the message say why, `hint` what to do instead."""
+
+    def __init__(
+        self, status: int, code: str, message: str, hint: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.hint = hint
+        self.headers = dict(headers or {})
+
+
+# One table from exception to answer; the first that fits counts. Nothing else becomes an answer but an internal error.
+_ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ...]] = (
+    (TaskNotFound, 404, "unknown_task", {}),
+    (NotFound, 404, "not_found", {}),
+    (ScheduleChanged, 412, "changed", {}),
+    (Conflict, 409, "conflict", {}),
+    (DefinitionError, 422, "invalid", {}),
+    (LeaseLost, 409, "lease_lost", {}),
+    (StoreFull, 507, "store_full", {"Retry-After": "30"}),
+    (StoreReadOnly, 503, "store_read_only", {"Retry-After": "5"}),
+    (StoreUnavailable, 503, "store_unavailable", {"Retry-After": "1"}),
+    (SchemaMismatch, 503, "schema_mismatch", {"Retry-After": "30"}),
+)
+# What may be told to anybody about these; their own messages may name hosts.
+_PUBLIC_WORDS: Final = {
+    "store_full": "the store has no room left and nothing was written; an operator has to free space on its disk",
+    "store_read_only": (
+        "the store is read-only and nothing was written; reads work, and writes do when an operator has ended that,"
+        " or the fail-over is over"
+    ),
+    "store_unavailable": "the store does not answer and the outcome is not known: repeat it with the same key",
+    "schema_mismatch": "the database has another schema than this program; an operator has to run `headway migrate`",
+}
+
+
+def refusal_of(error: HeadwayError) -> Refused | None:
+    """Say as an answer what an error means; None when it is a mistake of ours."""
+    if isinstance(error, Refused):
+        return error
+    for kind, status, code, headers in _ANSWERS:
+        if isinstance(error, kind):
+            return Refused(status, code, _PUBLIC_WORDS.get(code, str(error)), headers=headers)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks: what it may do, and of which tenant; `*` is all of them. `session` where it is a browser signed in."""
+
+    name: str
+    tenant: str
+    role: str
+    token_id: str | None = None
+    session: str | None = None
+
+    def may(self, role: str) -> bool:
+        """Say whether this one has at least that role."""
+        return _RANKS[self.role] >= _RANKS[role]
+
+    @property
+    def one_tenant(self) -> str | None:
+        """The tenant whose things may be seen; None for all."""
+        return None if self.tenant == "*" else self.tenant
+
+    @property
+    def holder(self) -> str:
+        """Whose share this one takes of what all use: that of a tenant, or of one token for all tenants."""
+        return self.one_tenant or f"*{self.token_id or self.name}"  # No tenant begins with it.
+
+    def sees(self, tenant: str) -> bool:
+        """Say whether things of this tenant exist for this one."""
+        return self.tenant in ("*", tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter of the query. `kind` is text, int, flag, instant, duration or one of `choices`."""
+
+    name: str
+    what: str
+    kind: str = "text"
+    low: int = 0
+    high: int = 0
+    choices: tuple[str, ...] = ()
+    is_required: bool = False
+    example: Any = None
+
+
+LIMIT: Final = Param("limit", "how many at most", "int", low=1, high=PAGE_MAX, example=50)
+CURSOR: Final = Param("cursor", "`next_cursor` of the page before")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What is sent back. `body` is anything that msgspec can write, or text of another type."""
+
+    body: Any = None
+    status: int = 200
+    headers: Mapping[str, str] = {}
+    etag: str | None = None
+    media_type: str = "application/json"
+
+
+Handler = Callable[["Call"], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One operation of the API. `role` None is for everybody, also without a credential."""
+
+    method: str
+    path: str
+    handler: Handler
+    role: str | None
+    summary: str
+    what: str = ""
+    tag: str = "jobs"
+    query: tuple[Param, ...] = ()
+    body: Any = None
+    body_is_optional: bool = False
+    body_bytes_max: int = BODY_BYTES_MAX
+    body_example: Any = None
+    answers: Mapping[int, Any] = field(default_factory=lambda: {200: None})
+    headers: tuple[str, ...] = ()
+    is_stream: bool = False
+    media_type: str = ""  # Of an answer that is neither JSON nor a stream.
+
+
+class Call(msgspec.Struct):
+    """A request that has been let in: who asks, for what, with which values."""
+
+    request: Request
+    route: Route
+    principal: Principal
+    store: Store
+    settings: Settings
+    clock: Clock
+    request_id: str
+    services: Any = None
+    _values: dict[str, Any] | None = None
+
+    # --- the query
+
+    @property
+    def query(self) -> dict[str, Any]:
+        """The parameters that were given, read and within their bounds."""
+        if self._values is None:
+            self._values = _read_query(self.request, self.route)
+        return self._values
+
+    def path(self, name: str) -> str:
+        """Return a part of the path."""
+        text: str = self.request.path_params[name]
+        if len(text) > TEXT_LENGTH_MAX or not text.isprintable():
+            raise Refused(404, "not_found", "not found: it does not exist or belongs to another tenant")
+        return text
+
+    def accepts(self, media_type: str) -> bool:
+        """Say whether the caller names this type among those that it would like."""
+        headers = self.request.scope["headers"]
+        return b"accept" in headers_of(self.request.scope) and any(
+            name == b"accept" and media_type.encode() in value for name, value in headers
+        )
+
+    def page(self, form: re.Pattern[str] | None = None) -> tuple[int, str | None]:
+        """Return limit and cursor; refuse a cursor that is not of this form."""
+        cursor = self.query.get("cursor")
+        if cursor is not None and form is not None and not form.fullmatch(cursor):
+            raise Refused(422, "invalid", "cursor must be the `next_cursor` of the page before")
+        return self.query.get("limit", PAGE_DEFAULT), cursor
+
+    # --- the body
+
+    async def body(self, kind: type[T]) -> T:
+        """Read the body as this type; `Refused` names the field that is wrong."""
+        return convert(await self.json(), kind)
+
+    async def json(self) -> Any:
+        """Read the body as JSON, strictly; an absent one is an empty object where it may be absent."""
+        headers = self.request.headers
+        if (
+            not self.route.body_is_optional
+            or headers.get("content-length", "0") != "0"
+            or "transfer-encoding" in headers
+        ):
+            kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise Refused(415, "not_json", "the body must be JSON with Content-Type: application/json")
+        limit = self.route.body_bytes_max
+        length = min(_announced(self.request), limit)
+        if length <= SMALL_BYTES_MAX:
+            data = await read_body(self.request, limit)
+            return {} if not data and self.route.body_is_optional else read_json_strictly(data)
+        offload: Offload = self.services.offload
+        with self.services.quotas.body(self.principal, length):
+            data = await read_body(self.request, limit)
+            most = VALUES_MAX if limit <= BODY_BYTES_MAX else BULK_VALUES_MAX
+            return await offload.take_turn(self.principal.holder, len(data), read_json_strictly, data, most)
+
+    # --- who
+
+    @property
+    def tenant(self) -> str | None:
+        """The one tenant that the caller may see; None for all."""
+        return self.principal.one_tenant
+
+    def need_all_tenants(self) -> None:
+        """Refuse a caller of one tenant what concerns all of them."""
+        if self.tenant is not None:
+            raise Refused(403, "forbidden", "this concerns all tenants; a token for all of them is needed")
+
+    @property
+    def origin(self) -> str:
+        """Where the request comes from, for the trail."""
+        return self.request.client.host if self.request.client else ""
+
+    def acting(self, deed: Deed | Sequence[Deed]) -> Store:
+        """Return the store for something that the caller does: what it writes goes into the trail with it."""
+        doer = Doer(self.principal.name, self.origin, self.principal.tenant)
+        return self.store.acting(doer, deed, self.clock)
+
+    async def record(self, action: str, target: str, tenant: str | None = None, **detail: Any) -> None:
+        """Write into the trail what the caller has done where it was not a write of the store alone."""
+        await self.store.access.record(
+            actor=self.principal.name,
+            tenant=tenant or self.principal.tenant,
+            origin=self.origin,
+            action=action,
+            target=target,
+            detail=msgspec.json.encode(detail).decode(),
+        )
+
+
+def require_printable(text: str, what: str) -> None:
+    """Refuse control characters in what somebody says; it is shown to others."""
+    if not text.isprintable():
+        raise Refused(422, "invalid", f"{what} must have printable characters only")
+
+
+def convert(value: Any, kind: type[T]) -> T:
+    """Make a value of this type; say which field is wrong, and how."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `$")
+        name = where.rstrip("`").lstrip(".") or "the body"
+        raise Refused(422, "invalid", f"{name}: {text}") from None
+
+
+def _announced(request: Request) -> int:
+    """Return how long a body will be; without a length it may be as long as any."""
+    length = request.headers.get("content-length")
+    if length is None:
+        return BULK_BYTES_MAX if "transfer-encoding" in request.headers else 0
+    return int(length[:18]) if length.isdecimal() else 0
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Read the body, never more than the limit."""
+    length = request.headers.get("content-length", "0")
+    too_large = Refused(413, "too_large", f"the body may have at most {limit:,} bytes")
+    if not length.isdecimal() or int(length[:18]) > limit:
+        raise too_large
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limit:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(408, "too_slow", f"the body did not arrive within {BODY_S_MAX:g} seconds") from None
+    except ClientDisconnect:
+        raise Refused(400, "cut_off", "the connection ended before the body did") from None  # Nobody hears it.
+    return bytes(data)
+
+
+_COMMA: Final = ord(",")
+_STRING: Final = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
+
+
+def _has_more_values(data: bytes, most: int) -> bool:
+    """Say whether JSON has more values than that, without reading it.
+
+    Each value but the first comes after a comma or the beginning of what it is in. Texts may have such characters, too:
+    only where they would be too many, texts are looked at and left out.
+    """
+    if _separators(data) < most:
+        return False
+    found, end = 0, 0
+    for text in _STRING.finditer(data):
+        gap = text.start() - end
+        if gap:
+            found += 1 if gap == 1 and data[end] == _COMMA else _separators(data, end, end + gap)
+        end = text.end()
+        if found >= most:
+            return True
+    return found + _separators(data, end) >= most
+
+
+def _separators(data: bytes, start: int = 0, end: int | None = None) -> int:
+    """Count them, a piece at a time: other threads go on in between. An empty pair that is cut counts as one more."""
+    found, end = 0, len(data) if end is None else end
+    for at in range(start, end, PIECE_BYTES):
+        until = min(at + PIECE_BYTES, end)
+        opened = data.count(b"[", at, until) + data.count(b"{", at, until)
+        found += data.count(b",", at, until) + opened - data.count(b"[]", at, until) - data.count(b"{}", at, until)
+    return found
+
+
+def read_json_strictly(data: bytes, most: int = VALUES_MAX) -> Any:
+    """Read JSON as one would wish it were: no name twice, no NaN, no NUL, not too deep, whole numbers exact."""
+    if _has_more_values(data, most):
+        raise Refused(413, "too_large", f"the body may have at most {most:,} values")
+    try:
+        value = json.loads(
+            data,
+            object_pairs_hook=_without_duplicates,
+            parse_constant=lambda text: _Wrong(f"{text} is no number in JSON"),
+            parse_float=_finite,
+            parse_int=_bounded_int,
+        )
+    except RecursionError:
+        raise Refused(422, "too_deep", f"the JSON may be nested {DEPTH_MAX} deep at most") from None
+    except UnicodeDecodeError:
+        raise Refused(400, "not_json", "the body is not UTF-8") from None
+    except ValueError as error:
+        raise Refused(400, "not_json", f"the body is not JSON: {error}") from None
+    if (wrong := _what_is_wrong(value)) is not None:
+        culprit, why = wrong
+        raise Refused(422, "invalid", f"{_path_to(culprit, value)}: {why}")
+    return value
+
+
+class _Wrong(NamedTuple):
+    """Stands for a value that cannot be taken until it is known where it is."""
+
+    why: str
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise Refused(422, "duplicate_name", f"the name {twice[:80]!r} is there twice")
+    return found
+
+
+def _finite(text: str) -> float | _Wrong:
+    number = float(text)
+    return _Wrong(f"{text[:40]} is too large for a number") if math.isinf(number) else number
+
+
+def _bounded_int(text: str) -> int | _Wrong:
+    return _Wrong(f"a number may have {DIGITS_MAX} digits at most") if len(text) > DIGITS_MAX else int(text)
+
+
+def _what_is_wrong(value: Any) -> tuple[Any, str] | None:
+    """Return what cannot be taken, if anything, and why; level by level, since it may be deep."""
+    level = [value]
+    for depth in range(DEPTH_MAX + 1):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict | list):
+                if depth == DEPTH_MAX:
+                    return item, f"nested more than {DEPTH_MAX} deep"
+                inner += item  # Of an object, its names.
+                if isinstance(item, dict):
+                    inner += item.values()
+            elif isinstance(item, _Wrong):
+                return item, item.why
+            elif isinstance(item, str) and (why := _what_is_wrong_with(item)):
+                return item, why
+        level = inner
+    return None
+
+
+def _what_is_wrong_with(text: str) -> str | None:
+    if "\x00" in text:
+        return f"{text[:40]!r} has a NUL character, which no database keeps"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return f"{text[:40]!r} has half of a surrogate pair, which is no text"
+    return None
+
+
+def _path_to(culprit: Any, value: Any) -> str:
+    """Return where in a value something is, as people write it; of a name, where the object is that has it."""
+    level: list[tuple[str, Any]] = [("", value)]
+    while level:
+        inner: list[tuple[str, Any]] = []
+        for path, item in level:
+            if item is culprit or (isinstance(item, dict) and any(name is culprit for name in item)):
+                return path.lstrip(".")[:PATH_LENGTH_MAX] or "the body"
+            if isinstance(item, dict):
+                inner += [(f"{path}.{name}", part) for name, part in item.items()]
+            elif isinstance(item, list):
+                inner += [(f"{path}[{number}]", part) for number, part in enumerate(item)]
+        level = inner
+    return "the body"
+
+
+def _read_query(request: Request, route: Route) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if request.scope["query_string"]:
+        values = _read_params(request, {param.name: param for param in route.query})
+    for param in route.query:
+        if param.is_required and param.name not in values:
+            raise Refused(422, "invalid", f"{param.name} is missing: {param.what}")
+    return values
+
+
+def _read_params(request: Request, known: Mapping[str, Param]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in request.query_params.multi_items():
+        if name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise Refused(422, "unknown_parameter", f"no parameter is named {name[:80]!r}; known are {names}")
+        if name in values:
+            raise Refused(422, "duplicate_name", f"{name} is there twice")
+        values[name] = _read_param(known[name], text)
+    return values
+
+
+def _read_param(param: Param, text: str) -> Any:
+    if len(text) > TEXT_LENGTH_MAX or not text.isprintable():
+        raise Refused(422, "invalid", f"{param.name} must have at most {TEXT_LENGTH_MAX} printable characters")
+    if param.choices and text not in param.choices:
+        raise Refused(422, "invalid", f"{param.name} must be one of {', '.join(param.choices)}")
+    match param.kind:
+        case "int":
+            if not text.isascii() or not text.isdecimal() or not param.low <= (number := int(text)) <= param.high:
+                raise Refused(422, "invalid", f"{param.name} must be a whole number from {param.low} to {param.high}")
+            return number
+        case "flag":
+            if text not in ("0", "1", "true", "false"):
+                raise Refused(422, "invalid", f"{param.name} must be 0 or 1")
+            return text in ("1", "true")
+        case "instant":
+            return _read_instant(param.name, text)
+        case _:
+            return text
+
+
+def _read_instant(name: str, text: str) -> Instant:
+    try:
+        return parse_instant(text)
+    except DefinitionError:
+        raise Refused(422, "invalid", f"{name} must be a time such as 2027-01-31T08:00:00Z") from None
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Return the headers of a request by their names in small letters; of several with one name the last."""
+    known: dict[bytes, bytes] | None = scope.get("headway.headers")
+    if known is None:
+        known = scope["headway.headers"] = dict(scope["headers"])
+    return known
+
+
+def etag_of(facts: Any) -> str:
+    """Make an ETag of what stays the same until something changes; weak, since what passes with time is left out."""
+    return f'W/"{hashlib.blake2b(answer_json(facts), digest_size=9).hexdigest()}"'
+
+
+def answer_json(value: Any) -> bytes:
+    """Write a value as JSON; nothing is written as nothing, and what is written already stays."""
+    if isinstance(value, bytes):
+        return value
+    return b"" if value is None else msgspec.json.encode(value)

@@ -1,0 +1,95 @@
+"""Many jobs of one task: a job per row of arguments, with options that may differ from row to row.
+
+    await report.enqueue_many(rows, key="report:{tenant_id}", tenant="{tenant_id}", priority=lambda row: row["level"])
+
+An option is a template over the arguments of the row, a function of them, or a value that is the same for all.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from headway.core.errors import DefinitionError, InvalidTask
+from headway.core.instants import quote
+from headway.core.model import NewJob
+from headway.core.templates import Template, argument_text
+
+ROWS_MAX: Final = 10_000  # What the store takes in one transaction.
+_TEXTS: Final = frozenset({"key", "tenant", "queue", "callback_url"})  # `{n}` is written as text, else taken as it is.
+
+Row: TypeAlias = Mapping[str, Any]
+O = TypeVar("O", bound="_Options")  # noqa: E741
+
+
+class _Options(Protocol):
+    """The options of one job."""
+
+    @property
+    def key(self) -> str | None: ...
+
+    def changed(self: O, given: Mapping[str, Any]) -> O: ...
+
+
+def jobs_of_rows(
+    rows: Iterable[Row], given: Mapping[str, Any], options: O, new_job: Callable[[Row, O], NewJob]
+) -> tuple[list[NewJob], O]:
+    """Make a job of each row; return them with the options that all have in common. An error names its row."""
+    if not isinstance(rows, Iterable):
+        raise InvalidTask(f"rows must be a list or another iterable of arguments, not {type(rows).__name__}")
+    fixed, varying = _read(given)
+    common = options.changed(fixed)
+    jobs = []
+    for number, row in enumerate(islice(rows, ROWS_MAX + 1)):
+        if number == ROWS_MAX:
+            raise InvalidTask(f"at most {ROWS_MAX:,} jobs can be enqueued at once; enqueue them in parts")
+        if number == 1 and common.key is not None and "key" not in varying:
+            raise InvalidTask('key is the same for all rows: write a template such as key="report:{id}"')
+        try:
+            if not isinstance(row, Mapping):
+                raise InvalidTask(f"must be an object of names and values, not {type(row).__name__}")
+            own = {name: value(row) for name, value in varying.items()}
+            jobs.append(new_job(row, common.changed(own) if own else common))
+        except DefinitionError as error:
+            raise InvalidTask(f"rows[{number}]: {error}") from None
+    return jobs, common
+
+
+def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Callable[[Row], Any]]]:
+    """Tell options that are the same for all rows from those that are worked out for each."""
+    fixed: dict[str, Any] = {}
+    varying: dict[str, Callable[[Row], Any]] = {}
+    for name, value in given.items():
+        template = Template.read(value) if isinstance(value, str) else None
+        if name == "tx":
+            fixed[name] = value
+        elif template is not None and template.names:
+            varying[name] = _from_template(name, template)
+        elif template is not None:
+            fixed[name] = template.fill({})
+        elif callable(value):
+            varying[name] = _from_function(name, value)
+        else:
+            fixed[name] = value
+    return fixed, varying
+
+
+def _from_template(option: str, template: Template) -> Callable[[Row], Any]:
+    def fill(row: Row) -> Any:
+        for name in template.names:
+            if name not in row:
+                raise InvalidTask(f"{option} needs the argument {name!r}, which the row does not have")
+        if template.only is not None and option not in _TEXTS:
+            return row[template.only]
+        return template.fill({name: argument_text(name, row[name]) for name in template.names})
+
+    return fill
+
+
+def _from_function(option: str, function: Callable[[Row], Any]) -> Callable[[Row], Any]:
+    def compute(row: Row) -> Any:
+        try:
+            return function(row)
+        except Exception as error:
+            raise InvalidTask(f"{option} cannot be computed: {type(error).__name__}: {quote(str(error))}") from error
+
+    return compute

@@ -1,0 +1,1 @@
+"""JSON: every resource as HTTP, the command line, webhooks and streams show it."""

@@ -1,0 +1,372 @@
+"""What the objects of the API look like, for its specification: the types of what `headway.wire.shapes` writes.
+
+An answer in a table of routes is an example. Where the names of an example are those of a shape here, the specification
+refers to the shape, so that a job is the same `Job` wherever it turns up.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET
+from msgspec import UnsetType as Absent
+
+from headway.core.lifecycle import Status
+from headway.core.model import Decided, Missed, Overlap
+
+Time = Annotated[
+    str,
+    msgspec.Meta(
+        extra_json_schema={"format": "date-time"}, description="ISO 8601, UTC", examples=["2027-01-31T06:00:00Z"]
+    ),
+]
+Span = Annotated[str, msgspec.Meta(description="a duration", examples=["1h30m"])]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Omitted = Annotated[
+    list[str],
+    msgspec.Meta(description="what was too large for this list; the object itself has it", examples=[["args"]]),
+]
+
+
+class Shape(msgspec.Struct):
+    """An object of the API. Some have names that may be absent."""
+
+
+class Failure(Shape):
+    """What went wrong. The traceback is for operators and admins only."""
+
+    type: str
+    message: str
+    traceback: str | Absent = UNSET
+
+
+class Step(Shape):
+    """A step that a job has named."""
+
+    name: str
+    state: Literal["done", "running", "waiting"]
+    seconds: float | None
+
+
+class Detail(Shape):
+    """What a running job last said about itself."""
+
+    step: str | Absent = UNSET
+    done: float | Absent = UNSET
+    total: float | Absent = UNSET
+    rate: Annotated[float, msgspec.Meta(description="of `done`, a second")] | Absent = UNSET
+    steps: list[Step] | Absent = UNSET
+
+
+class Job(Shape):
+    """A unit of work, as it is now."""
+
+    id: Annotated[str, msgspec.Meta(examples=["job_01m7h07rq30wjd03gjnmt8r3pz"])]
+    type: Annotated[str, msgspec.Meta(description="the name of its task")]
+    status: Status
+    progress: Annotated[int, msgspec.Meta(ge=0, le=100)]
+    created_at: Time
+    run_at: Time
+    started_at: Time | None
+    updated_at: Time
+    finished_at: Time | None
+    ready_at: Annotated[Time | None, msgspec.Meta(description="since when it waits for a worker, or last did")]
+    cancel_requested_at: Time | None
+    reviewed_at: Annotated[Time | None, msgspec.Meta(description="when it was taken off the list of dead letters")]
+    metadata: Annotated[
+        dict[str, Any], msgspec.Meta(description="facts for people; names that look like secrets are masked")
+    ]
+    detail: Detail | None
+    eta_at: Annotated[
+        Time | None, msgspec.Meta(description="when it will end by its own account; it may be later than that by now")
+    ]
+    attempts: Count
+    failures: Count
+    max_attempts: Count
+    timeout: Span | None
+    expires_at: Time | None
+    queue: str
+    priority: int
+    tenant: str
+    key: str | None
+    tags: list[str]
+    schedule: str | None
+    occurrence_at: Time | None
+    batch: str | None
+    parent: str | None
+    rerun_of: str | None
+    node: str | None
+    blocked_by: Annotated[str | None, msgspec.Meta(description="the job that must end first")]
+    parked: Annotated[str | None, msgspec.Meta(description="why nobody can run it")]
+    reason: Annotated[str, msgspec.Meta(description="what brought it where it is, in a few words")]
+    args: Any
+    result: Any
+    error: Failure | None
+    why: Annotated[str, msgspec.Meta(description="where it is and why, in words")]
+    eta_seconds: Count | None
+    version: Annotated[
+        int, msgspec.Meta(ge=0, description="grows with every change; `since` and `Last-Event-ID` name it")
+    ]
+    live: (
+        Annotated[int, msgspec.Meta(ge=1, description="which of its reports a running job made last, if told live")]
+        | Absent
+    ) = UNSET
+    omitted: Omitted | Absent = UNSET
+
+
+class Attempt(Shape):
+    """One try at a job that has ended."""
+
+    attempt: Count
+    node: str | None
+    ready_at: Time | None
+    started_at: Time | None
+    ended_at: Time | None
+    outcome: str
+    reason: str | None
+    error: Failure | None
+
+
+class Occurrence(Shape, kw_only=True):
+    """What was decided about an instant of a schedule, or about a run of them that ended alike."""
+
+    schedule: str
+    tenant: str
+    instant: Time
+    until: Time | Absent = UNSET
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    outcome: Literal["fired", "skipped", "missed", "coalesced", "paused", "triggered", "backfilled"]
+    reason: str
+    decided_at: Time
+    job_id: str | None
+
+
+class Preview(Shape):
+    """An instant to come."""
+
+    instant: Time
+    local: Annotated[str, msgspec.Meta(description="the same by the clock of the trigger's zone")]
+    note: Annotated[str | None, msgspec.Meta(description="what daylight saving does to it")]
+
+
+class PauseOfSchedule(Shape):
+    """Since when a schedule is paused, until when, why and by whom."""
+
+    since: Time
+    until: Time | None
+    reason: str
+    author: str
+
+
+class Recent(Shape):
+    """A decision in short, and what became of its job."""
+
+    at: Time
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    outcome: Decided
+    reason: str
+    job_status: Status | None
+    job_id: str | None
+
+
+class Schedule(Shape):
+    """When a task runs, with every policy."""
+
+    name: str
+    task: str
+    trigger: dict[str, Any]
+    rule: Annotated[str, msgspec.Meta(description="the trigger in words")]
+    args: Any
+    tenant: str
+    queue: str
+    priority: int
+    max_attempts: int
+    backoff: str | None
+    tags: list[str]
+    overlap: Overlap
+    queue_limit: int
+    missed: Missed
+    deadline: Span | None
+    grace: Span | None
+    catch_up_limit: int
+    catch_up_rate: str | None
+    jitter: Span | None
+    start: Time | None
+    end: Time | None
+    expect: Span | None
+    callback_url: str | None
+    expires: Span | None
+    owner: str
+    revision: Annotated[int, msgspec.Meta(description="its ETag; grows with every change")]
+    created_at: Time
+    decided_through: Time
+    next_at: Time | None
+    paused: bool
+    pause: PauseOfSchedule | None
+    attention: str | None
+    failing: Annotated[int, msgspec.Meta(description="how many of its last jobs failed in a row")]
+    recent: Annotated[list[Recent], msgspec.Meta(description="its newest decisions, where asked for")] | Absent = UNSET
+    omitted: Omitted | Absent = UNSET
+
+
+class Problem(Shape):
+    """Why a request was refused."""
+
+    code: Annotated[str, msgspec.Meta(description="for programs; it stays the same")]
+    message: Annotated[str, msgspec.Meta(description="for people; it names the field that is wrong")]
+    hint: Annotated[str, msgspec.Meta(description="what to do instead")] | Absent = UNSET
+
+
+class Error(Shape):
+    """The body of every answer from 400 on."""
+
+    error: Problem
+    request_id: Annotated[str, msgspec.Meta(description="also in the header X-Request-ID, and in the log")]
+
+
+_AT: Final = "2027-01-31T06:00:00Z"
+
+# A whole example of each, and the names by which a shorter one is known.
+EXAMPLES: Final[Mapping[type[Shape], tuple[Mapping[str, Any], frozenset[str]]]] = {
+    Job: (
+        {
+            "id": "job_01m7h07rq30wjd03gjnmt8r3pz",
+            "type": "report",
+            "status": "COMPLETED",
+            "progress": 100,
+            "created_at": _AT,
+            "run_at": _AT,
+            "started_at": "2027-01-31T06:00:00.004Z",
+            "updated_at": "2027-01-31T06:01:09Z",
+            "finished_at": "2027-01-31T06:01:09Z",
+            "ready_at": _AT,
+            "cancel_requested_at": None,
+            "reviewed_at": None,
+            "metadata": {},
+            "detail": None,
+            "eta_at": None,
+            "attempts": 1,
+            "failures": 0,
+            "max_attempts": 3,
+            "timeout": "30m",
+            "expires_at": None,
+            "queue": "default",
+            "priority": 0,
+            "tenant": "42",
+            "key": None,
+            "tags": [],
+            "schedule": "daily-report",
+            "occurrence_at": _AT,
+            "batch": None,
+            "parent": None,
+            "rerun_of": None,
+            "node": None,
+            "blocked_by": None,
+            "parked": None,
+            "reason": "completed",
+            "args": {"kind": "sales"},
+            "result": {"download_url": "https://files.example/42/2027-01-31.pdf"},
+            "error": None,
+            "why": "completed in 1m 9s",
+            "eta_seconds": None,
+            "version": 17,
+        },
+        frozenset({"id", "type", "status"}),
+    ),
+    Attempt: (
+        {
+            "attempt": 1,
+            "node": "node_01m7h0en7803x23x7364a4cyve",
+            "ready_at": _AT,
+            "started_at": _AT,
+            "ended_at": "2027-01-31T06:00:03Z",
+            "outcome": "failed",
+            "reason": "failure 1 of 3, retrying in 5s",
+            "error": {"type": "ConnectionError", "message": "the printer does not answer"},
+        },
+        frozenset({"attempt", "outcome"}),
+    ),
+    Occurrence: (
+        {
+            "schedule": "daily-report",
+            "tenant": "default",
+            "instant": _AT,
+            "count": 1,
+            "outcome": "fired",
+            "reason": "on time",
+            "decided_at": "2027-01-31T06:00:00.003Z",
+            "job_id": "job_01m7h07rq30wjd03gjnmt8r3pz",
+        },
+        frozenset({"schedule", "instant", "outcome"}),
+    ),
+    Preview: (
+        {
+            "instant": "2027-03-28T01:00:00Z",
+            "local": "2027-03-28T03:00:00+02:00",
+            "note": "02:30 does not exist on 2027-03-28 (DST); runs at 03:00, dst=shift",
+        },
+        frozenset({"instant", "local"}),
+    ),
+    Schedule: (
+        {
+            "name": "daily-report",
+            "task": "report",
+            "trigger": {"kind": "cron", "expr": "0 6 * * *", "tz": "UTC", "dst": "shift"},
+            "rule": "0 6 * * * UTC",
+            "args": {"kind": "sales"},
+            "tenant": "default",
+            "queue": "default",
+            "priority": 0,
+            "max_attempts": 3,
+            "backoff": "5s..5m",
+            "tags": [],
+            "overlap": "skip",
+            "queue_limit": 1,
+            "missed": "latest",
+            "deadline": "4h",
+            "grace": "1m",
+            "catch_up_limit": 100,
+            "catch_up_rate": None,
+            "jitter": None,
+            "start": None,
+            "end": None,
+            "expect": None,
+            "callback_url": None,
+            "expires": None,
+            "owner": "shop",
+            "revision": 3,
+            "created_at": _AT,
+            "decided_through": _AT,
+            "next_at": "2027-02-01T06:00:00Z",
+            "paused": False,
+            "pause": None,
+            "attention": None,
+            "failing": 0,
+        },
+        frozenset({"name", "task"}),
+    ),
+}
+
+
+_NAMES: Final = {shape: frozenset(field.name for field in msgspec.structs.fields(shape)) for shape in EXAMPLES}
+
+
+def shape_of(example: Mapping[str, Any]) -> type[Shape] | None:
+    """Return the shape of which an example has the names, or the most telling of them; None when it has others."""
+    for shape, (_, telling) in EXAMPLES.items():
+        if telling <= example.keys() <= _NAMES[shape]:
+            return shape
+    return None
+
+
+def whole(example: Any) -> Any:
+    """Fill up the shapes in an example that was written shorter, so that those who read it see all the names."""
+    match example:
+        case dict():
+            shape = shape_of(example)
+            known = {} if shape is None else EXAMPLES[shape][0]
+            return {**known, **{name: whole(value) for name, value in example.items()}}
+        case list() | tuple():
+            return [whole(item) for item in example]
+        case _:
+            return example

@@ -1,0 +1,1 @@
+"""Put the loops, the store and the adapters together into processes."""

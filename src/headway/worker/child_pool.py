@@ -1,0 +1,227 @@
+"""The crew: the child processes of one worker, who runs what in them, and how they are made to stop.
+
+The crew knows nothing of the store. It is given claimed jobs and ends each of them exactly once with an outcome, unless
+it is told to abandon a job. What it guarantees, whatever the code in the children does:
+
+- a child that dies is noticed at once. The job that ran in it has crashed; jobs that had not begun are handed back.
+  Where several ran side by side, nobody knows which one it was: all are handed back as suspects, and run in ever
+  smaller groups until the one that kills its process is alone. Its neighbours lose no attempt, and little time.
+- a job that is to stop is asked first, then its process group gets SIGTERM, then SIGKILL, and with it everything that
+  it started. The outcome is told when it *has* stopped.
+- time-outs are measured here, by the monotonic clock, so code that holds the interpreter does not escape them.
+- no job waits in a child for longer than `WAIT_S_MAX`: what has not begun by then is handed back, to run wherever there
+  is a free slot, and a child that stood still instead of beginning it is replaced.
+
+How jobs are passed to a child and taken back is `handover.py`; how many a child is given ahead is `pace.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from headway.core.clock import Clock
+from headway.core.events import Timed, emit
+from headway.core.lifecycle import Outcome, Released
+from headway.core.model import Claimed
+from headway.worker.assignments import Assignments, Foreman
+from headway.worker.child_processes import CrewPlan, Staff
+from headway.worker.children import Pool, Post
+from headway.worker.dispatcher import Dispatcher
+from headway.worker.handover import Given
+from headway.worker.ipc import Hello, TaskInfo, ToSupervisor
+from headway.worker.listener import Listener
+from headway.worker.outcomes import CHILD_DIED, OUTCOME_LOST, loss_of
+from headway.worker.process import ChildProcess
+from headway.worker.stopper import Stopper
+from headway.worker.sweeper import Sweeper
+
+SWEEP_S_MAX: Final = 3.0  # So long the jobs of a dead child wait for the end of what they have started.
+GONE_S_MAX: Final = 0.2  # So long we wait at the end for what was killed: not all can be, at every moment.
+
+
+class Crew:
+    """The children of one worker. Used by one event loop."""
+
+    def __init__(
+        self,
+        plan: CrewPlan,
+        clock: Clock,
+        foreman: Foreman | None = None,
+        *,
+        start: Callable[..., ChildProcess] = ChildProcess,
+        sweeper: Sweeper | None = None,
+    ) -> None:
+        self._clock = clock
+        self.staff = Staff(plan, clock, self, start)
+        self.assignments = Assignments(foreman)
+        self._sweeper = sweeper or Sweeper()
+        self.dispatcher = Dispatcher(self.staff, self.assignments, clock)
+        self.stopper = Stopper(self.staff, self.assignments, self.dispatcher, self._sweeper, clock)
+        self.listener = Listener(self.staff, self.assignments, self.stopper, self._sweeper, clock)
+        # Dead children whose processes are still being ended: since when, and what becomes of their jobs.
+        self._unswept: dict[Post, tuple[float, list[tuple[Claimed, Outcome]]]] = {}
+
+    # --- what others may know
+
+    @property
+    def foreman(self) -> Foreman | None:
+        """Whom the crew tells what happens."""
+        return self.assignments.foreman
+
+    @foreman.setter
+    def foreman(self, foreman: Foreman) -> None:
+        self.assignments.foreman = foreman
+
+    @property
+    def hello(self) -> Hello | None:
+        """What the first child said of the app; None before."""
+        return self.staff.hello
+
+    @property
+    def greeted(self) -> asyncio.Event:
+        """Set when the first child has said what is in the app."""
+        return self.staff.greeted
+
+    @property
+    def tasks(self) -> Mapping[str, TaskInfo]:
+        """The tasks that can be run here."""
+        return self.staff.tasks
+
+    @property
+    def kinds(self) -> dict[str, frozenset[str]]:
+        """The tasks by the kind of child that runs them."""
+        return self.staff.kinds
+
+    def room(self, kind: str) -> int:
+        """How many more jobs of this kind can be taken; few free places count as none while many are taken."""
+        pool = self.staff.pools[kind]
+        room, capacity = pool.room(), pool.capacity()
+        return room if room * 4 >= capacity or capacity <= pool.width * len(pool.children) else 0
+
+    def slots(self, kind: str | None = None) -> int:
+        """How many jobs can run at the same time; of one kind, or in all."""
+        pools = [self.staff.pools[each] for each in self.kinds if kind in (None, each)]
+        return sum(pool.children_max * pool.width for pool in pools)
+
+    def busy(self, kind: str | None = None) -> int:
+        """How many jobs have begun and not ended; of one kind, or in all."""
+        return sum(self.staff.pools[each].busy() for each in self.kinds if kind in (None, each))
+
+    def count(self) -> int:
+        """How many children there are."""
+        return self.staff.count()
+
+    def open(self) -> None:
+        """Start the first child; it tells which tasks there are."""
+        self.staff.open()
+
+    # --- what the supervisor wants
+
+    def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
+        """Give jobs to children that have room for them."""
+        self.dispatcher.start(jobs, kept)
+
+    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+        """Have a job stop; it ends with this outcome once it has."""
+        self.stopper.stop(job_id, attempt, outcome)
+
+    def abandon(self, job_id: str, attempt: int) -> None:
+        """Stop a job that is no longer ours, at once and without a word about its end."""
+        self.stopper.abandon(job_id, attempt)
+
+    def release_waiting(self, reason: str) -> None:
+        """Hand back what has not begun; the worker drains."""
+        self.staff.is_closing = True
+        self.dispatcher.release_suspects(Released(reason))
+        for _, child in self.staff:
+            self.assignments.hand_back(child.handover.withdraw(self._clock.monotonic()))
+
+    def release_all(self, reason: str) -> None:
+        """Hand back everything now: children are killed, their jobs are released when they are dead."""
+        self.release_waiting(reason)
+        for _, child in self.staff:
+            for given in child.handover.jobs.values():
+                given.stop_as = given.stop_as or Released(reason)
+            self.stopper.kill(child, reason)
+
+    def watch(self) -> None:
+        """Look after everything that only time can show; called several times a second."""
+        for pool in self.staff.pools.values():
+            for child in list(pool.children):
+                if child.process.has_ended:
+                    self.died(pool, child)
+                else:
+                    self.stopper.watch(pool, child, self._clock.monotonic())
+            self.staff.keep(pool)
+            self.dispatcher.try_suspects(pool)
+        for child, (since, _) in list(self._unswept.items()):
+            if self._clock.monotonic() - since > SWEEP_S_MAX:
+                self._settle_dead(child)
+
+    # --- what children do
+
+    def heard_from(self, pool: Pool, child: Post) -> None:
+        """There is something to read from a child."""
+        messages = child.process.read()
+        if messages is None:
+            child.deaf_since = self._clock.monotonic()  # It is about to end, most likely.
+        else:
+            self.hear(pool, child, messages)
+
+    def hear(self, pool: Pool, child: Post, messages: Sequence[ToSupervisor]) -> None:
+        """Take note of what a child says; what it makes room for begins."""
+        self.listener.hear(pool, child, messages)
+        self.dispatcher.try_suspects(pool)
+
+    def died(self, pool: Pool, child: Post) -> None:
+        """A child is dead: hear its last words, and settle what was in it when all that it started is gone too."""
+        if child.is_gone or not child.process.has_ended:
+            return
+        for messages in child.process.last_words():
+            self.hear(pool, child, messages)
+        self._unswept[child] = (self._clock.monotonic(), self._ends_of(child))
+        self.staff.bury(pool, child)
+        child.process.close()
+        self._sweeper.sweep(child.process, lambda: self._settle_dead(child), with_head=True)
+        self.assignments.say_room()
+
+    def _ends_of(self, child: Post) -> list[tuple[Claimed, Outcome]]:
+        """Say what becomes of the jobs that were in a dead child."""
+        now = self._clock.monotonic()
+        running, unheard, waiting = child.handover.bury(now)
+        if running:
+            emit(Timed(node=self._clock.node, what="run", lots=tuple((now - (g.since or g.at), 1) for g in running)))
+        ends: list[tuple[Given, Outcome]] = []
+        killed_because = None if child.is_damaged else child.killed_because
+        ends += [(given, loss_of(child.process.ending, killed_because, len(running))) for given in running]
+        ends += [(given, OUTCOME_LOST) for given in unheard]
+        ends += [(given, CHILD_DIED) for given in waiting]
+        return [(given.claimed, given.stop_as or outcome) for given, outcome in ends]
+
+    def _settle_dead(self, child: Post) -> None:
+        _, ends = self._unswept.pop(child, (0.0, ()))
+        for claimed, outcome in ends:
+            if self.assignments.where.get(claimed.job_id) is child:
+                self.assignments.end(claimed, outcome)
+
+    async def close(self, within_s: float) -> None:
+        """End every child: those that are idle by themselves, the others by force."""
+        self.staff.is_closing = True
+        for _, child in self.staff:
+            if child.load or not child.is_ready:
+                self.stopper.kill(child, "the worker ends")
+            else:
+                self.staff.retire(child)
+        until = self._clock.monotonic() + within_s
+        await self._wait_for_ends(until)
+        for _, child in self.staff:
+            self.stopper.kill(child, "the worker ends")
+        await self._wait_for_ends(until + GONE_S_MAX)
+        self._sweeper.close()
+        await self.staff.dismiss_warden()
+
+    async def _wait_for_ends(self, until: float) -> None:
+        wake = asyncio.Event()
+        while (self.count() or self._unswept) and self._clock.monotonic() < until:
+            self.watch()
+            await self._clock.rest(0.02, wake)

@@ -1,0 +1,62 @@
+"""What the supervisor needs of whoever runs the jobs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from headway.core.lifecycle import Outcome
+from headway.core.model import Claimed
+from headway.worker.ipc import TaskInfo
+
+
+class CrewPort(Protocol):
+    """Runs jobs in children, and tells the supervisor how they end."""
+
+    @property
+    def tasks(self) -> Mapping[str, TaskInfo]:
+        """The tasks that can be run here."""
+        ...
+
+    @property
+    def kinds(self) -> dict[str, frozenset[str]]:
+        """The tasks by the kind of place where they run."""
+        ...
+
+    def room(self, kind: str) -> int:
+        """How many more jobs of this kind can be taken."""
+        ...
+
+    def slots(self, kind: str | None = None) -> int:
+        """How many jobs can run at the same time; of one kind, or in all."""
+        ...
+
+    def busy(self, kind: str | None = None) -> int:
+        """How many jobs have begun and not ended; of one kind, or in all."""
+        ...
+
+    def count(self) -> int:
+        """How many children there are."""
+        ...
+
+    def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
+        """Run jobs; each ends exactly once, unless it is abandoned."""
+        ...
+
+    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+        """Have a job stop; it ends with this outcome once it has."""
+        ...
+
+    def abandon(self, job_id: str, attempt: int) -> None:
+        """Stop a job that is no longer ours, at once and without a word about its end."""
+        ...
+
+    def release_waiting(self, reason: str) -> None:
+        """Hand back what has not begun."""
+        ...
+
+    def release_all(self, reason: str) -> None:
+        """Hand back everything now."""
+        ...
+
+    def watch(self) -> None:
+        """Look after what only time can show."""
+        ...

@@ -1,0 +1,204 @@
+"""The children of one worker as processes: starting, greeting, replacing and ending them.
+
+What runs in them is decided by `crew.py`. Each kind has as many children as it needs; one that dies is replaced, more
+slowly when they die at once. While the worker drains, none is started.
+"""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from headway.core.clock import Clock
+from headway.core.events import ChildEnded, ChildStarted, emit
+from headway.worker.children import LEAVING_MAX, Pool, Post, company_of
+from headway.worker.descendants import MARK, start_warden
+from headway.worker.handover import Handover
+from headway.worker.ipc import Finish, Hello, TaskInfo
+from headway.worker.process import ChildProcess
+
+START_S_MAX: Final = 60.0
+RESPAWN_S: Final = 0.5
+RESPAWN_S_MAX: Final = 15.0
+SOLO_MAX: Final = 10
+WARDEN_S_MAX: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewPlan:
+    """How many children of which kind, and when they are replaced."""
+
+    command: tuple[str, ...]
+    processes: int
+    concurrency: int
+    threads: int
+    max_jobs: int = 0
+    max_memory: int = 0
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+class Employer(Protocol):
+    """Who hears of the children."""
+
+    def heard_from(self, pool: Pool, child: Post) -> None:
+        """There is something to read from a child."""
+        ...
+
+    def died(self, pool: Pool, child: Post) -> None:
+        """A child may have died."""
+        ...
+
+
+class Staff:
+    """Who is there. Used by one event loop."""
+
+    def __init__(
+        self, plan: CrewPlan, clock: Clock, employer: Employer, start: Callable[..., ChildProcess] = ChildProcess
+    ) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._employer = employer
+        self._start = start
+        self._numbers = 0
+        self._warden: subprocess.Popen[bytes] | None = None
+        self.is_closing = False  # No child is started any more.
+        self.pools = {
+            "process": Pool("process", plan.processes, 1, plan.max_jobs),
+            "loop": Pool("loop", 1, plan.concurrency, plan.max_jobs),
+            "thread": Pool("thread", 1, plan.threads, plan.max_jobs),
+        }
+        self.hello: Hello | None = None
+        self.greeted = asyncio.Event()
+        self.tasks: Mapping[str, TaskInfo] = {}
+        self.kinds: dict[str, frozenset[str]] = {}  # The tasks by the kind of child that runs them.
+
+    @property
+    def _name(self) -> str:
+        return self._clock.node or str(os.getpid())
+
+    def __iter__(self) -> Iterator[tuple[Pool, Post]]:
+        for pool in self.pools.values():
+            for child in list(pool.children):
+                yield pool, child
+
+    def count(self) -> int:
+        """How many children there are."""
+        return sum(len(pool.children) for pool in self.pools.values())
+
+    def open(self) -> None:
+        """Start the first child; it tells which tasks there are."""
+        self._warden = start_warden(f"{MARK}={self._name}-")
+        self.spawn(self.pools["process"])
+
+    def keep(self, pool: Pool) -> None:
+        """Start a child where one is missing."""
+        if self.is_closing or (self.hello is None and pool.kind != "process"):
+            return
+        wanted = pool.children_max if self.hello is None or pool.kind in self.kinds else 0
+        wanted = min(wanted, 1) if self.hello is None else wanted
+        staff = [child for child in pool.children if not child.is_leaving and not child.is_solo]
+        leaving = sum(child.is_leaving and child.load > 0 for child in pool.children)
+        if len(staff) < wanted and self._clock.monotonic() >= pool.spawn_at and leaving < wanted + LEAVING_MAX:
+            self.spawn(pool)
+        if self.hello is not None and wanted == 0:
+            for child in staff:
+                self.retire(child)
+
+    def spawn(self, pool: Pool, *, solo_width: int = 0) -> Post:
+        """Start a child; with a width of its own if it is for suspects."""
+        self._numbers += 1
+        width = solo_width or pool.width
+        mark = f"{self._name}-{self._numbers}"
+        process = self._start(self._plan.command, pool.kind, width, mark, self._plan.environ)
+        handover = Handover(process.page, width)
+        child = Post(pool.kind, width, process, handover, self._clock.monotonic(), is_solo=solo_width > 0)
+        pool.children.append(child)
+        process.watch(
+            lambda: self._employer.heard_from(pool, child),
+            lambda: self._employer.died(pool, child),
+        )
+        return child
+
+    def solos(self, pool: Pool) -> list[Post]:
+        """Return the children for suspects; start more where suspects have none to wait for."""
+        solos = [child for child in pool.children if child.is_solo and not child.is_leaving]
+        coming = sum(child.width for child in solos if not child.is_ready)
+        free = 0 if self.is_closing else SOLO_MAX - len(solos)
+        while coming < len(pool.suspects) and free > 0:
+            width = company_of(pool.suspects[coming])
+            solos.append(self.spawn(pool, solo_width=width))
+            coming, free = coming + width, free - 1
+        return solos
+
+    def is_late(self, child: Post) -> bool:
+        """Say whether a child has not started in time."""
+        return not child.is_ready and self._clock.monotonic() - child.born > START_S_MAX
+
+    def is_spent(self, pool: Pool, child: Post) -> bool:
+        """Say whether a child has done enough, or has no suspects left that it could take."""
+        plan = self._plan
+        if plan.max_jobs and child.handover.last >= plan.max_jobs:
+            return True
+        if child.is_solo and child.is_ready and not child.load:
+            return not any(child.width <= company_of(suspect) for suspect in pool.suspects)
+        return bool(plan.max_memory) and child.is_ready and child.process.resident_bytes() > plan.max_memory
+
+    def retire(self, child: Post) -> None:
+        """Let a child end what it has and go; another takes its place at once."""
+        if not child.is_leaving:
+            child.is_leaving = True
+            child.process.send(Finish())
+
+    def greet(self, pool: Pool, child: Post, hello: Hello) -> None:
+        """A child has imported the app, or failed to."""
+        if hello.error is not None:
+            pool.failures += 1
+            emit(ChildEnded(node=self._clock.node, pid=child.process.pid, kind=child.kind, reason=hello.error))
+            if self.hello is None:
+                self._meet(hello)
+            return
+        child.is_ready = True
+        pool.failures = 0
+        emit(ChildStarted(node=self._clock.node, pid=child.process.pid, kind=child.kind))
+        if self.hello is None or self.hello.error is not None:
+            self._meet(hello)
+            for each in self.pools.values():
+                self.keep(each)
+
+    def _meet(self, hello: Hello) -> None:
+        self.hello = hello
+        self.tasks = {info.name: info for info in hello.tasks}
+        isolations = {info.isolation for info in hello.tasks}
+        self.kinds = {
+            kind: frozenset(info.name for info in hello.tasks if info.isolation == kind) for kind in sorted(isolations)
+        }
+        self.greeted.set()
+
+    def bury(self, pool: Pool, child: Post) -> None:
+        """Take a dead child out of the books and start another one, later if it did not get far."""
+        child.is_gone = True
+        pool.children.remove(child)
+        reason = child.killed_because or "it was replaced"
+        if child.killed_because is None and not child.is_leaving:
+            pool.failures += 1 if not child.handover.last else 0
+            wait_s = min(RESPAWN_S * 2.0**pool.failures, RESPAWN_S_MAX) if pool.failures else 0.0
+            pool.spawn_at = self._clock.monotonic() + wait_s
+            reason = child.process.ending
+        if not self.is_closing:
+            emit(ChildEnded(node=self._clock.node, pid=child.process.pid, kind=child.kind, reason=reason))
+        if self.hello is None and not child.is_ready:
+            error = f"the child process {reason} before it was ready"
+            self._meet(Hello(child.process.pid, "", "", [], {}, error=error))
+        self.keep(pool)
+
+    async def dismiss_warden(self) -> None:
+        """End the process that would have ended what a killed worker leaves behind."""
+        if self._warden is None:
+            return
+        assert self._warden.stdin is not None
+        self._warden.stdin.close()
+        until = self._clock.monotonic() + WARDEN_S_MAX
+        while self._warden.poll() is None and self._clock.monotonic() < until:  # After a last look.
+            await self._clock.rest(0.02, asyncio.Event())

@@ -1,0 +1,126 @@
+"""The books of a crew: the children of one kind, how many jobs each may have, and with whom a suspect may run.
+
+Nothing here talks to a process; `crew.py` does, and keeps these books.
+"""
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headway.core.model import Claimed
+from headway.worker.handover import Handover
+from headway.worker.pace import Pace
+from headway.worker.process import ChildProcess
+
+SUSPECT: Final = re.compile("handed back: its process (?:died|was damaged) while ([0-9]{1,6}) jobs ran in it")
+SUSPECT_GROUPS: Final = 4
+LEAVING_MAX: Final = 4  # Children that only end what they have begun, beside those that take more.
+
+
+@dataclass(slots=True, eq=False)
+class Post:
+    """A child process at work, and what was given to it."""
+
+    kind: str
+    width: int
+    process: ChildProcess
+    handover: Handover
+    born: float
+    is_solo: bool = False
+    is_ready: bool = False
+    is_leaving: bool = False
+    deaf_since: float | None = None
+    killed_because: str | None = None
+    is_damaged: bool = False  # By one of its jobs; all of them are suspects.
+    kill_sent: float = 0.0
+    heard_at: float = 0.0  # When the last outcomes came.
+    stalled_since: float | None = None  # It left given jobs unbegun, and nothing was heard of it since.
+    is_gone: bool = False
+    is_stopping: bool = False  # A job in it was asked to stop; nothing is to begin beside or after it.
+    unheard_since: float | None = None  # It has ended jobs and does not tell how.
+
+    @property
+    def load(self) -> int:
+        """How many jobs are in it."""
+        return len(self.handover.jobs)
+
+
+class Pool:
+    """The children of one kind."""
+
+    def __init__(self, kind: str, children_max: int, width: int, max_jobs: int = 0) -> None:
+        self.kind = kind
+        self.children_max = children_max
+        self.width = width
+        self.max_jobs = max_jobs
+        self.children: list[Post] = []
+        self.pace = Pace()
+        self.suspects: deque[Claimed] = deque()
+        self.kept: dict[str, dict[str, str]] = {}  # Finished steps of suspects, for when it is their turn.
+        self.failures = 0
+        self.spawn_at = 0.0
+
+    def capacity_of(self, child: Post) -> int:
+        """How many jobs a child may hold."""
+        if (
+            not child.is_ready
+            or child.is_leaving
+            or child.is_solo
+            or child.is_stopping
+            or child.stalled_since is not None
+        ):
+            return 0
+        most = child.width + self.pace.ahead(child.width)
+        return min(most, child.load + self.max_jobs - child.handover.last) if self.max_jobs else most
+
+    def capacity(self) -> int:
+        """How many jobs the pool may hold."""
+        return sum(map(self.capacity_of, self.children))
+
+    def room(self) -> int:
+        """How many more jobs the pool may be given. Suspects that wait for their turn count."""
+        free = sum(max(0, self.capacity_of(child) - child.load) for child in self.children)
+        return max(0, free - len(self.suspects))
+
+    def busy(self) -> int:
+        """How many jobs have begun and not ended."""
+        return sum(len(child.handover.running()) for child in self.children)
+
+    def spread(self, jobs: Sequence[Claimed]) -> tuple[list[tuple[Post, list[Claimed]]], list[Claimed]]:
+        """Divide jobs over the children so that all have about the same to do, and none more than it ends soon.
+
+        Return the parts, and the jobs for which there is no place.
+        """
+        self.pace.mixed({claimed.task for claimed in jobs})
+        children = sorted((child for child in self.children if self.capacity_of(child)), key=lambda child: child.load)
+        total = sum(child.load for child in children) + len(jobs)
+        parts: list[tuple[Post, list[Claimed]]] = []
+        over: list[Claimed] = []
+        start = 0
+        for left, child in zip(range(len(children), 0, -1), children, strict=True):
+            load = child.load
+            share = max(0, -(-total // left) - load)
+            total -= load + share
+            part = jobs[start : start + share]
+            start += share
+            most = self.pace.fits((claimed.task for claimed in part), child.width, load)
+            if self.max_jobs:
+                most = min(most, self.max_jobs - child.handover.last)
+            if most > 0:
+                parts.append((child, list(part[:most])))
+            over += part[max(0, most) :]
+        return parts, [*over, *jobs[start:]]
+
+
+def company_of(claimed: Claimed) -> int:
+    """Say with how many others at most a job may run that took part in the death of its process; 0 when it did not.
+
+    They are tried in a few groups. The group of the one that did it dies again and is split further, until that one
+    is alone and its crash is its own; all others go on as they were.
+    """
+    if claimed.reason.startswith("crashed, "):
+        return 1
+    suspect = SUSPECT.fullmatch(claimed.reason)
+    return -(-int(suspect[1]) // SUSPECT_GROUPS) if suspect else 0

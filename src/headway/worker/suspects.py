@@ -1,0 +1,117 @@
+"""Suspects, jobs with which workers were lost, run apart: the next loss of a worker shows which of them did it.
+
+A suspect says how many suspects may run on its worker together, and for how long after its start it is kept apart:
+twice as long as it ever took until its worker was lost. One that has to run alone is taken by a worker that has nothing
+else, which then takes nothing else. Where all workers are busy, one of them makes room for it: it takes no more jobs
+for a minute of every four; which one it is follows from their ids. See ADR 33.
+"""
+
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from headway.core.clock import Clock
+from headway.core.errors import StoreUnavailable
+from headway.core.instants import MINUTE, SECOND, Duration
+from headway.core.model import Claimed, Suspect
+from headway.core.ports import Work
+from headway.worker.held import HeldAttempts
+
+LOOK_MAX: Final = 50
+ROUNDS: Final = 4  # Room is made in one of so many minutes.
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    attempt: int
+    company: int
+    until: float
+
+
+class Suspects:
+    """The suspects that this worker runs, and those that it may take next."""
+
+    def __init__(
+        self,
+        work: Work,
+        held: HeldAttempts,
+        *,
+        clock: Clock,
+        lease: Duration,
+        poll_s: float,
+        queues: Collection[str],
+    ) -> None:
+        self._work = work
+        self._held = held
+        self._clock = clock
+        self._lease = lease
+        self._poll_s = poll_s
+        self._queues = queues
+        self._look_at = 0.0
+        self._found: list[Suspect] = []
+        self._is_making_room = False
+        self._watched: dict[str, _Watched] = {}
+        self.peers: Mapping[str, frozenset[str]] = {}  # Other workers that could take our jobs, and what they know.
+
+    def keep_others_out(self) -> bool:
+        """Whether nothing else may be taken now, for the sake of a job that has to run alone."""
+        return self._is_making_room or any(one.company == 0 for one in self._still_watched().values())
+
+    async def look(self, tasks: Collection[str]) -> None:
+        """Look now and then which suspects are ready."""
+        now = self._clock.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + self._poll_s
+        self._found = await self._work.apart(tasks, self._queues, LOOK_MAX)
+        self._is_making_room = bool(self._held) and any(self._makes_room_for(one) for one in self._found)
+
+    async def claim(self, tasks: Collection[str]) -> tuple[Claimed, float] | None:
+        """Take one of those that were found, if it may run beside what runs here; return it and when we asked."""
+        suspect = self._choose(tasks)
+        if suspect is None:
+            return None
+        self._found.remove(suspect)
+        sent = self._clock.monotonic()
+        try:
+            taken = await self._work.claim_apart(suspect.job_id, node=self._clock.node, lease=self._lease)
+        except StoreUnavailable:
+            self._held.doubt()
+            raise
+        if taken is None:
+            return None
+        claimed, apart_for = taken
+        self._watched[claimed.job_id] = _Watched(claimed.attempt, suspect.company, sent + apart_for / SECOND)
+        return claimed, sent
+
+    def _choose(self, tasks: Collection[str]) -> Suspect | None:
+        if not self._found or not tasks:
+            return None
+        watched = self._still_watched()
+        if self._is_making_room and self._held:
+            return None
+        if watched and len(watched) >= min(one.company for one in watched.values()):
+            return None
+        return next((one for one in self._found if one.task in tasks and self._fits(one, len(watched))), None)
+
+    def _fits(self, suspect: Suspect, watched: int) -> bool:
+        return suspect.company > watched or (suspect.company <= 0 and not self._held)
+
+    def _makes_room_for(self, suspect: Suspect) -> bool:
+        minute = suspect.waited // MINUTE
+        if suspect.company > 0 or minute % ROUNDS:
+            return False
+        able = [node for node, tasks in self.peers.items() if suspect.task in tasks]
+        return self._clock.node == min(
+            [*able, self._clock.node], key=lambda node: zlib.crc32(f"{minute} {suspect.job_id} {node}".encode())
+        )
+
+    def _still_watched(self) -> dict[str, _Watched]:
+        now = self._clock.monotonic()
+        self._watched = {
+            job_id: one
+            for job_id, one in self._watched.items()
+            if one.until > now and self._held.find(job_id, one.attempt) is not None
+        }
+        return self._watched

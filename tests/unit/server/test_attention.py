@@ -1,0 +1,169 @@
+"""What needs somebody is said: nodes that are gone, clocks that are off, missed instants, workers of no use."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headway.cli.status import attention
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND
+from headway.core.model import Node
+from headway.operations.attention import alerts, faults
+from headway.operations.figures import situation_shape
+from headway.operations.overview import look, lost_among, unserved
+from headway.operations.store_trouble import AWAY, FULL, READ_ONLY
+from headway.operations.worker_state import workers_of
+from headway.store.facts import Facts
+from headway.store.measures import Missed
+from headway.wire.shapes import stamp
+from tests.simulation.stage import Stage
+from tests.simulation.virtual_loop import virtual
+from tests.unit.cli.test_top import NOW, queue, situation
+
+
+def node(name: str = "web-1", *, age: int = 0, started: int = 2 * HOUR, roles: str = "worker", **state: Any) -> Node:
+    return Node(
+        id=f"node_{name}_{started}",
+        name=name,
+        roles=tuple(roles.split(",")),
+        started_at=NOW - started,
+        beat_at=NOW - age,
+        state=state,
+    )
+
+
+def said(code: str, **values: Any) -> list[str]:
+    return [alert.words for alert in alerts(situation(**values)) if alert.code == code]
+
+
+def test_one_worker_lost_of_two() -> None:
+    lost = lost_among([node("web-1"), node("web-2", age=40 * SECOND)], [node("web-1")])
+    assert said("node_lost", lost=lost) == ["web-2 (worker) was last heard of 40s ago and did not say goodbye"]
+
+
+def test_a_successor_makes_up_for_one_that_is_lost_and_for_no_more() -> None:
+    gone = [node("web-2", age=MINUTE), node("pod-7f", age=2 * MINUTE), node("sched", age=MINUTE, roles="scheduler")]
+    assert lost_among(gone, [node("web-1")]) == [gone[0], gone[2], gone[1]], "one that ran before is no successor"
+    again, other = node("web-2", started=30 * SECOND), node("pod-9c", started=10 * SECOND)
+    assert lost_among(gone, [again, other]) == [gone[2]]
+    assert lost_among(gone, [node("all", started=SECOND, roles="scheduler,worker,api")]) == [gone[2], gone[1]]
+
+
+def test_many_lost_nodes_are_counted() -> None:
+    words = said("node_lost", lost=[node(f"web-{number}", age=MINUTE) for number in range(8)])
+    assert words[-1] == "3 more nodes ended without a word in the last hour"
+    assert len(words) == 6
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "words"),
+    [
+        (3600.2, ["the clock of web-1 is 1h ahead of the store's: its log lines are off, decisions are not"]),
+        (-7200.0, ["the clock of web-1 is 2h behind the store's: its log lines are off, decisions are not"]),
+        (0.4, []),
+        (-0.9, []),
+        ("an hour", []),
+    ],
+)
+def test_a_clock_that_is_off(skew_s: object, words: list[str]) -> None:
+    assert said("clock_off", nodes=[node(skew_s=skew_s)]) == words
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "words"),
+    [
+        (READ_ONLY, "store_read_only", "the store is read-only: "),
+        (FULL, "store_full", "the store has no room left: "),
+        (AWAY, "store_stuck", "the store answers, but takes no writes: "),
+    ],
+)
+def test_a_store_without_writes_is_not_taken_for_nodes_without_life(trouble: str, code: str, words: str) -> None:
+    waiting = [queue("default", 3)]
+    [first, *others] = faults(situation(trouble=trouble, nodes=[], lost=[node(age=MINUTE)], queues=waiting))
+    assert (first.code, first.words.startswith(words)) == (code, True)
+    assert first.cure
+    assert not others, "nobody can write that it lives"
+    assert "no_scheduler" in {fault.code for fault in faults(situation(nodes=[], queues=waiting))}
+
+
+def test_missed_instants_are_told_with_the_way_to_them() -> None:
+    missed = [Missed(schedule="daily report", instants=3, latest=NOW)]
+    [alert] = [alert for alert in alerts(situation(missed=missed)) if alert.code == "schedule_missed"]
+    assert alert.words == "schedule daily report: 3 instants missed in the last day"
+    assert (alert.cure, alert.target) == ("headway schedules history 'daily report'", "daily report")
+    [(words, command)] = attention(situation(missed=missed))
+    assert (words, command) == (alert.words, alert.cure)
+    assert situation_shape(situation(missed=missed))["missed"] == [
+        {"schedule": "daily report", "tenant": "default", "instants": 3, "latest": stamp(NOW)}
+    ]
+
+
+def test_workers_that_leave_take_nothing() -> None:
+    leaving = node(worker={"tasks": ["report"], "slots": 4, "draining": True})
+    assert said("no_worker", nodes=[leaving], queues=[queue("default", 3)]) == [
+        "all workers are draining, and 3 jobs wait"
+    ]
+    mail = node("web-2", worker={"tasks": ["report"], "slots": 4, "queues": ["mail"]})
+    assert [
+        fault.words
+        for fault in faults(situation(nodes=[leaving, mail], queues=[queue("default", 3)]))
+        if fault.code == "queue_without_worker"
+    ] == ["no live worker takes from queue default, and 3 jobs wait in it"]
+
+
+def test_a_task_needs_one_worker_that_knows_it_and_takes_its_queue() -> None:
+    knows = node("a", worker={"tasks": ["report"], "queues": ["mail"]})
+    takes = node("b", worker={"tasks": ["mail"], "queues": ["*"]})
+    assert unserved("report", "mail", [knows, takes]) == []
+    assert unserved("report", "default", [knows, takes]) == [
+        "no live worker that knows the task 'report' takes from the queue 'default'"
+    ]
+
+
+def test_a_worker_that_says_nonsense_is_a_worker_without_slots() -> None:
+    odd = node(worker={"places": {"process": {"slots": "many"}}, "slots": 4})
+    [worker] = workers_of([odd])
+    assert (worker.slots, worker.places, worker.slots_for("report")) == (0, {}, 0)
+
+
+@virtual
+async def test_missed_instants_are_found_for_a_day() -> None:
+    async with Stage() as stage:
+        store = stage.seat().store
+        insert = (
+            "insert into headway_occurrences (schedule, instant, until, count, outcome, reason, decided_at, revision,"
+            " token, node) values (?, ?, ?, ?, ?, '', ?, 1, 1, 'n')"
+        )
+        now = stage.now()
+        for name, instant, until, count, outcome, decided in (
+            ("a", now - 9, None, 1, "missed", now),
+            ("a", now - 8, now - 5, 4, "missed", now - HOUR),
+            ("b", now - 7, None, 1, "fired", now),
+            ("c", now - 6, None, 1, "missed", now - 2 * DAY),
+        ):
+            stage.sql(insert, name, instant, until, count, outcome, decided)
+        assert await store.measures.missed(DAY) == [Missed(schedule="a", instants=5, latest=now - 5)]
+
+
+@virtual
+async def test_a_node_that_is_lost_and_one_whose_clock_is_off_are_found_in_the_store() -> None:
+    async with Stage() as stage:
+        seat = stage.seat()
+
+        async def told() -> list[str]:
+            seen = await look(seat.store, now=stage.now(), facts=Facts(kind="sqlite", version="3"))
+            return [alert.words for alert in alerts(seen) if alert.code in ("node_lost", "clock_off")]
+
+        lost = Node(id="node_1", name="web-1", roles=("worker",))
+        lives = Node(id="node_2", name="web-2", roles=("worker",), state={"skew_s": 3600.0})
+        await seat.store.nodes.beat(lost)
+        await asyncio.sleep(40.0)
+        await stage.seat("node_2").store.nodes.beat(lives)
+        assert [words.partition(" is ")[0] for words in await told()] == ["the clock of web-2"], "it took its place"
+        stage.sql("update headway_nodes set started_at = started_at - ? where id = 'node_2'", HOUR)
+        assert await told() == [
+            "web-1 (worker) was last heard of 40s ago and did not say goodbye",
+            "the clock of web-2 is 1h ahead of the store's: its log lines are off, decisions are not",
+        ]
+        await seat.store.nodes.leave(lost.id)
+        assert len(await told()) == 1, "one that says goodbye is not missed"

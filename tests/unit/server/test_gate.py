@@ -1,0 +1,418 @@
+"""Who is let in, who is not, and for how long what the store said counts. The store is real; the clock can be moved."""
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from headway.core.clock import Clock
+from headway.core.errors import InvalidConfig, StoreUnavailable
+from headway.core.events import AccessRefused, Event, subscribed
+from headway.core.instants import SECOND, Duration, parse_instant
+from headway.core.model import Token
+from headway.server import auth as gates
+from headway.server.auth import ANONYMOUS, Gate, is_loopback, require_credential
+from headway.server.web import Principal, Refused
+from headway.store import Store
+from headway.store.migrations import migrate
+from headway.store.sqlite import SqliteDriver
+from headway.store.transaction import Call, Rows
+
+HERE, THERE = "127.0.0.1", "198.51.100.7"
+SECRET = "0123456789-environment"
+
+
+class World:
+    """A store, and a clock that only moves when it is told to; counts how often the store is asked."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+        self.asked: list[str] = []
+        self.is_gone = False
+        self.clock = Clock(monotonic=lambda: self.passed_s, wall=self.now)
+        self.driver = SqliteDriver(":memory:", synchronous="normal", now=self.now)
+        self.store = Store.on(self.driver, self.clock)
+        fetch = self.driver.fetch
+
+        async def counted(statement: Call) -> Rows:
+            self.asked.append(statement.statement)
+            if self.is_gone:
+                raise StoreUnavailable
+            return await fetch(statement)
+
+        self.driver.fetch = counted  # type: ignore[method-assign]
+
+    def now(self) -> int:
+        return START + round(self.passed_s * SECOND)
+
+    def gate(self, *, is_loopback: bool = True, token: str | None = None) -> Gate:
+        return Gate(self.store, self.clock, is_loopback=is_loopback, token=token)
+
+    async def token(
+        self, name: str = "ci", tenant: str = "acme", role: str = "viewer", lifetime: Duration | None = None
+    ) -> tuple[Token, str]:
+        token, value = await self.store.access.create_token(
+            name=name, tenant=tenant, role=role, lifetime=lifetime, actor="test", origin=""
+        )
+        return token, f"Bearer {value}"
+
+    async def revoke(self, token: Token) -> None:
+        await self.store.access.revoke_token(token.id, actor="test", origin="")
+
+
+START = parse_instant("2027-06-16T09:00:00Z")
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[World]:
+    world = World()
+    try:
+        await migrate(world.driver)
+        yield world
+    finally:
+        await world.store.close()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with opened() as world:
+        yield world
+
+
+async def refusal(gate: Gate, authorization: str | None, client: str = HERE) -> Refused:
+    with pytest.raises(Refused) as refused:
+        await gate.admit(authorization, client)
+    return refused.value
+
+
+# Who is let in
+
+
+async def test_a_token_says_who_of_which_tenant_and_what_it_may(world: World) -> None:
+    token, header = await world.token("ada", "acme", "operator")
+    found = await world.gate().admit(header, THERE)
+    assert found == Principal("ada", "acme", "operator", token.id)
+
+
+async def test_the_scheme_may_be_written_as_people_do(world: World) -> None:
+    _, header = await world.token()
+    value = header.partition(" ")[2]
+    for written in (f"bearer {value}", f"BEARER {value}", f"Bearer   {value} "):
+        assert (await world.gate().admit(written, HERE)).name == "ci"
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic YWRhOng=",
+        "hw_x",
+        "Bearer hw_",
+        "Bearer hw_" + "x" * 43,
+        "Bearer é",
+        "Bearer *",
+        "Bearer " + "x" * 100_000,
+        "Bearer hw_\udce9",
+        "Bearer HEADWAY_TOKEN",
+        "Bearer None",
+        "Bearer \x00",
+    ],
+    ids=lambda text: ascii(text[:16]),
+)
+async def test_whatever_else_is_sent_is_refused(world: World, authorization: str) -> None:
+    await world.token()
+    for gate in (world.gate(), world.gate(token=SECRET), world.gate(is_loopback=False)):
+        refused = await refusal(gate, authorization)
+        assert (refused.status, refused.code) == (401, "unauthorized")
+        assert refused.headers["WWW-Authenticate"].startswith("Bearer")
+
+
+async def test_a_token_that_is_nearly_right_is_wrong(world: World) -> None:
+    _, header = await world.token()
+    for wrong in (header + "x", header[:-1], header.swapcase(), header.replace("hw_", ""), header + " x"):
+        assert (await refusal(world.gate(), wrong)).status == 401
+
+
+async def test_the_token_of_the_environment_is_for_everything(world: World) -> None:
+    gate = world.gate(is_loopback=False, token=SECRET)
+    found = await gate.admit(f"Bearer {SECRET}", THERE)
+    assert (found.tenant, found.role) == ("*", "admin")
+    assert (await refusal(gate, f"Bearer {SECRET[:-1]}")).status == 401
+    assert (await refusal(gate, None)).status == 401
+    world.is_gone = True  # It does not need the store, so that one can look even while that is away.
+    assert await gate.admit(f"Bearer {SECRET}", THERE) == found
+    assert await gate.still_valid(found) is True
+
+
+async def test_a_token_that_code_has_set_is_as_good_as_one_of_the_environment(world: World) -> None:
+    for weak in ("changeme", "CHANGE-ME-to-32-random-characters"):
+        with pytest.raises(InvalidConfig, match="the setting token must be a secret that nobody can guess"):
+            world.gate(token=weak)
+
+
+async def test_a_token_of_the_store_does_not_grow_by_being_in_the_environment(world: World) -> None:
+    token, header = await world.token(role="viewer")
+    gate = world.gate(token=header.partition(" ")[2])
+    assert (await gate.admit(header, HERE)).role == "viewer"
+    await world.revoke(token)
+    world.passed_s += 3
+    assert (await refusal(gate, header)).status == 401
+
+
+# Without any credential
+
+
+async def test_on_loopback_nothing_is_needed_until_the_first_token_is_made(world: World) -> None:
+    gate = world.gate()
+    assert await gate.admit(None, HERE) == ANONYMOUS
+    assert await gate.still_valid(ANONYMOUS) is True
+    token, header = await world.token()
+    world.passed_s += 5
+    assert (await refusal(gate, None)).status == 401
+    assert await gate.still_valid(ANONYMOUS) is False  # Streams that were opened before end, too.
+    assert (await gate.admit(header, HERE)).name == "ci"
+    await world.revoke(token)
+    world.passed_s += 5
+    assert (await refusal(gate, None)).status == 401  # Once closed it stays closed.
+
+
+async def test_nobody_is_let_in_without_a_token_from_elsewhere(world: World) -> None:
+    assert (await refusal(world.gate(is_loopback=False), None)).status == 401
+    assert (await refusal(world.gate(token=SECRET), None)).status == 401
+    assert (await refusal(world.gate(), None, THERE)).status == 401  # A proxy of this machine told who asks.
+    assert await world.gate().admit(None, "::1") == ANONYMOUS
+    assert world.asked.count("any_token") == 1  # The others were refused without asking.
+
+
+async def test_nobody_is_let_in_because_the_store_is_away(world: World) -> None:
+    _, header = await world.token()
+    gate = world.gate()
+    await gate.admit(header, HERE)
+    world.is_gone = True
+    for authorization in (header, None, "Bearer hw_other"):
+        world.passed_s += 3
+        with pytest.raises(StoreUnavailable):
+            await gate.admit(authorization, HERE)
+    world.is_gone = False
+    assert (await gate.admit(header, HERE)).name == "ci"
+
+
+# For how long
+
+
+async def test_a_revoked_token_is_refused_within_five_seconds_also_on_streams(world: World) -> None:
+    token, header = await world.token()
+    gate = world.gate()
+    principal = await gate.admit(header, HERE)
+    assert await gate.still_valid(principal) is True
+    await world.revoke(token)
+    world.passed_s += 5 - gates.CHECK_EVERY_S  # What is asked every two seconds is known within five.
+    assert await gate.still_valid(principal) is False
+    refused = await refusal(gate, header)
+    assert (refused.status, str(refused)) == (401, "the token was revoked")
+
+
+async def test_an_expired_token_is_refused_at_once_even_if_it_was_just_seen(world: World) -> None:
+    _, header = await world.token(lifetime=10 * SECOND)
+    gate = world.gate()
+    world.passed_s = 9.9
+    principal = await gate.admit(header, HERE)
+    assert await gate.still_valid(principal) is True
+    world.passed_s = 10.1
+    assert await gate.still_valid(principal) is False
+    refused = await refusal(gate, header)
+    assert (refused.status, str(refused)) == (401, "the token has expired")
+
+
+async def test_a_busy_client_costs_one_read_in_two_seconds(world: World) -> None:
+    _, header = await world.token()
+    gate = world.gate()
+    for _ in range(20):
+        await asyncio.gather(*(gate.admit(header, HERE) for _ in range(50)))
+        world.passed_s += 0.5
+    assert world.asked.count("token_by_hash") == 5
+    principal = await gate.admit(header, HERE)
+    await asyncio.gather(*(gate.still_valid(principal) for _ in range(500)))
+    assert world.asked.count("token_by_id") == 1
+
+
+async def test_a_stream_stays_open_while_the_store_is_away_but_not_beyond_its_time(world: World) -> None:
+    _, header = await world.token(lifetime=60 * SECOND)
+    gate = world.gate()
+    principal = await gate.admit(header, HERE)
+    assert await gate.still_valid(principal) is True
+    world.is_gone = True
+    world.passed_s += 30
+    assert await gate.still_valid(principal) is True
+    world.passed_s += 31
+    assert await gate.still_valid(principal) is False
+
+
+async def test_one_who_gives_up_does_not_spoil_the_answer_for_others(world: World) -> None:
+    _, header = await world.token()
+    gate = world.gate()
+    first = asyncio.create_task(gate.admit(header, HERE))
+    second = asyncio.create_task(gate.admit(header, HERE))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).name == "ci"
+
+
+# Wrong tokens
+
+
+async def fail(gate: Gate, times: int, client: str = THERE) -> None:
+    for number in range(times):
+        assert (await refusal(gate, f"Bearer hw_wrong-{number}", client)).status == 401
+
+
+async def test_after_ten_wrong_tokens_an_address_has_to_wait(world: World) -> None:
+    gate = world.gate()
+    await fail(gate, 10)
+    refused = await refusal(gate, "Bearer hw_wrong", THERE)
+    assert (refused.status, refused.headers) == (429, {"Retry-After": "60"})
+    await fail(gate, 1, "198.51.100.8")  # Others do not wait for it.
+    world.passed_s += 45.5
+    assert (await refusal(gate, "Bearer hw_wrong", THERE)).headers == {"Retry-After": "15"}
+    world.passed_s += 15
+    await fail(gate, 10)
+    assert (await refusal(gate, "Bearer hw_wrong", THERE)).status == 429
+
+
+async def test_a_flood_of_wrong_tokens_leaves_the_store_alone(world: World) -> None:
+    gate = world.gate()
+    await fail(gate, 10)
+    world.asked.clear()
+    for number in range(1_000):
+        assert (await refusal(gate, f"Bearer hw_flood-{number}", THERE)).status == 429
+        assert (await refusal(gate, f"Bearer flood-{number}", THERE)).status == 429
+    assert world.asked == ["token_by_hash"] * gates.LOOKS_A_SECOND
+    world.passed_s += 1
+    _, header = await world.token()
+    assert (await gate.admit(header, THERE)).name == "ci"
+
+
+async def test_a_few_wrong_tokens_a_minute_are_forgotten(world: World) -> None:
+    gate = world.gate()
+    for _ in range(5):
+        await fail(gate, 9)
+        world.passed_s += 61
+
+
+async def test_who_holds_a_token_that_ended_is_told_so_however_often(world: World) -> None:
+    token, header = await world.token()
+    await world.revoke(token)
+    gate = world.gate(token=SECRET)
+    told: list[Event] = []
+    with subscribed(told.append):
+        for _ in range(100):
+            refused = await refusal(gate, header, THERE)
+            assert (refused.status, str(refused)) == (401, "the token was revoked")
+    assert len(told) == 10  # The log stays readable.
+    assert token.id in str(told[0])
+    assert (await gate.admit(f"Bearer {SECRET}", THERE)).role == "admin"  # Its neighbours do not wait for it.
+
+
+async def test_nobody_is_locked_out_by_a_neighbour(world: World) -> None:
+    _, known = await world.token()
+    token, revoked = await world.token("old")
+    _, new = await world.token("new")
+    gate = world.gate()
+    await gate.admit(known, THERE)
+    await gate.admit(revoked, THERE)
+    await fail(gate, 10)
+    world.passed_s += 3  # What was known is stale, and asked for again.
+    assert (await gate.admit(new, THERE)).name == "new"
+    for number in range(gates.LOOKS_A_SECOND):
+        await refusal(gate, f"Bearer hw_flood-{number}", THERE)
+    assert (await gate.admit(known, THERE)).name == "ci"
+    await world.revoke(token)
+    world.passed_s += 3
+    assert (await refusal(gate, revoked, THERE)).status == 401
+
+
+@pytest.mark.parametrize("secret", [SECRET, f"hw_{SECRET}"])
+async def test_the_right_token_is_let_in_however_many_wrong_ones_share_its_address(world: World, secret: str) -> None:
+    gate = world.gate(token=secret)
+    _, header = await world.token()
+    await fail(gate, 10)
+    for number in range(50):
+        assert (await refusal(gate, f"Bearer hw_flood-{number}", THERE)).status == 429
+        assert (await refusal(gate, f"Bearer flood-{number}", THERE)).status == 429
+    assert (await gate.admit(f"Bearer {secret}", THERE)).role == "admin"
+    assert (await gate.admit(header, THERE)).name == "ci"
+    assert (await refusal(gate, f"Bearer {secret}x", THERE)).status == 429  # It has not been forgotten.
+
+
+async def test_to_send_nothing_is_not_to_guess(world: World) -> None:
+    gate = world.gate(is_loopback=False)
+    assert [(await refusal(gate, None, THERE)).status for _ in range(30)] == [401] * 30
+
+
+async def test_a_network_of_ipv6_is_one_client(world: World) -> None:
+    gate = world.gate()
+    for number in range(10):
+        await fail(gate, 1, f"2001:db8:0:7::{number:x}")
+    assert (await refusal(gate, "Bearer hw_wrong", "2001:db8:0:7:ffff::1")).status == 429
+    await fail(gate, 1, "2001:db8:0:8::1")
+    await fail(gate, 10, "::ffff:198.51.100.9")
+    assert (await refusal(gate, "Bearer hw_wrong", "198.51.100.9")).status == 429
+
+
+async def test_what_is_remembered_of_strangers_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "CLIENTS_MAX", 100)
+    monkeypatch.setattr(gates, "TOKENS_MAX", 3)
+    gate = world.gate()
+    first = ipaddress.IPv4Address("10.0.0.0")
+    for number in range(300):
+        await fail(gate, 1, str(first + number))
+    assert len(gate._failures._clients) == 100
+    assert len(gate._by_hash._found) == 0
+    headers = [(await world.token(f"t{number}"))[1] for number in range(5)]
+    for header in headers * 2:
+        await gate.admit(header, HERE)
+    assert len(gate._by_hash._found) == 3
+    assert not gate._by_hash._loading
+
+
+async def test_failures_are_logged_without_the_value(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    gate = world.gate()
+    told: list[Event] = []
+    with subscribed(told.append), caplog.at_level(logging.DEBUG):
+        for number in range(15):
+            await refusal(gate, f"Bearer hw_do-not-tell-{number}", THERE)
+        await refusal(gate, "Basic do-not-tell", "198.51.100.8")
+    assert len(told) == 11  # Those that have to wait are not told one by one.
+    assert [event.is_limited for event in told if isinstance(event, AccessRefused)] == [False] * 9 + [True, False]
+    assert {event.client for event in told if isinstance(event, AccessRefused)} == {THERE, "198.51.100.8"}
+    assert "do-not-tell" not in f"{told}{caplog.text}"
+
+
+# Where to listen
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
+def test_these_are_reached_by_this_machine_only(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "", "2001:db8::1", "no such host", "10.0.0.1"])
+def test_these_are_not(host: str) -> None:
+    assert not is_loopback(host)
+
+
+async def test_other_machines_are_not_listened_to_without_a_token(world: World) -> None:
+    await require_credential(world.store, host="127.0.0.1", token=None)
+    await require_credential(world.store, host="0.0.0.0", token=SECRET)
+    with pytest.raises(InvalidConfig, match=r"0\.0\.0\.0.*no token yet.*headway tokens create.*HEADWAY_TOKEN"):
+        await require_credential(world.store, host="0.0.0.0", token=None)
+    token, _ = await world.token()
+    await require_credential(world.store, host="0.0.0.0", token=None)
+    await world.revoke(token)
+    with pytest.raises(InvalidConfig, match="every token has expired or was revoked"):
+        await require_credential(world.store, host="::", token=None)

@@ -1,0 +1,50 @@
+"""How shards are spread is shown, and what is wrong with it is said."""
+
+import pytest
+
+from headway.cli.status import _shards_text
+from headway.core.model import Lease, Node
+from headway.operations.attention import faults
+from headway.operations.store_trouble import SHARD_PREFIX
+from tests.unit.cli.test_top import NOW, situation
+
+
+def lease(shard: int, holder: str) -> Lease:
+    return Lease(name=f"{SHARD_PREFIX}{shard}", holder=holder, holder_name=holder, token=1, until=NOW, since=NOW)
+
+
+def scheduler(name: str, shards: int, mode: str = "leader") -> Node:
+    return Node(id=name, name=name, roles=("scheduler",), beat_at=NOW, state={"mode": mode, "shards": shards})
+
+
+def said(nodes: list[Node], leases: list[Lease]) -> list[str]:
+    found = faults(situation(nodes=nodes, leases=leases, queues=[]))
+    return [fault.words for fault in found if fault.code.startswith("shards")]
+
+
+def test_every_shard_has_a_leader() -> None:
+    assert said([scheduler("a", 2), scheduler("b", 2)], [lease(0, "a"), lease(1, "b")]) == []
+
+
+def test_a_shard_that_nobody_leads() -> None:
+    assert said([scheduler("a", 3)], [lease(0, "a")]) == ["2 of 3 shards of the schedules have no leader"]
+
+
+def test_schedulers_that_do_not_agree() -> None:
+    words = said([scheduler("a", 1), scheduler("b", 2)], [lease(0, "a"), lease(1, "b")])
+    assert words == ["schedulers do not agree on the number of shards: 1, 2"]
+
+
+def test_lock_mode_has_no_shards() -> None:
+    assert said([scheduler("a", 4, "lock")], []) == []
+
+
+@pytest.mark.parametrize(
+    ("holders", "text"),
+    [
+        ("aab", "3 shards: a 2 · b 1"),
+        ("aabcdef", "7 shards led by 6 nodes, 1 to 2 each"),
+    ],
+)
+def test_the_spread_in_words(holders: str, text: str) -> None:
+    assert _shards_text([lease(number, holder) for number, holder in enumerate(holders)]) == text
