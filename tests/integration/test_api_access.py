@@ -16,9 +16,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from headway.cli.root import run
+from headway.operations.caller import ROLES
 from headway.server.api import ROUTES
 from headway.server.routes import dashboard
-from headway.server.web import ROLES, Route
+from headway.server.web import Route
 from tests.support.api import ApiProcess, api_process
 from tests.support.command_line import Cli
 from tests.support.waiting import DEADLINE_S, wait_until

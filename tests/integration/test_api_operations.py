@@ -105,6 +105,7 @@ def test_a_queue_is_paused_for_everybody_by_who_has_all_tenants(home: House) -> 
         **shown,
         "pending": 1,
         "oldest_age_seconds": ANY,
+        "changed": False,
     }
     assert error_of(home.acme.post("/api/queues/tap/resume"), 403)
     assert home.everybody.post("/api/queues/tap/resume").json()["paused"] is False

@@ -69,7 +69,7 @@ from headway.server.routes import streams as follow
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
 from headway.tasks import context, task
-from headway.wire import shapes
+from headway.wire import base, shapes
 from headway.worker import (
     child_processes as staff,
 )
@@ -412,7 +412,7 @@ def test_the_limits_of_the_api_are_those_of_the_code() -> None:
         "body": f"{web.BODY_BYTES_MAX >> 20} MiB; {web.BULK_BYTES_MAX >> 20} MiB",
         "nesting of JSON": number(web.DEPTH_MAX),
         "parameter of the query or part of a path": number(web.TEXT_LENGTH_MAX),
-        "page": f"{web.PAGE_MAX}, and {web.PAGE_BYTES_MAX >> 20} MiB",
+        "page": f"{base.PAGE_MAX}, and {web.PAGE_BYTES_MAX >> 20} MiB",
         "value in a list": f"{shapes.LISTED_BYTES_MAX >> 10} KiB",
         "values in a body: objects, lists, texts, numbers": f"{number(web.VALUES_MAX)}; {number(web.BULK_VALUES_MAX)}",
         f"large bodies (over {offload.SMALL_BYTES_MAX >> 10} KiB) under way at one process": (

@@ -21,6 +21,7 @@ from headway.server.routes import dead_letters as letters
 from headway.server.routes import streams as follow
 from headway.store import bulk as store_bulk
 from headway.store import failures, queue, statements, webhooks
+from headway.wire import base
 from headway.worker import reporter
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "docs/api.md": (
         f"in {series.POINTS} steps",
         f"the newest {series.JOBS_MAX:,} jobs that ended",
-        f"`limit` is {web.PAGE_DEFAULT} unless told otherwise, and {web.PAGE_MAX} at most",
+        f"`limit` is {base.PAGE_DEFAULT} unless told otherwise, and {base.PAGE_MAX} at most",
         f"A count ends at {store_bulk.COUNT_MAX:,}",
         f"At most {bulk.GROUP_MAX:,} are taken",
         f'`{{"jobs": […]}}`, up to {queue.ENQUEUE_MAX:,}',

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"core", "store", "headway.scheduling.planner"},  # The planner is pure.
     "wire": {"core", "wire"},
     "operations": {"core", "tasks", "scheduling", "store", "wire", "operations"},
-    "client": {"core", "wire", "client", "headway.operations.protocol"},
+    "client": {"core", "wire", "operations", "client"},
     "server": {"core", "wire", "operations", "server"},
     "wiring": {"core", "tasks", "scheduling", "coordination", "queue", "worker", "adapters", "store"}
     | {"wire", "operations", "client", "server", "wiring"},

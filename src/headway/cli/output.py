@@ -124,8 +124,14 @@ def stop_writing() -> None:
 
 def to_json(value: object, *, indent: int | None = None) -> str:
     """Write JSON in which nothing but line ends is unprintable."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_builtins)
     return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
+
+
+def _builtins(value: object) -> object:
+    import msgspec  # Here, since `--help` can do without it.
+
+    return msgspec.to_builtins(value)
 
 
 _UNPRINTABLE: Final = re.compile(r"[^\n\x20-\x7e]")

@@ -1,16 +1,15 @@
-"""`headway queues`: what waits where, and the tap of each queue."""
+"""`headway queues`: list, pause and resume queues."""
 
 from typing import Annotated
 
 import typer
 
 from headway.cli.output import Column
-from headway.cli.session import AUTHOR, Desk, Session, command, new_group
+from headway.cli.session import Session, command, new_group
 from headway.cli.text import clean, span
 from headway.core.instants import SECOND, Instant, parse_instant
-from headway.core.model import check_name
-from headway.operations import audit_log as deeds
-from headway.wire.shapes import Shape
+from headway.operations.verbs import pages
+from headway.wire.queues import Queue
 
 app = new_group(help="List queues; pause and resume them.")
 
@@ -20,9 +19,9 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of
 @command(app, "list")
 async def list_(session: Session) -> None:
     """List the queues: how much waits in each, how long, how much of it runs."""
-    async with session.open() as desk:
-        found = await desk.queues()
-        now = desk.now
+    async with session.operations() as operations:
+        found = [queue async for queue in pages(operations.queues.list)]
+        now = operations.now
     if session.as_json:
         session.out.json(found)
     elif not found:
@@ -35,21 +34,21 @@ async def list_(session: Session) -> None:
             Column("running", right=True),
             Column("state", wraps=True),
         ]
-        session.out.table(columns, [_row(shape, now) for shape in found])
+        session.out.table(columns, [_row(queue, now) for queue in found])
 
 
-def _row(shape: Shape, now: Instant) -> tuple[object, ...]:
-    oldest = span(round(shape["oldest_age_seconds"]) * SECOND) if shape["pending"] else None
-    return shape["name"], f"{shape['pending']:,}", oldest, f"{shape['running']:,}", queue_state(shape, now)
+def _row(queue: Queue, now: Instant) -> tuple[object, ...]:
+    oldest = span(round(queue.oldest_age_seconds) * SECOND) if queue.pending else None
+    return queue.name, f"{queue.pending:,}", oldest, f"{queue.running:,}", queue_state(queue, now)
 
 
-def queue_state(shape: Shape, now: Instant) -> str:
-    """Say in a few words whether a queue is open."""
-    if not shape["paused"]:
+def queue_state(queue: Queue, now: Instant) -> str:
+    """Say in a few words whether a queue is paused."""
+    if queue.paused_at is None:
         return "on"
-    since = span(max(0, now - parse_instant(shape["paused_at"])) // SECOND * SECOND)
-    by = f" by {shape['paused_by']}" if shape["paused_by"] else ""
-    return f"paused for {since}{by}" + (f": {shape['reason']}" if shape["reason"] else "")
+    since = span(max(0, now - parse_instant(queue.paused_at)) // SECOND * SECOND)
+    by = f" by {queue.paused_by}" if queue.paused_by else ""
+    return f"paused for {since}{by}" + (f": {queue.reason}" if queue.reason else "")
 
 
 @command(app)
@@ -58,27 +57,22 @@ async def pause(
     queue: QueueArgument,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Recorded in the audit log.")] = "",
 ) -> None:
-    """Take nothing more from a queue; what runs goes on, and what comes waits."""
-    check_name(queue, "queue")
-    async with session.open() as desk:
-        acting = desk.acting(deeds.pause_queue(queue, reason))
-        is_new = await acting.queue.pause(queue, author=AUTHOR, reason=reason)
-        await _tell(session, desk, queue, "" if is_new else " already")
+    """Pause a queue: running jobs finish, and new jobs wait."""
+    async with session.operations() as operations:
+        _tell(session, await operations.queues.pause(queue, reason=reason), operations.now)
 
 
 @command(app)
 async def resume(session: Session, queue: QueueArgument) -> None:
-    """Take from a queue again."""
-    check_name(queue, "queue")
-    async with session.open() as desk:
-        was_paused = await desk.acting(deeds.resume_queue(queue)).queue.resume(queue)
-        await _tell(session, desk, queue, "" if was_paused else " already")
+    """Resume a queue: workers take jobs from it again."""
+    async with session.operations() as operations:
+        _tell(session, await operations.queues.resume(queue), operations.now)
 
 
-async def _tell(session: Session, desk: Desk, queue: str, already: str) -> None:
-    shape = await desk.queue(queue)
+def _tell(session: Session, queue: Queue, now: Instant) -> None:
     if session.as_json:
-        session.out.json(shape)
+        session.out.json(queue)
     else:
-        waiting = f" ({shape['pending']:,} waiting)" if shape["pending"] else ""
-        session.out.say(clean(f"{queue} is{already} {queue_state(shape, desk.now)}{waiting}"))
+        already = "" if queue.changed else " already"
+        waiting = f" ({queue.pending:,} waiting)" if queue.pending else ""
+        session.out.say(clean(f"{queue.name} is{already} {queue_state(queue, now)}{waiting}"))

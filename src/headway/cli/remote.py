@@ -15,6 +15,7 @@ from headway.cli.filters import in_api
 from headway.cli.session import Desk
 from headway.client import AsyncClient
 from headway.client.calls import JobFilters
+from headway.client.remote_operations import RemoteOperations
 from headway.core.clock import Clock
 from headway.core.errors import (
     DefinitionError,
@@ -125,13 +126,10 @@ class RemoteDesk(Desk):
         """Read the queues."""
         return [shape async for shape in self._remote.client.queues.list()]
 
-    async def queue(self, name: str) -> Shape:
-        """Read one queue."""
-        return self._remote.queue.told[name]
-
-    async def workers(self) -> list[Shape]:
-        """Read the workers that are alive."""
-        return [shape async for shape in self._remote.client.workers.list()]
+    @property
+    def operations(self) -> RemoteOperations:
+        """The operations of the server."""
+        return RemoteOperations(self._remote.client, self.clock)
 
     def acting(self, deed: Deed | Sequence[Deed]) -> "Store":
         """Return the store: the server writes down what is done through it."""
@@ -188,11 +186,6 @@ class RemoteDesk(Desk):
         act = client.retry_many if verb == "retry" else client.cancel_many
         chosen = cast("JobFilters", in_api(filters or {}))
         return await act(ids, reason=reason, dry_run=dry_run, **chosen)
-
-    async def drain(self, worker: str) -> tuple[str, str]:
-        """Have a worker leave; return its id and its name."""
-        told = await self._remote.client.workers.drain(worker)
-        return told["id"], told["name"]
 
     async def situation(self) -> Situation:
         """Read who leads, who works, what waits and what is late."""
@@ -306,7 +299,6 @@ class _Queue:
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
         self._client = store.client
-        self.told: dict[str, Shape] = {}
 
     async def page(self, *, before: str | None, limit: int, **filters: str | Instant | None) -> list[Job]:
         found = self._client.jobs(before=before, limit=limit, **cast("JobFilters", in_api(filters)))
@@ -354,19 +346,6 @@ class _Queue:
     async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[Shape]:
         found = self._client.log(job_id, after=after, limit=limit)
         return [{**line, "at": _instant(line["at"])} async for line in found]
-
-    async def pause(self, queue: str, *, author: str, reason: str = "") -> bool:
-        was_paused = await self._is_paused(queue)
-        self.told[queue] = await self._client.queues.pause(queue, reason=reason)
-        return not was_paused
-
-    async def resume(self, queue: str) -> bool:
-        was_paused = await self._is_paused(queue)
-        self.told[queue] = await self._client.queues.resume(queue)
-        return was_paused
-
-    async def _is_paused(self, queue: str) -> bool:
-        return any([shape["paused"] async for shape in self._client.queues.list() if shape["name"] == queue])
 
 
 class _Schedules:

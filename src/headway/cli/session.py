@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headway.core.model import Job, Occurrence, Schedule, ScheduleRef, ScheduleSpec
     from headway.core.ports import LiveView
     from headway.core.settings import Settings
+    from headway.operations.everything import Operations
     from headway.operations.overview import Situation
     from headway.operations.why import Why
     from headway.store import Store
@@ -128,18 +129,14 @@ class Desk:
 
         return await queue_shapes(self.store)
 
-    async def queue(self, name: str) -> "Shape":
-        """Read one queue."""
-        from headway.operations.overview import queue_shape
+    @property
+    def operations(self) -> "Operations":
+        """The operations on the store."""
+        from headway.operations.audit_log import origin
+        from headway.operations.caller import Caller, Principal
+        from headway.operations.everything import LocalOperations
 
-        return await queue_shape(self.store, name)
-
-    async def workers(self) -> "list[Shape]":
-        """Read the workers that are alive."""
-        from headway.operations.job_context import alive
-        from headway.operations.overview import worker_shapes
-
-        return worker_shapes(await alive(self.store))
+        return LocalOperations(Caller(Principal(AUTHOR, "*", "admin"), origin(), self.store, self.clock))
 
     def acting(self, deed: "Deed | Sequence[Deed]") -> "Store":
         """Return the store for something that is done here: what it writes goes into the trail with it."""
@@ -212,18 +209,6 @@ class Desk:
             return await bulk.named(ids, tenant=None, dry_run=dry_run)
         chosen = filters or {}
         return await bulk.matching(JobFilter(**chosen), said=in_api(chosen), dry_run=dry_run)
-
-    async def drain(self, worker: str) -> tuple[str, str]:
-        """Have a worker leave; return its id and its name."""
-        from headway.core.errors import NotFound
-        from headway.operations import audit_log as deeds
-        from headway.operations.job_context import alive
-        from headway.operations.overview import find_worker
-
-        node = find_worker(await alive(self.store), worker)
-        if not await self.acting(deeds.drain(node)).nodes.ask(node.id, "drain"):
-            raise NotFound(f"{worker!r} has just left")
-        return node.id, node.name
 
     async def situation(self) -> "Situation":
         """Read who leads, who works, what waits and what is late."""
@@ -389,6 +374,12 @@ class Session:
             if post is not None:
                 await post.flush_async()
             await store.close()
+
+    @asynccontextmanager
+    async def operations(self, missing: Missing = "refuse") -> "AsyncIterator[Operations]":
+        """Open the operations, on the store or on the server."""
+        async with self.open(missing) as desk:
+            yield desk.operations
 
 
 def is_missing(url: str) -> bool:

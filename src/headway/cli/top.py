@@ -29,6 +29,7 @@ from headway.operations.figures import situation_shape
 from headway.operations.overview import LATE, Situation
 from headway.operations.why import left_words, read_detail
 from headway.operations.worker_state import Worker
+from headway.wire.queues import Queue
 from headway.wire.shapes import job_shape
 
 FRAME_S: Final = 1.0
@@ -270,7 +271,7 @@ def _queue_lines(situation: Situation, width: int) -> list[Line]:
                 (f"{queue['pending']:>9,}", "name" if queue["pending"] else "quiet"),
                 (f"  {oldest:>8}", "time" if queue["pending"] else "quiet"),
                 (f"  {queue['running']:>9,}", "" if queue["running"] else "quiet"),
-                (f"  {queue_state(queue, situation.now)}" if queue["paused"] else "", "warn"),
+                (f"  {queue_state(Queue(**queue), situation.now)}" if queue["paused"] else "", "warn"),
             ]
         )
     return lines

@@ -1,4 +1,4 @@
-"""`headway workers`: who runs jobs, and how to send one of them home."""
+"""`headway workers`: list workers and drain one."""
 
 import asyncio
 from typing import Annotated, Final
@@ -7,14 +7,16 @@ import typer
 
 from headway.cli.output import Column
 from headway.cli.parsing import TimeoutOption, read_timeout
-from headway.cli.session import Desk, Session, command, new_group
+from headway.cli.session import Session, command, new_group
 from headway.cli.text import away, clean, span
 from headway.core.instants import Instant, parse_instant
-from headway.operations.overview import NAMES_SHOWN
-from headway.wire.shapes import Shape
+from headway.operations.everything import Operations
+from headway.operations.verbs import pages
+from headway.wire.nodes import Worker
 
 LOOK_S: Final = 0.5
 INTERRUPTED: Final = 130
+NAMES_SHOWN: Final = 5
 
 app = new_group(help="List workers, and have one finish what it runs and leave.")
 
@@ -22,8 +24,8 @@ app = new_group(help="List workers, and have one finish what it runs and leave."
 @command(app, "list")
 async def list_(session: Session) -> None:
     """List the workers that are alive."""
-    async with session.open() as desk:
-        found, now = await desk.workers(), desk.now
+    async with session.operations() as operations:
+        found, now = [worker async for worker in pages(operations.workers.list)], operations.now
     if session.as_json:
         session.out.json(found)
         return
@@ -43,18 +45,18 @@ async def list_(session: Session) -> None:
         session.out.say("no worker is alive; `headway worker --app MODULE:APP` starts one")
 
 
-def _row(worker: Shape, now: Instant) -> tuple[object, ...]:
-    tasks = ", ".join(worker["tasks"][:NAMES_SHOWN])
-    more = f" and {len(worker['tasks']) - NAMES_SHOWN:,} more" if len(worker["tasks"]) > NAMES_SHOWN else ""
+def _row(worker: Worker, now: Instant) -> tuple[object, ...]:
+    tasks = ", ".join(worker.tasks[:NAMES_SHOWN])
+    more = f" and {len(worker.tasks) - NAMES_SHOWN:,} more" if len(worker.tasks) > NAMES_SHOWN else ""
     return (
-        worker["name"],
-        "draining" if worker["draining"] else "alive",
-        f"{worker['running']:,}/{worker['slots']:,}",
-        "all" if "*" in worker["queues"] else ", ".join(worker["queues"]),
+        worker.name,
+        "draining" if worker.draining else "alive",
+        f"{worker.running:,}/{worker.slots:,}",
+        "all" if "*" in worker.queues else ", ".join(worker.queues),
         tasks + more,
-        span(max(0, now - parse_instant(worker["started_at"]))),
-        away(min(parse_instant(worker["beat_at"]), now), now),
-        worker["id"],
+        span(max(0, now - parse_instant(worker.started_at))),
+        away(min(parse_instant(worker.beat_at), now), now),
+        worker.id,
     )
 
 
@@ -65,27 +67,28 @@ async def drain(
     wait: Annotated[bool, typer.Option("--wait", help="Return when it has gone.")] = False,
     timeout: TimeoutOption = None,
 ) -> int:
-    """Have a worker take no more jobs, finish or hand back what it runs, and leave."""
+    """Drain a worker: it takes no more jobs, finishes or hands back what it runs, and leaves."""
     timeout_s = read_timeout(timeout, wait)
-    async with session.open() as desk:
-        node_id, name = await desk.drain(worker)
+    async with session.operations() as operations:
+        drained = await operations.workers.drain(worker)
+        name = drained.name
         if wait:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await _gone(desk, node_id)
+                    await _gone(operations, drained.id)
             except TimeoutError:
                 raise TimeoutError(f"{name} has not gone in this time; it goes on draining") from None
             except asyncio.CancelledError:  # Ctrl-C.
                 session.out.note(clean(f"stopped waiting; {name} goes on draining"))
                 return INTERRUPTED
     if session.as_json:
-        session.out.json({"id": node_id, "name": name, "draining": True, "gone": wait})
+        session.out.json({"id": drained.id, "name": name, "draining": True, "gone": wait})
     else:
         session.out.say(clean(f"{name} has gone" if wait else f"{name} takes no more jobs and leaves when done"))
     return 0
 
 
-async def _gone(desk: Desk, node_id: str) -> None:
+async def _gone(operations: Operations, node_id: str) -> None:
     wake = asyncio.Event()
-    while any(worker["id"] == node_id for worker in await desk.workers()):
-        await desk.clock.rest(LOOK_S, wake)
+    while node_id in {worker.id async for worker in pages(operations.workers.list)}:
+        await operations.clock.rest(LOOK_S, wake)

@@ -28,6 +28,7 @@ from headway.core.events import RequestFailed, emit
 from headway.core.ports import LiveView, WakeUps
 from headway.core.process_metrics import Tally
 from headway.core.settings import Settings
+from headway.operations.caller import Principal
 from headway.server.auth import ANONYMOUS, Gate
 from headway.server.fanout import Hub
 from headway.server.job_reader import JobReader, NodeNames, Shown
@@ -61,17 +62,7 @@ from headway.server.routes.jobs import TaskLike, Tasks
 from headway.server.routes.metrics import Metrics
 from headway.server.routes.series import Series
 from headway.server.routes.streams import Conversation
-from headway.server.web import (
-    Answer,
-    Call,
-    Principal,
-    Refused,
-    Route,
-    answer_json,
-    etag_of,
-    headers_of,
-    refusal_of,
-)
+from headway.server.web import Answer, Call, Refused, Route, answer_json, etag_of, headers_of, refusal_of
 from headway.server.webhook_sender import Deliverer
 from headway.store import Store
 

@@ -29,7 +29,8 @@ from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.core.events import AccessRefused, emit
 from headway.core.model import Login, Token
 from headway.core.settings import read_secret
-from headway.server.web import Principal, Refused
+from headway.operations.caller import Principal
+from headway.server.web import Refused
 from headway.store import Store
 from headway.store.access import ALL_TENANTS, TOKEN_PREFIX, hash_of
 

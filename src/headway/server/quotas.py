@@ -16,9 +16,10 @@ from typing import Final, TypeVar
 
 from headway.core.clock import Clock
 from headway.core.settings import Settings
+from headway.operations.caller import Principal
 from headway.server.fanout import FOLLOWERS_MAX
 from headway.server.single_flight import Recent
-from headway.server.web import Principal, Refused
+from headway.server.web import Refused
 from headway.store import Store
 
 TENANTS_MAX: Final = 10_000

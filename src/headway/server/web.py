@@ -28,6 +28,7 @@ from headway.core.clock import Clock
 from headway.core.errors import (
     Conflict,
     DefinitionError,
+    Denied,
     HeadwayError,
     LeaseLost,
     NotFound,
@@ -40,9 +41,11 @@ from headway.core.errors import (
 )
 from headway.core.instants import Instant, parse_instant
 from headway.core.settings import Settings
+from headway.operations.caller import Caller, Principal
 from headway.server.offload import SMALL_BYTES_MAX, Offload
 from headway.store import Store
-from headway.store.access import Deed, Doer
+from headway.store.access import Deed
+from headway.wire.base import PAGE_DEFAULT, PAGE_MAX
 
 BODY_BYTES_MAX: Final = 1 << 20
 BULK_BYTES_MAX: Final = 16 << 20
@@ -55,10 +58,6 @@ DIGITS_MAX: Final = 400
 BODY_S_MAX: Final = 30.0
 PATH_LENGTH_MAX: Final = 80
 TEXT_LENGTH_MAX: Final = 512
-PAGE_DEFAULT: Final = 50
-PAGE_MAX: Final = 200
-ROLES: Final = ("viewer", "operator", "admin")
-_RANKS: Final = {role: rank for rank, role in enumerate(ROLES)}
 
 T = TypeVar("T")
 
@@ -80,6 +79,7 @@ class Refused(HeadwayError):
 _ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ...]] = (
     (TaskNotFound, 404, "unknown_task", {}),
     (NotFound, 404, "not_found", {}),
+    (Denied, 403, "forbidden", {}),
     (ScheduleChanged, 412, "changed", {}),
     (Conflict, 409, "conflict", {}),
     (DefinitionError, 422, "invalid", {}),
@@ -109,35 +109,6 @@ def refusal_of(error: HeadwayError) -> Refused | None:
         if isinstance(error, kind):
             return Refused(status, code, _PUBLIC_WORDS.get(code, str(error)), headers=headers)
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who asks: what it may do, and of which tenant; `*` is all of them. `session` where it is a browser signed in."""
-
-    name: str
-    tenant: str
-    role: str
-    token_id: str | None = None
-    session: str | None = None
-
-    def may(self, role: str) -> bool:
-        """Say whether this one has at least that role."""
-        return _RANKS[self.role] >= _RANKS[role]
-
-    @property
-    def one_tenant(self) -> str | None:
-        """The tenant whose things may be seen; None for all."""
-        return None if self.tenant == "*" else self.tenant
-
-    @property
-    def holder(self) -> str:
-        """Whose share this one takes of what all use: that of a tenant, or of one token for all tenants."""
-        return self.one_tenant or f"*{self.token_id or self.name}"  # No tenant begins with it.
-
-    def sees(self, tenant: str) -> bool:
-        """Say whether things of this tenant exist for this one."""
-        return self.tenant in ("*", tenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +252,14 @@ class Call(msgspec.Struct):
         """Where the request comes from, for the trail."""
         return self.request.client.host if self.request.client else ""
 
+    @property
+    def caller(self) -> Caller:
+        """Who calls the operations."""
+        return Caller(self.principal, self.origin, self.store, self.clock)
+
     def acting(self, deed: Deed | Sequence[Deed]) -> Store:
-        """Return the store for something that the caller does: what it writes goes into the trail with it."""
-        doer = Doer(self.principal.name, self.origin, self.principal.tenant)
-        return self.store.acting(doer, deed, self.clock)
+        """Return the store for one action: the audit log entry is written in the same transaction."""
+        return self.caller.acting(deed)
 
     async def record(self, action: str, target: str, tenant: str | None = None, **detail: Any) -> None:
         """Write into the trail what the caller has done where it was not a write of the store alone."""

@@ -5,34 +5,23 @@ refers to the shape, so that a job is the same `Job` wherever it turns up.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET
-from msgspec import UnsetType as Absent
 
 from headway.core.lifecycle import Status
 from headway.core.model import Decided, Missed, Overlap
+from headway.wire.base import EXAMPLES, Absent, Count, Resource, Span, Time
 
-Time = Annotated[
-    str,
-    msgspec.Meta(
-        extra_json_schema={"format": "date-time"}, description="ISO 8601, UTC", examples=["2027-01-31T06:00:00Z"]
-    ),
-]
-Span = Annotated[str, msgspec.Meta(description="a duration", examples=["1h30m"])]
-Count = Annotated[int, msgspec.Meta(ge=0)]
 Omitted = Annotated[
     list[str],
     msgspec.Meta(description="what was too large for this list; the object itself has it", examples=[["args"]]),
 ]
 
 
-class Shape(msgspec.Struct):
-    """An object of the API. Some have names that may be absent."""
-
-
-class Failure(Shape):
+class Failure(Resource):
     """What went wrong. The traceback is for operators and admins only."""
 
     type: str
@@ -40,7 +29,7 @@ class Failure(Shape):
     traceback: str | Absent = UNSET
 
 
-class Step(Shape):
+class Step(Resource):
     """A step that a job has named."""
 
     name: str
@@ -48,7 +37,7 @@ class Step(Shape):
     seconds: float | None
 
 
-class Detail(Shape):
+class Detail(Resource):
     """What a running job last said about itself."""
 
     step: str | Absent = UNSET
@@ -58,7 +47,7 @@ class Detail(Shape):
     steps: list[Step] | Absent = UNSET
 
 
-class Job(Shape):
+class Job(Resource):
     """A unit of work, as it is now."""
 
     id: Annotated[str, msgspec.Meta(examples=["job_01m7h07rq30wjd03gjnmt8r3pz"])]
@@ -114,7 +103,7 @@ class Job(Shape):
     omitted: Omitted | Absent = UNSET
 
 
-class Attempt(Shape):
+class Attempt(Resource):
     """One try at a job that has ended."""
 
     attempt: Count
@@ -127,7 +116,7 @@ class Attempt(Shape):
     error: Failure | None
 
 
-class Occurrence(Shape, kw_only=True):
+class Occurrence(Resource, kw_only=True):
     """What was decided about an instant of a schedule, or about a run of them that ended alike."""
 
     schedule: str
@@ -141,7 +130,7 @@ class Occurrence(Shape, kw_only=True):
     job_id: str | None
 
 
-class Preview(Shape):
+class Preview(Resource):
     """An instant to come."""
 
     instant: Time
@@ -149,7 +138,7 @@ class Preview(Shape):
     note: Annotated[str | None, msgspec.Meta(description="what daylight saving does to it")]
 
 
-class PauseOfSchedule(Shape):
+class PauseOfSchedule(Resource):
     """Since when a schedule is paused, until when, why and by whom."""
 
     since: Time
@@ -158,7 +147,7 @@ class PauseOfSchedule(Shape):
     author: str
 
 
-class Recent(Shape):
+class Recent(Resource):
     """A decision in short, and what became of its job."""
 
     at: Time
@@ -169,7 +158,7 @@ class Recent(Shape):
     job_id: str | None
 
 
-class Schedule(Shape):
+class Schedule(Resource):
     """When a task runs, with every policy."""
 
     name: str
@@ -209,7 +198,7 @@ class Schedule(Shape):
     omitted: Omitted | Absent = UNSET
 
 
-class Problem(Shape):
+class Problem(Resource):
     """Why a request was refused."""
 
     code: Annotated[str, msgspec.Meta(description="for programs; it stays the same")]
@@ -217,7 +206,7 @@ class Problem(Shape):
     hint: Annotated[str, msgspec.Meta(description="what to do instead")] | Absent = UNSET
 
 
-class Error(Shape):
+class Error(Resource):
     """The body of every answer from 400 on."""
 
     error: Problem
@@ -227,134 +216,138 @@ class Error(Shape):
 _AT: Final = "2027-01-31T06:00:00Z"
 
 # A whole example of each, and the names by which a shorter one is known.
-EXAMPLES: Final[Mapping[type[Shape], tuple[Mapping[str, Any], frozenset[str]]]] = {
-    Job: (
-        {
-            "id": "job_01m7h07rq30wjd03gjnmt8r3pz",
-            "type": "report",
-            "status": "COMPLETED",
-            "progress": 100,
-            "created_at": _AT,
-            "run_at": _AT,
-            "started_at": "2027-01-31T06:00:00.004Z",
-            "updated_at": "2027-01-31T06:01:09Z",
-            "finished_at": "2027-01-31T06:01:09Z",
-            "ready_at": _AT,
-            "cancel_requested_at": None,
-            "reviewed_at": None,
-            "metadata": {},
-            "detail": None,
-            "eta_at": None,
-            "attempts": 1,
-            "failures": 0,
-            "max_attempts": 3,
-            "timeout": "30m",
-            "expires_at": None,
-            "queue": "default",
-            "priority": 0,
-            "tenant": "42",
-            "key": None,
-            "tags": [],
-            "schedule": "daily-report",
-            "occurrence_at": _AT,
-            "batch": None,
-            "parent": None,
-            "rerun_of": None,
-            "node": None,
-            "blocked_by": None,
-            "parked": None,
-            "reason": "completed",
-            "args": {"kind": "sales"},
-            "result": {"download_url": "https://files.example/42/2027-01-31.pdf"},
-            "error": None,
-            "why": "completed in 1m 9s",
-            "eta_seconds": None,
-            "version": 17,
-        },
-        frozenset({"id", "type", "status"}),
-    ),
-    Attempt: (
-        {
-            "attempt": 1,
-            "node": "node_01m7h0en7803x23x7364a4cyve",
-            "ready_at": _AT,
-            "started_at": _AT,
-            "ended_at": "2027-01-31T06:00:03Z",
-            "outcome": "failed",
-            "reason": "failure 1 of 3, retrying in 5s",
-            "error": {"type": "ConnectionError", "message": "the printer does not answer"},
-        },
-        frozenset({"attempt", "outcome"}),
-    ),
-    Occurrence: (
-        {
-            "schedule": "daily-report",
-            "tenant": "default",
-            "instant": _AT,
-            "count": 1,
-            "outcome": "fired",
-            "reason": "on time",
-            "decided_at": "2027-01-31T06:00:00.003Z",
-            "job_id": "job_01m7h07rq30wjd03gjnmt8r3pz",
-        },
-        frozenset({"schedule", "instant", "outcome"}),
-    ),
-    Preview: (
-        {
-            "instant": "2027-03-28T01:00:00Z",
-            "local": "2027-03-28T03:00:00+02:00",
-            "note": "02:30 does not exist on 2027-03-28 (DST); runs at 03:00, dst=shift",
-        },
-        frozenset({"instant", "local"}),
-    ),
-    Schedule: (
-        {
-            "name": "daily-report",
-            "task": "report",
-            "trigger": {"kind": "cron", "expr": "0 6 * * *", "tz": "UTC", "dst": "shift"},
-            "rule": "0 6 * * * UTC",
-            "args": {"kind": "sales"},
-            "tenant": "default",
-            "queue": "default",
-            "priority": 0,
-            "max_attempts": 3,
-            "backoff": "5s..5m",
-            "tags": [],
-            "overlap": "skip",
-            "queue_limit": 1,
-            "missed": "latest",
-            "deadline": "4h",
-            "grace": "1m",
-            "catch_up_limit": 100,
-            "catch_up_rate": None,
-            "jitter": None,
-            "start": None,
-            "end": None,
-            "expect": None,
-            "callback_url": None,
-            "expires": None,
-            "owner": "shop",
-            "revision": 3,
-            "created_at": _AT,
-            "decided_through": _AT,
-            "next_at": "2027-02-01T06:00:00Z",
-            "paused": False,
-            "pause": None,
-            "attention": None,
-            "failing": 0,
-        },
-        frozenset({"name", "task"}),
-    ),
-}
+EXAMPLES.update(
+    {
+        Job: (
+            {
+                "id": "job_01m7h07rq30wjd03gjnmt8r3pz",
+                "type": "report",
+                "status": "COMPLETED",
+                "progress": 100,
+                "created_at": _AT,
+                "run_at": _AT,
+                "started_at": "2027-01-31T06:00:00.004Z",
+                "updated_at": "2027-01-31T06:01:09Z",
+                "finished_at": "2027-01-31T06:01:09Z",
+                "ready_at": _AT,
+                "cancel_requested_at": None,
+                "reviewed_at": None,
+                "metadata": {},
+                "detail": None,
+                "eta_at": None,
+                "attempts": 1,
+                "failures": 0,
+                "max_attempts": 3,
+                "timeout": "30m",
+                "expires_at": None,
+                "queue": "default",
+                "priority": 0,
+                "tenant": "42",
+                "key": None,
+                "tags": [],
+                "schedule": "daily-report",
+                "occurrence_at": _AT,
+                "batch": None,
+                "parent": None,
+                "rerun_of": None,
+                "node": None,
+                "blocked_by": None,
+                "parked": None,
+                "reason": "completed",
+                "args": {"kind": "sales"},
+                "result": {"download_url": "https://files.example/42/2027-01-31.pdf"},
+                "error": None,
+                "why": "completed in 1m 9s",
+                "eta_seconds": None,
+                "version": 17,
+            },
+            frozenset({"id", "type", "status"}),
+        ),
+        Attempt: (
+            {
+                "attempt": 1,
+                "node": "node_01m7h0en7803x23x7364a4cyve",
+                "ready_at": _AT,
+                "started_at": _AT,
+                "ended_at": "2027-01-31T06:00:03Z",
+                "outcome": "failed",
+                "reason": "failure 1 of 3, retrying in 5s",
+                "error": {"type": "ConnectionError", "message": "the printer does not answer"},
+            },
+            frozenset({"attempt", "outcome"}),
+        ),
+        Occurrence: (
+            {
+                "schedule": "daily-report",
+                "tenant": "default",
+                "instant": _AT,
+                "count": 1,
+                "outcome": "fired",
+                "reason": "on time",
+                "decided_at": "2027-01-31T06:00:00.003Z",
+                "job_id": "job_01m7h07rq30wjd03gjnmt8r3pz",
+            },
+            frozenset({"schedule", "instant", "outcome"}),
+        ),
+        Preview: (
+            {
+                "instant": "2027-03-28T01:00:00Z",
+                "local": "2027-03-28T03:00:00+02:00",
+                "note": "02:30 does not exist on 2027-03-28 (DST); runs at 03:00, dst=shift",
+            },
+            frozenset({"instant", "local"}),
+        ),
+        Schedule: (
+            {
+                "name": "daily-report",
+                "task": "report",
+                "trigger": {"kind": "cron", "expr": "0 6 * * *", "tz": "UTC", "dst": "shift"},
+                "rule": "0 6 * * * UTC",
+                "args": {"kind": "sales"},
+                "tenant": "default",
+                "queue": "default",
+                "priority": 0,
+                "max_attempts": 3,
+                "backoff": "5s..5m",
+                "tags": [],
+                "overlap": "skip",
+                "queue_limit": 1,
+                "missed": "latest",
+                "deadline": "4h",
+                "grace": "1m",
+                "catch_up_limit": 100,
+                "catch_up_rate": None,
+                "jitter": None,
+                "start": None,
+                "end": None,
+                "expect": None,
+                "callback_url": None,
+                "expires": None,
+                "owner": "shop",
+                "revision": 3,
+                "created_at": _AT,
+                "decided_through": _AT,
+                "next_at": "2027-02-01T06:00:00Z",
+                "paused": False,
+                "pause": None,
+                "attention": None,
+                "failing": 0,
+            },
+            frozenset({"name", "task"}),
+        ),
+    }
+)
 
 
-_NAMES: Final = {shape: frozenset(field.name for field in msgspec.structs.fields(shape)) for shape in EXAMPLES}
+@cache
+def _names(shape: type[Resource]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(shape))
 
 
-def shape_of(example: Mapping[str, Any]) -> type[Shape] | None:
+def shape_of(example: Mapping[str, Any]) -> type[Resource] | None:
     """Return the shape of which an example has the names, or the most telling of them; None when it has others."""
     for shape, (_, telling) in EXAMPLES.items():
-        if telling <= example.keys() <= _NAMES[shape]:
+        if telling <= example.keys() <= _names(shape):
             return shape
     return None
 

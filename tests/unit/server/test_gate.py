@@ -13,9 +13,10 @@ from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.core.events import AccessRefused, Event, subscribed
 from headway.core.instants import SECOND, Duration, parse_instant
 from headway.core.model import Token
+from headway.operations.caller import Principal
 from headway.server import auth as gates
 from headway.server.auth import ANONYMOUS, Gate, is_loopback, require_credential
-from headway.server.web import Principal, Refused
+from headway.server.web import Refused
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import SqliteDriver

@@ -14,12 +14,12 @@ from headway.core.errors import StoreUnavailable
 from headway.core.instants import HOUR, SECOND
 from headway.core.model import NewJob, Report
 from headway.core.settings import Settings
+from headway.operations.caller import Principal
 from headway.server import fanout as hub_module
 from headway.server.fanout import BYTES_MAX, EVENTS_MAX, Event, Follower, Hub
 from headway.server.job_reader import JobReader
 from headway.server.quotas import Quotas
 from headway.server.routes import streams as follow
-from headway.server.web import Principal
 from headway.store import Store
 from headway.store.feed import EVERYTHING, Line
 from headway.store.migrations import migrate

@@ -26,6 +26,7 @@ from headway.core.triggers import Cron, Every
 from headway.server.routes import openapi
 from headway.server.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Route
 from headway.wire import schemas, shapes
+from headway.wire.base import Resource
 from tests.support.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
@@ -287,7 +288,7 @@ def job(**given: Any) -> dict[str, Any]:
     return shapes.job_shape(Job(**facts), NOW)
 
 
-def written() -> Iterator[tuple[type[schemas.Shape], dict[str, Any]]]:
+def written() -> Iterator[tuple[type[Resource], dict[str, Any]]]:
     error = '{"type": "OSError", "message": "gone", "traceback": "…"}'
     detail = '{"step": "Copy", "done": 1, "total": 4, "rate": 0.5, "eta": 6, "steps": [["Copy", "running", 1.5]]}'
     yield schemas.Job, job()
@@ -316,7 +317,7 @@ def written() -> Iterator[tuple[type[schemas.Shape], dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("shape", "value"), list(written()))
-def test_a_shape_is_what_is_written(shape: type[schemas.Shape], value: dict[str, Any]) -> None:
+def test_a_shape_is_what_is_written(shape: type[Resource], value: dict[str, Any]) -> None:
     assert schemas.shape_of(value) is shape
     msgspec.convert(value, shape)
     fits(value, {"$ref": f"#/components/schemas/{shape.__name__}"})

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from headway.core.settings import Settings
+from headway.operations.caller import Principal
 from headway.server import quotas as quota_module
 from headway.server.quotas import Quotas
-from headway.server.web import Principal, Refused
+from headway.server.web import Refused
 from tests.simulation.stage import Stage
 from tests.simulation.virtual_loop import virtual
 

@@ -15,8 +15,9 @@ from headway.core.model import Job
 from headway.operations import audit_log as deeds
 from headway.server.routes.jobs import JOB_ID, page_of_jobs
 from headway.server.routes.streams import job_answer, visible_job
-from headway.server.web import CURSOR, LIMIT, PAGE_MAX, Answer, Call, Param, Refused, Route, require_printable
+from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route, require_printable
 from headway.store.failures import COUNTED_MAX, ERROR_TEXT_MAX, ErrorGroup, Letter
+from headway.wire.base import PAGE_MAX
 from headway.wire.shapes import LISTED_BYTES_MAX, Shape, stamp
 
 GROUP_MAX: Final = 1_000

@@ -20,6 +20,7 @@ import msgspec
 
 from headway.server.web import TEXT_LENGTH_MAX, Answer, Call, Param, Route, answer_json
 from headway.wire import schemas
+from headway.wire.base import EXAMPLES
 
 REFERENCE: Final = "#/components/schemas/{name}"
 JSON: Final = "application/json"
@@ -111,7 +112,7 @@ def document(routes: Sequence[Route], *, prefix: str = "") -> dict[str, Any]:
     """Describe the routes as OpenAPI 3.1; `prefix` is the path under which the API is mounted."""
     described = [route for route in routes if route.method in ("GET", "POST", "PUT", "PATCH", "DELETE")]
     bodies = [route.body for route in described if route.body is not None]
-    references, components = _components([*bodies, *schemas.EXAMPLES, schemas.Error])
+    references, components = _components([*bodies, *EXAMPLES, schemas.Error])
     written = {id(kind): reference for kind, reference in zip(bodies, references, strict=False)}
     names = _operation_ids(described)
     paths: dict[str, dict[str, Any]] = {}

@@ -5,47 +5,31 @@ moves the jobs of everybody (pausing a queue, draining a worker) needs a token f
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Annotated, Any, Final
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from headway.core.errors import NotFound, ScheduleNotFound
+from headway.core.errors import ScheduleNotFound
 from headway.core.instants import DAY, HOUR, INSTANT_MIN, SECOND, Instant
 from headway.core.lifecycle import FINAL, Status
-from headway.core.model import DEFAULT_TENANT, check_name, schedule_name
-from headway.operations import audit_log as deeds
+from headway.core.model import DEFAULT_TENANT, schedule_name
 from headway.operations.attention import alerts
 from headway.operations.figures import situation_shape
-from headway.operations.job_context import alive, known
 from headway.operations.overview import (
     Situation,
-    find_worker,
     look,
-    node_shape,
-    queue_shape,
-    queue_shapes,
-    worker_shapes,
 )
+from headway.operations.queues import Queues
+from headway.operations.workers import Nodes, Workers
 from headway.scheduling import audit as auditing
-from headway.server.routes.jobs import ReasonBody
-from headway.server.web import (
-    CURSOR,
-    LIMIT,
-    PAGE_DEFAULT,
-    PAGE_MAX,
-    Answer,
-    Call,
-    Param,
-    Refused,
-    Route,
-    etag_of,
-)
+from headway.server.operation_routes import routes_of
+from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route, etag_of
 from headway.store.facts import Facts, facts
 from headway.store.transaction import Driver
-from headway.wire.shapes import Shape, stamp
+from headway.wire.base import PAGE_DEFAULT, PAGE_MAX
+from headway.wire.shapes import stamp
 
 GROUP_MAX: Final = 1_000
 GROUP_DEFAULT: Final = 100
@@ -61,75 +45,6 @@ _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _PASSING: Final = ("undecided", "standstill", "long_transaction", "node_lost", "clock_off")
 
 _facts_of: Final[WeakKeyDictionary[Driver, Facts]] = WeakKeyDictionary()
-
-
-def _sliced(call: Call, shapes: list[Shape], name: str, facts: Callable[[Shape], Shape] | None = None) -> Answer:
-    """Answer with a page of a list that is read whole: bounded, and sorted by what the cursor names.
-
-    Where things say what passes with time, `facts` returns what does not, of which the ETag is made.
-    """
-    limit, after = call.page()
-    found = sorted((shape for shape in shapes if after is None or shape[name] > after), key=lambda shape: shape[name])
-    following = found[limit - 1][name] if len(found) > limit else None
-    etag = None if facts is None else etag_of([[facts(shape) for shape in found[:limit]], following])
-    return Answer({"items": found[:limit], "next_cursor": following}, etag=etag)
-
-
-# Queues -----------------------------------------------------------------------------------------------------
-
-
-async def list_queues(call: Call) -> Answer:
-    """List queues: how much waits in each, how long, how much of it runs."""
-    shapes = await queue_shapes(call.store, call.tenant)
-    now_s = call.clock.now() / SECOND
-
-    def facts(queue: Shape) -> Shape:
-        since = round(now_s - queue["oldest_age_seconds"]) if queue["pending"] else None
-        return {**queue, "oldest_age_seconds": since}
-
-    return _sliced(call, shapes, "name", facts)
-
-
-async def pause_queue(call: Call) -> Answer:
-    """Take nothing more from a queue; what runs goes on, and what comes waits."""
-    call.need_all_tenants()
-    queue, body = check_name(call.path("name"), "queue"), await call.body(ReasonBody)
-    acting = call.acting(deeds.pause_queue(queue, body.reason))
-    await acting.queue.pause(queue, author=call.principal.name, reason=body.reason)
-    return Answer(await queue_shape(call.store, queue))
-
-
-async def resume_queue(call: Call) -> Answer:
-    """Take from a queue again."""
-    call.need_all_tenants()
-    queue = check_name(call.path("name"), "queue")
-    await call.acting(deeds.resume_queue(queue)).queue.resume(queue)
-    return Answer(await queue_shape(call.store, queue))
-
-
-# Workers and nodes ------------------------------------------------------------------------------------------
-
-
-async def list_workers(call: Call) -> Answer:
-    """List the workers that are alive."""
-    call.need_all_tenants()
-    return _sliced(call, worker_shapes(await alive(call.store)), "id")
-
-
-async def drain_worker(call: Call) -> Answer:
-    """Have a worker take no more jobs, finish or hand back what it runs, and leave."""
-    call.need_all_tenants()
-    node = find_worker(await alive(call.store), call.path("id"))
-    if not await call.acting(deeds.drain(node)).nodes.ask(node.id, "drain"):
-        raise NotFound(f"{node.name!r} has just left")
-    return Answer({"id": node.id, "name": node.name, "draining": True}, 202)
-
-
-async def list_nodes(call: Call) -> Answer:
-    """List the processes that are alive: schedulers, workers, APIs."""
-    call.need_all_tenants()
-    nodes = await known(call.store) if call.query.get("gone") else await alive(call.store)
-    return _sliced(call, [node_shape(node) for node in nodes], "id")
 
 
 # Figures and alerts -----------------------------------------------------------------------------------------
@@ -368,75 +283,9 @@ _LETTER_FILTERS: Final = (
 )
 
 ROUTES: Final = (
-    Route(
-        method="GET",
-        path="/api/queues",
-        handler=list_queues,
-        role="viewer",
-        summary="List queues: what waits in each, how long, how much of it runs",
-        tag="operations",
-        query=(LIMIT, CURSOR),
-        answers={200: {"items": [_QUEUE], "next_cursor": None}},
-    ),
-    Route(
-        method="POST",
-        path="/api/queues/{name:path}/pause",
-        handler=pause_queue,
-        role="operator",
-        summary="Take nothing more from a queue",
-        what="What runs goes on, and what comes waits. Needs a token for all tenants.",
-        tag="operations",
-        body=ReasonBody,
-        body_is_optional=True,
-        body_example={"reason": "the disk is full"},
-        answers={200: _QUEUE},
-    ),
-    Route(
-        method="POST",
-        path="/api/queues/{name:path}/resume",
-        handler=resume_queue,
-        role="operator",
-        summary="Take from a queue again",
-        what="Needs a token for all tenants.",
-        tag="operations",
-        answers={200: _QUEUE},
-    ),
-    Route(
-        method="GET",
-        path="/api/workers",
-        handler=list_workers,
-        role="viewer",
-        summary="List the workers that are alive",
-        what="Needs a token for all tenants.",
-        tag="operations",
-        query=(LIMIT, CURSOR),
-        answers={200: {"items": [_WORKER], "next_cursor": None}},
-    ),
-    Route(
-        method="POST",
-        path="/api/workers/{id}/drain",
-        handler=drain_worker,
-        role="operator",
-        summary="Have a worker finish what it runs and leave",
-        what="By its id, or its name where only one has it. Needs a token for all tenants.",
-        tag="operations",
-        answers={202: {"id": _WORKER["id"], "name": "web-1", "draining": True}},
-    ),
-    Route(
-        method="GET",
-        path="/api/nodes",
-        handler=list_nodes,
-        role="viewer",
-        summary="List the processes that are alive",
-        what="Needs a token for all tenants.",
-        tag="operations",
-        query=(
-            LIMIT,
-            CURSOR,
-            Param("gone", "1 lists also those that have died without a word within the last day", "flag"),
-        ),
-        answers={200: {"items": [_NODE], "next_cursor": None}},
-    ),
+    *routes_of(Queues, "operations"),
+    *routes_of(Workers, "operations"),
+    *routes_of(Nodes, "operations"),
     Route(
         method="GET",
         path="/api/stats",

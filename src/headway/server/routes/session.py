@@ -18,7 +18,8 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from headway.core.instants import DAY, SECOND
-from headway.server.web import Answer, Call, Principal, Refused, Route
+from headway.operations.caller import Principal
+from headway.server.web import Answer, Call, Refused, Route
 from headway.store.access import hash_of
 from headway.wire.shapes import stamp
 

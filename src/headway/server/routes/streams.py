@@ -24,11 +24,12 @@ from headway.core.errors import HeadwayError, JobNotFound, StoreUnavailable
 from headway.core.instants import SECOND, parse_duration
 from headway.core.lifecycle import Status
 from headway.core.model import DEFAULT_TENANT, Job, schedule_name
+from headway.operations.caller import Principal
 from headway.operations.job_context import why
 from headway.server.fanout import Event, Follower, Hub, Place, change_shape, job_event, log_event
 from headway.server.job_reader import JobReader, Page, length_of, serial_of
 from headway.server.offload import SMALL_BYTES_MAX, Offload
-from headway.server.web import Answer, Call, Param, Principal, Refused, Route, refusal_of
+from headway.server.web import Answer, Call, Param, Refused, Route, refusal_of
 from headway.store.feed import Change, Line
 from headway.wire.shapes import LISTED_BYTES_MAX, job_outlook
 

@@ -1,0 +1,84 @@
+"""Who calls an operation, with which rights, on which store."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headway.core.clock import Clock
+from headway.core.errors import DefinitionError, Denied
+from headway.core.instants import Instant
+from headway.store import Store
+from headway.store.access import ALL_TENANTS, Deed, Doer
+
+ROLES: Final = ("viewer", "operator", "admin")
+_RANKS: Final = {role: rank for rank, role in enumerate(ROLES)}
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A credential: its role and its tenant, where `*` means all tenants. `session` is set for a signed-in browser."""
+
+    name: str
+    tenant: str
+    role: str
+    token_id: str | None = None
+    session: str | None = None
+
+    def may(self, role: str) -> bool:
+        """Say whether the credential has at least this role."""
+        return _RANKS[self.role] >= _RANKS[role]
+
+    @property
+    def one_tenant(self) -> str | None:
+        """The only tenant that the credential sees; None for all."""
+        return None if self.tenant == ALL_TENANTS else self.tenant
+
+    @property
+    def holder(self) -> str:
+        """Name whose share of a quota the credential uses: its tenant's, or its own if it sees all tenants."""
+        return self.one_tenant or f"*{self.token_id or self.name}"  # No tenant begins with `*`.
+
+    def sees(self, tenant: str) -> bool:
+        """Say whether the credential sees a tenant."""
+        return self.tenant in (ALL_TENANTS, tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, from where, and the store that the operations work on."""
+
+    principal: Principal
+    origin: str
+    store: Store
+    clock: Clock
+
+    @property
+    def name(self) -> str:
+        """The name that the audit log and the records have."""
+        return self.principal.name
+
+    @property
+    def tenant(self) -> str | None:
+        """The only tenant that the caller sees; None for all."""
+        return self.principal.one_tenant
+
+    @property
+    def now(self) -> Instant:
+        """The store's time."""
+        return self.clock.now()
+
+    def require_all_tenants(self) -> None:
+        """Deny a caller of one tenant what concerns all of them."""
+        if self.tenant is not None:
+            raise Denied("this concerns all tenants; a token for all of them is needed")
+
+    def acting(self, entry: Deed | Sequence[Deed]) -> Store:
+        """Return the store for one action: the audit log entry is written in the same transaction."""
+        return self.store.acting(Doer(self.principal.name, self.origin, self.principal.tenant), entry, self.clock)
+
+
+def require_printable(text: str, what: str) -> str:
+    """Refuse control characters in text that others are shown."""
+    if not text.isprintable():
+        raise DefinitionError(f"{what} must have printable characters only")
+    return text

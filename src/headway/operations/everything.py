@@ -1,0 +1,31 @@
+"""All operations, on a store."""
+
+from headway.core.clock import Clock
+from headway.core.instants import Instant
+from headway.operations.caller import Caller
+from headway.operations.queues import Queues
+from headway.operations.workers import Nodes, Workers
+
+
+class Operations:
+    """Every question and every verb, for one caller. `RemoteOperations` has the same over HTTP."""
+
+    clock: Clock
+    queues: Queues
+    workers: Workers
+    nodes: Nodes
+
+    @property
+    def now(self) -> Instant:
+        """The store's time, or the server's."""
+        return self.clock.now()
+
+
+class LocalOperations(Operations):
+    """Operations on a store."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.clock = caller.clock
+        self.queues = Queues(caller)
+        self.workers = Workers(caller)
+        self.nodes = Nodes(caller)

@@ -1,0 +1,162 @@
+"""Declare operations: a method with its HTTP route is all that the server and the remote client need to know of it.
+
+    class Queues(Group):
+        @verb("POST /api/queues/{name:path}/pause", id="pause_queue", role="operator")
+        async def pause(self, name: str, *, reason: Reason = "") -> Queue:
+            '''Pause a queue: …'''
+
+The server makes a route of it (`headway.server.operation_routes`), the command line with `--server` a request
+(`headway.client.remote_operations`), and `/openapi.json` an entry: parameters in the path, in the query of a GET or in
+the JSON body otherwise, described by their annotations; the docstring says what it does.
+"""
+
+import inspect
+import re
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from headway.operations.caller import Caller
+from headway.wire.base import Page
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+REASON_LENGTH_MAX: Final = 300
+
+Reason = Annotated[
+    str,
+    msgspec.Meta(max_length=REASON_LENGTH_MAX, description="recorded in the audit log", examples=["the disk is full"]),
+]
+
+_VERB: Final = "__headway_verb__"
+_PATH_PART: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+
+class _InQuery:
+    """Marks a parameter that travels in the query although the request has a body."""
+
+
+IN_QUERY: Final = _InQuery()
+
+
+class Group:
+    """The operations on one kind of resource."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter of an operation."""
+
+    name: str
+    kind: Any
+    place: str  # path, query or body
+    is_required: bool
+    default: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """An operation as it travels over HTTP."""
+
+    name: str
+    id: str
+    method: str
+    path: str
+    role: str
+    status: int
+    summary: str
+    details: str
+    parameters: tuple[Parameter, ...]
+    result: Any
+    is_repeatable: bool
+    stable: Callable[[Any, Caller], Any] | None
+
+    def placed(self, place: str) -> tuple[Parameter, ...]:
+        """Return the parameters in the path, the query or the body."""
+        return tuple(parameter for parameter in self.parameters if parameter.place == place)
+
+
+def verb(
+    route: str,
+    *,
+    id: str,
+    role: str,
+    status: int = 200,
+    is_repeatable: bool = False,
+    stable: Callable[[Any, Caller], Any] | None = None,
+) -> Callable[[F], F]:
+    """Declare an operation.
+
+    `is_repeatable` says that sending it twice does what sending it once does. `stable` returns what the ETag is made
+    of, for results with fields that change as time passes.
+    """
+    method, path = route.split(" ", 1)
+
+    def declare(function: F) -> F:
+        summary, _, details = (inspect.getdoc(function) or "").partition("\n")
+        hints = typing.get_type_hints(function, include_extras=True)
+        declared = Verb(
+            name=function.__name__,
+            id=id,
+            method=method,
+            path=path,
+            role=role,
+            status=status,
+            summary=summary.rstrip("."),
+            details=" ".join(details.split()),
+            parameters=tuple(_parameters(function, hints, method, {*_PATH_PART.findall(path)})),
+            result=hints.get("return"),
+            is_repeatable=is_repeatable or method != "POST",
+            stable=stable,
+        )
+        setattr(function, _VERB, declared)
+        return function
+
+    return declare
+
+
+def _parameters(function: Any, hints: dict[str, Any], method: str, in_path: set[str]) -> typing.Iterator[Parameter]:
+    for name, parameter in [*inspect.signature(function).parameters.items()][1:]:
+        kind = hints[name]
+        in_query = method in ("GET", "DELETE") or IN_QUERY in getattr(kind, "__metadata__", ())
+        yield Parameter(
+            name=name,
+            kind=kind,
+            place="path" if name in in_path else "query" if in_query else "body",
+            is_required=parameter.default is inspect.Parameter.empty,
+            default=parameter.default,
+        )
+
+
+def verb_of(function: object) -> Verb | None:
+    """Return how an operation was declared."""
+    return getattr(function, _VERB, None)
+
+
+def verbs_of(group: type[Group]) -> tuple[Verb, ...]:
+    """Return the operations of a group in the order in which they were declared."""
+    return tuple(declared for function in vars(group).values() if (declared := verb_of(function)) is not None)
+
+
+async def pages(read: Callable[..., Awaitable[Page[T]]], *args: Any, **given: Any) -> AsyncIterator[T]:
+    """Iterate over a list that is read page by page."""
+    cursor: str | None = given.pop("cursor", None)
+    while True:
+        page = await read(*args, **given, cursor=cursor)
+        for item in page.items:
+            yield item
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def sliced(items: list[T], limit: int, cursor: str | None, key: Callable[[T], str]) -> Page[T]:
+    """Return a page of a list that was read completely, sorted by what the cursor names."""
+    found = sorted((item for item in items if cursor is None or key(item) > cursor), key=key)
+    return Page(found[:limit], key(found[limit - 1]) if len(found) > limit else None)

@@ -1,0 +1,73 @@
+"""Nodes and workers as JSON."""
+
+from typing import Any
+
+from headway.wire.base import Count, Resource, Time, example
+
+
+@example(
+    {
+        "id": "node_01m7h0en7803x23x7364a4cyve",
+        "name": "web-1",
+        "roles": ["scheduler", "worker"],
+        "version": "0.4.0",
+        "started_at": "2027-01-31T05:00:00Z",
+        "beat_at": "2027-01-31T06:00:00Z",
+        "state": {"mode": "leader", "wake_ups": "notify"},
+    },
+    known_by=frozenset({"id", "roles", "beat_at"}),
+)
+class Node(Resource):
+    """A process of Headway, by its own account at its last heartbeat."""
+
+    id: str
+    name: str
+    roles: list[str]
+    version: str
+    started_at: Time
+    beat_at: Time
+    state: dict[str, Any]
+
+
+@example(
+    {
+        "id": "node_01m7h0en7803x23x7364a4cyve",
+        "name": "web-1",
+        "version": "0.4.0",
+        "started_at": "2027-01-31T05:00:00Z",
+        "beat_at": "2027-01-31T06:00:00Z",
+        "draining": False,
+        "slots": 8,
+        "running": 3,
+        "children": 2,
+        "queues": ["*"],
+        "tasks": ["report"],
+    },
+    known_by=frozenset({"id", "slots", "tasks"}),
+)
+class Worker(Resource):
+    """A process that runs jobs, by its own account at its last heartbeat."""
+
+    id: str
+    name: str
+    version: str
+    started_at: Time
+    beat_at: Time
+    draining: bool
+    slots: Count
+    running: Count
+    children: Count
+    queues: list[str]
+    tasks: list[str]
+
+
+@example(
+    {"id": "node_01m7h0en7803x23x7364a4cyve", "name": "web-1", "draining": True},
+    known_by=frozenset({"id", "name", "draining"}),
+)
+class DrainingWorker(Resource):
+    """A worker that was told to finish and leave."""
+
+    id: str
+    name: str
+    draining: bool
