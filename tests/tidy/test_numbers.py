@@ -14,7 +14,7 @@ from headway.cli import log, log_writer
 from headway.cli.dead import LIST_MAX
 from headway.core.instants import HOUR, SECOND
 from headway.server import fanout as hub
-from headway.server import outbound, web
+from headway.server import outbound
 from headway.server import webhook_sender as deliverer
 from headway.server.routes import bulk, series
 from headway.server.routes import dead_letters as letters
