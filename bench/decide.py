@@ -14,12 +14,12 @@ from bench import crowd
 from bench.bare import Bare, Batch, Rows
 from bench.figures import Figure, Pair, Target, seconds
 from bench.places import Place, Run, database, opened
-from headway.app import scheduler_node
 from headway.core.clock import Clock
 from headway.core.events import Event, SchedulesDecided, subscribed
 from headway.core.instants import SECOND, Instant
 from headway.core.settings import Settings
 from headway.store import Store
+from headway.wiring.roles import scheduler_node
 
 PATIENCE_S: Final = 60.0
 LEAD_S_PER_SCHEDULE: Final = 0.0005

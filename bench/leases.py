@@ -22,12 +22,12 @@ from typing import Final
 from bench.figures import Figure, compared, percentile, plain
 from bench.places import Place, Run, database, opened
 from bench.process import node_name
-from headway.app import admission_of
 from headway.core.clock import Clock
 from headway.core.instants import SECOND
 from headway.core.ports import Leases
 from headway.core.settings import Settings
 from headway.store import Store
+from headway.wiring.engines import admission_of
 from tests.support.server import ServerMissing
 
 ENGINES: Final = {

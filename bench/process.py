@@ -16,9 +16,9 @@ from typing import Final
 
 from bench.places import opened
 from bench.watch import Watched
-from headway.app import scheduler_node
 from headway.core.events import Event, TermWon, subscribed
 from headway.core.settings import Settings
+from headway.wiring.roles import scheduler_node
 
 START_S_MAX: Final = 120.0
 STOP_S_MAX: Final = 10.0

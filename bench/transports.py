@@ -22,7 +22,7 @@ from typing import Final
 from bench.figures import Figure, percentile, plain
 from bench.places import Run, opened
 from bench.watch import Bystanders, Watched, family
-from headway.app import Headway, worker_node
+from headway.app import Headway
 from headway.core.events import Event, Timed, subscribed
 from headway.core.lifecycle import Outcome, Succeeded
 from headway.core.model import Claimed
@@ -30,6 +30,7 @@ from headway.core.settings import Settings
 from headway.store import open_driver
 from headway.store.migrations import migrate
 from headway.tasks.task import Options
+from headway.wiring.roles import worker_node
 from headway.worker.ipc import TaskInfo
 from headway.worker.supervisor import Supervisor
 from tests.support.postgres import PostgresServer

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from headway.app import SKIPPED, sync_schedules
 from headway.core.errors import ScheduleNotFound, ScheduleOwned
 from headway.core.instants import HOUR, MINUTE, SECOND
 from headway.core.lifecycle import Succeeded
@@ -12,6 +11,7 @@ from headway.core.model import Decided, ScheduleRef, ScheduleSpec, schedule_key
 from headway.core.ports import slot_of
 from headway.core.triggers import After, Every
 from headway.operations.runs import runs
+from headway.operations.schedule_sync import SKIPPED, sync_schedules
 from headway.scheduling.audit import audit
 from headway.scheduling.planner import jittered
 from headway.store import Store

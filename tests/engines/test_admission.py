@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from headway.adapters.engines import open_engine
-from headway.app import scheduler_node, world_of
 from headway.coordination import admission
 from headway.coordination.admission import AdmittedLeases
 from headway.core.clock import Clock, monotonic_now
@@ -27,6 +26,7 @@ from headway.core.triggers import Every
 from headway.scheduling.planner import plan
 from headway.store import Store, open_driver
 from headway.store.migrations import migrate
+from headway.wiring.roles import scheduler_node, world_of
 from tests.support.postgres import PostgresServer
 from tests.support.redis import RedisServer
 from tests.support.waiting import DEADLINE_S, async_wait_until

@@ -15,7 +15,6 @@ from typing import Any
 import click
 import pytest
 
-from headway.app import api_of, scheduler_node
 from headway.cli.root import _root
 from headway.core.clock import Clock
 from headway.core.instants import HOUR
@@ -25,6 +24,7 @@ from headway.core.settings import Settings
 from headway.server.api import ROUTES, Api
 from headway.store import Store, open_driver
 from headway.store.migrations import migrate
+from headway.wiring.roles import api_of, scheduler_node
 from tests.engines.conftest import EngineServer
 from tests.support.command_line import Cli, be_patient
 from tests.support.postgres import PostgresServer

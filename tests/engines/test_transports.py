@@ -21,7 +21,7 @@ from headway.core.errors import EngineUnavailable, InvalidConfig
 from headway.core.events import EngineLost, EngineReturned, Event, subscribed
 from headway.core.ports import Hint, Transport
 from headway.queue.announcer import HINTS_MAX, QUEUES_MAX, Announcer, Health
-from headway.queue.background_announcer import FLUSH_S_MAX, Post
+from headway.queue.background_announcer import FLUSH_S_MAX, BackgroundAnnouncer
 from tests.engines.conftest import Patience
 from tests.support.rabbitmq import RabbitServer
 from tests.support.redis import RedisServer
@@ -326,7 +326,7 @@ async def test_a_process_that_only_enqueues(bench: Bench, opened: Open) -> None:
     taker = opened(bench.url, "b")
     await taker.attend({"default"})
     clock = Clock(node="script")
-    post = Post(lambda: open_transport(bench.url, clock=clock, node="script"), clock)
+    post = BackgroundAnnouncer(lambda: open_transport(bench.url, clock=clock, node="script"), clock)
     post.announce([("default", ids(1)[0])])
     await asyncio.to_thread(post.flush)
     await taker.acknowledge(await taken(taker, 1))
@@ -346,7 +346,7 @@ def test_a_process_that_only_enqueues_is_not_kept_by_a_deaf_server(patience: Pat
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
         url = f"redis://127.0.0.1:{deaf.getsockname()[1]}/0"
-        post = Post(lambda: open_transport(url, clock=clock, node="script"), clock)
+        post = BackgroundAnnouncer(lambda: open_transport(url, clock=clock, node="script"), clock)
         post.announce([("default", "job_1")])
         assert not naps
         post.flush()

@@ -44,7 +44,6 @@ import psycopg
 import pytest
 
 from headway import After, Cron, Every, Headway
-from headway.app import THREADS_MAX
 from headway.cli import root
 from headway.core import cron_expression as expression
 from headway.core import errors, lifecycle, model, triggers
@@ -70,6 +69,7 @@ from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.migrations import migrate
 from headway.tasks import context, task
 from headway.wire import base, shapes
+from headway.wiring.children import THREADS_MAX
 from headway.worker import (
     child_processes as staff,
 )

@@ -8,7 +8,6 @@ import asyncio
 from contextlib import suppress
 
 from headway import __version__
-from headway.app import api_node, new_node_id
 from headway.cli.log import EventLog
 from headway.cli.serve import HostOption, PortOption, open_store, run_node, serve_api, stopped_by_signals
 from headway.cli.session import Session, new_command
@@ -16,6 +15,7 @@ from headway.core.clock import Clock
 from headway.core.events import subscribed
 from headway.core.settings import store_kind
 from headway.server.http_server import bind
+from headway.wiring.roles import api_node, new_node_id
 
 
 async def api(session: Session, host: HostOption = None, port: PortOption = None) -> None:

@@ -8,10 +8,11 @@ import socket
 import sys
 from dataclasses import replace
 
-from headway.app import CHILD_REPORT_S, CHILD_STORE, file_app, hello_of
+from headway.app import file_app
 from headway.cli.app_path import load_app
 from headway.core.errors import InvalidConfig
 from headway.tasks.context import Hand
+from headway.wiring.children import CHILD_REPORT_S, CHILD_STORE, hello_of
 from headway.worker import capture, environment
 from headway.worker.attempt import Registry
 from headway.worker.child import serve
@@ -33,7 +34,7 @@ def main(app_path: str, socket_number: str, page_number: str, kind: str, width: 
             raise InvalidConfig("headway.toml defines no tasks any more")
         if store is not None:
             app.settings = replace(app.settings, store=store)
-        return app.tasks, app, hello_of(app)
+        return app.tasks, app, hello_of(app, app.settings.store)
 
     capture.install(one_at_a_time=kind == "process")
     line = socket.socket(fileno=int(socket_number))

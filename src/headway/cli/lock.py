@@ -20,7 +20,6 @@ from typing import Annotated, Final
 
 import typer
 
-from headway.app import admission_of, grants_of
 from headway.cli.session import Session, new_command
 from headway.cli.text import clean
 from headway.coordination.locks import TTL_DEFAULT, Grants, Lock, Wish
@@ -28,6 +27,7 @@ from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, LeaseLost
 from headway.core.instants import SECOND, DurationLike, parse_duration
 from headway.store import Store
+from headway.wiring.engines import admission_of, grants_of
 from headway.worker.descendants import descendants_of, start_warden
 
 NOT_FOUND: Final = 127  # As shells say it.

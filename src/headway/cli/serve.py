@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway import __version__
-from headway.app import SKIPPED, Headway, api_of, crew_plan, new_node_id, scheduler_node, sync_schedules, worker_node
+from headway.app import Headway
 from headway.cli.log import EventLog
 from headway.cli.session import Session, new_command
 from headway.core.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
@@ -31,12 +31,15 @@ from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.core.events import ChildEnded, Event, subscribed
 from headway.core.model import ScheduleSpec
 from headway.core.settings import Settings, store_kind
+from headway.operations.schedule_sync import SKIPPED, sync_schedules
 from headway.store import Store
 from headway.store.file_access import exposures
 from headway.store.sqlite import path_of
 from headway.tasks.definitions import Definitions
 from headway.tasks.task import Task
+from headway.wiring.children import crew_plan
 from headway.wiring.node import EngineNode
+from headway.wiring.roles import api_of, new_node_id, scheduler_node, worker_node
 from headway.worker.child_pool import Crew
 from headway.worker.ipc import Hello
 

@@ -362,9 +362,9 @@ class Session:
         post = None
         if settings.transport != "store":
             from headway.adapters.transports import open_transport
-            from headway.queue.background_announcer import Post
+            from headway.queue.background_announcer import BackgroundAnnouncer
 
-            post = Post(lambda: open_transport(settings.transport, clock=clock, node=AUTHOR), clock)
+            post = BackgroundAnnouncer(lambda: open_transport(settings.transport, clock=clock, node=AUTHOR), clock)
             store = store.announcing(post.announce, clock)
         try:
             desk = Desk(store, clock, await hear_time(store, clock), settings.store, settings.redis)

@@ -19,7 +19,7 @@ FLUSH_S_MAX: Final = 0.5
 _LOOK_EVERY_S: Final = 0.005
 
 
-class Post:
+class BackgroundAnnouncer:
     """Announces from any thread of a process, and of one that was forked from it."""
 
     def __init__(self, open_transport: Callable[[], Transport], clock: Clock) -> None:
@@ -68,6 +68,8 @@ class Post:
             loop.call_soon_threadsafe(turning.wake)
 
         announcer.wake = wake
-        run = threading.Thread(target=loop.run_until_complete, args=(turning.run(),), name="headway-post", daemon=True)
+        run = threading.Thread(
+            target=loop.run_until_complete, args=(turning.run(),), name="headway-announcer", daemon=True
+        )
         run.start()
         return announcer

@@ -293,7 +293,7 @@ def memory_limit(value: str | int) -> int:
     return size
 
 
-class Desk(Protocol):
+class AppPort(Protocol):
     """What tasks and job handles need of the app that they belong to."""
 
     def new_job(self, task: str, args: Mapping[str, Any], options: "Options") -> NewJob:
@@ -338,7 +338,7 @@ class JobHandle:
 
     __slots__ = ("_app", "_why", "job")
 
-    def __init__(self, app: Desk, job: Job, why: str | None = None) -> None:
+    def __init__(self, app: AppPort, job: Job, why: str | None = None) -> None:
         self._app = app
         self.take(job, why)
 
@@ -480,7 +480,7 @@ def _maybe_datetime(instant: Instant | None) -> datetime | None:
 class Task(Generic[P, R]):
     """A registered callable. Calling it runs it here and now; `enqueue` makes a job of it."""
 
-    def __init__(self, app: Desk, function: Callable[P, R], name: str, options: Options, conduct: Conduct) -> None:
+    def __init__(self, app: AppPort, function: Callable[P, R], name: str, options: Options, conduct: Conduct) -> None:
         functools.update_wrapper(self, function)
         self._app = app
         self._function = function

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from headway.app import Headway, hello_of, sync_schedules, worker_node, world_of
+from headway.app import Headway
 from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import (
@@ -34,6 +34,7 @@ from headway.core.lifecycle import Status
 from headway.core.model import DEFAULT_TENANT, Job, read_status
 from headway.core.ports import Shards, WakeUps
 from headway.core.settings import Settings
+from headway.operations.schedule_sync import sync_schedules
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
@@ -42,7 +43,9 @@ from headway.tasks.task import JobHandle, Task
 from headway.testing.child_pool import Gate, InlineCrew, at_once
 from headway.testing.loop import Livelock, VirtualLoop
 from headway.testing.promises import Promises, all_jobs, all_occurrences
+from headway.wiring.children import hello_of
 from headway.wiring.node import EngineNode
+from headway.wiring.roles import worker_node, world_of
 
 START_DEFAULT: Final = "2027-01-01T00:00:00Z"
 LEADER_LEASE: Final = DAY  # Nobody here dies with a leader's lease.
@@ -173,7 +176,7 @@ class World:
         self._is_telling = False
         self._problems: list[BaseException] = []
         self._names = 0
-        self._hello = hello_of(app)
+        self._hello = hello_of(app, app.settings.store)
         self._settings = self._settings_of(app.settings)
         self._observer = _Process(self, "test")  # The test itself, which is never frozen.
         self.store = self._observer.store

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.app import crew_plan
 from headway.core.model import Claimed
 from headway.core.settings import Settings
+from headway.wiring.children import crew_plan
 from headway.worker.child import KINDS, LoopChild, ProcessChild
 from headway.worker.child_line import Child
 from headway.worker.descendants import began_at

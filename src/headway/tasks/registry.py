@@ -1,0 +1,186 @@
+"""The registry of an app: its tasks and the schedules that it declares, in code and in headway.toml."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from headway.core.errors import InvalidSchedule, InvalidTask, TaskNotFound
+from headway.core.instants import DurationLike, quote
+from headway.core.model import NewJob, ScheduleSpec, check_name, schedule_key, schedule_label
+from headway.core.triggers import Cron, Trigger
+from headway.tasks.context import Context
+from headway.tasks.definitions import Definitions, inherited
+from headway.tasks.rows import jobs_of_rows
+from headway.tasks.task import AppPort, Conduct, Options, Retry, Task, check_function, check_retry
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Registers(Protocol):
+    """Registers the function that it decorates, with or without a context in front."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class TaskRegistry(AppPort):
+    """Holds what an app defines, and makes jobs of it. What runs or stores them is up to the app."""
+
+    def __init__(self, name: str, file: Definitions) -> None:
+        self.name = name
+        self.tasks: dict[str, Task[Any, Any]] = {}
+        self._declared: dict[str, ScheduleSpec] = {}
+        self._file = file
+
+    @property
+    def declared(self) -> dict[str, ScheduleSpec]:
+        """The schedules that are declared, in code and in headway.toml, by `schedule_key`: the name, in most apps."""
+        in_file = self._file.specs(self._spec)
+        return {**self._declared, **{schedule_key(spec.tenant, name): spec for name, spec in in_file.items()}}
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        retry: Retry | None = None,
+        timeout: DurationLike | None = None,
+        expires: DurationLike | None = None,
+        isolation: str | None = None,
+        memory: str | int | None = None,
+    ) -> _Registers: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        retry: Retry | None = None,
+        timeout: DurationLike | None = None,
+        expires: DurationLike | None = None,
+        isolation: str | None = None,
+        memory: str | int | None = None,
+    ) -> Any:
+        """Register a function as a task; its name defaults to the function's.
+
+        `isolation` says where it runs: a `def` in a `process` (the default: it can be killed alone) or in a `thread`,
+        an `async def` on the `loop` that it shares with others (the default) or in a `process`. An attempt that
+        takes longer than `timeout` is stopped; a job that has not begun after `expires` is cancelled.
+        """
+        options = Options().changed({"queue": queue, "priority": priority, "tenant": tenant, "expires": expires})
+        policy = check_retry(retry)
+        if policy is not None:
+            options = replace(options, max_attempts=policy.max_attempts, backoff=policy.backoff)
+
+        def register(callee: Callable[..., Any]) -> Task[..., Any]:
+            check_function(callee)
+            conduct = Conduct.of(callee, isolation=isolation, timeout=timeout, memory=memory, retry=policy)
+            called = getattr(callee, "__name__", None) if name is None else name
+            return self._register(callee, called, options, conduct)
+
+        return register if function is None else register(function)
+
+    def _register(
+        self, callee: Callable[..., Any], called: object, options: Options, conduct: Conduct
+    ) -> Task[..., Any]:
+        name = check_name(called, "the name of a task")
+        if name in self.tasks:
+            where = f", one of them in {self._file.file}" if name in self._file.tasks else ""
+            raise InvalidTask(f"two tasks are named {name!r}{where}; give one of them another name")
+        self.tasks[name] = task = Task(self, callee, name, options, conduct)
+        return task
+
+    def schedule(
+        self,
+        name: str,
+        task: "Task[Any, Any] | str",
+        trigger: Trigger,
+        *,
+        args: Mapping[str, Any] | None = None,
+        **policies: Any,
+    ) -> ScheduleSpec:
+        """Declare when a task runs; `sync` (or a starting scheduler with this app) brings it into the store."""
+        check_name(name, "schedule name")
+        spec = self._spec(task, trigger, args, policies)
+        key = schedule_key(spec.tenant, name)
+        in_file = name in self._file.schedules and self._file.schedules[name].tenant == spec.tenant
+        if key in self._declared or in_file:
+            where = f", one of them in {self._file.file}" if in_file else ""
+            raise InvalidSchedule(f"two schedules are named {schedule_label(spec.tenant, name)!r}{where}")
+        self._declared[key] = spec
+        return spec
+
+    def cron(
+        self, expr: str, *, name: str | None = None, tz: str = "UTC", dst: str = "shift", **policies: Any
+    ) -> Callable[[Callable[P, R] | Task[P, R]], Task[P, R]]:
+        """Register a function as a task that runs at the times of a cron text; the schedule has the task's name."""
+
+        def register(callee: Callable[P, R] | Task[P, R]) -> Task[P, R]:
+            task = callee if isinstance(callee, Task) else self.task(callee)
+            self.schedule(name or task.name, task, Cron(expr, tz=tz, dst=dst), **policies)  # type: ignore[arg-type]
+            return task
+
+        return register
+
+    def _spec(
+        self, task: "Task[Any, Any] | str", trigger: Trigger, args: Mapping[str, Any] | None, policies: dict[str, Any]
+    ) -> ScheduleSpec:
+        if isinstance(task, str):
+            if self.tasks and task not in self.tasks:
+                raise TaskNotFound(f"no task is named {task!r}; known are {', '.join(sorted(self.tasks)[:20])}")
+            task = self.tasks.get(task, task)
+        if isinstance(task, str):
+            return ScheduleSpec.build(task=task, trigger=trigger, args=dict(args or {}), **policies)
+        if not isinstance(task, Task):
+            raise InvalidSchedule(f"a schedule runs a task or the name of one, not {quote(task)}")
+        named = task.bind((), dict(args or {}))
+        return ScheduleSpec.build(task=task.name, trigger=trigger, args=named, **(inherited(task.defaults) | policies))
+
+    # --- jobs of tasks
+
+    def jobs_of(self, task: Any, args: Mapping[str, Any], options: Mapping[str, Any]) -> list[NewJob]:
+        """Make the job that a running task enqueues."""
+        if "tx" in options:
+            raise InvalidTask("a job that a running task enqueues is written under its lease; it cannot have a tx=")
+        name = task.name if isinstance(task, Task) else task
+        return [self._job_by_name(name, args, options)[0]]
+
+    def jobs_of_rows(self, task: Any, rows: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> list[NewJob]:
+        """Make the jobs that a running task enqueues, one per row of arguments."""
+        if "tx" in options:
+            raise InvalidTask("jobs that a running task enqueues are written under its lease; they cannot have a tx=")
+        return self._rows_by_name(task.name if isinstance(task, Task) else task, rows, options)[0]
+
+    def _rows_by_name(
+        self, task: str, rows: Iterable[Mapping[str, Any]], given: Mapping[str, Any]
+    ) -> tuple[list[NewJob], Options]:
+        known = self.tasks.get(task)
+        if known is not None:
+            return known.jobs_of_rows(rows, given)
+        name = check_name(task, "task")
+        return jobs_of_rows(rows, given, Options(), lambda row, options: self.new_job(name, row, options))
+
+    def _job_by_name(self, task: str, args: Mapping[str, Any] | None, given: Mapping[str, Any]) -> tuple[NewJob, Any]:
+        known = self.tasks.get(task)
+        options = (known.defaults if known else Options()).changed(given)
+        named = known.bind((), dict(args or {})) if known else dict(args or {})
+        return self.new_job(check_name(task, "task"), named, options), options.tx

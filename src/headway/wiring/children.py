@@ -1,0 +1,54 @@
+"""Plan the child processes of a worker, and describe an app to the supervisor that never imports it."""
+
+import os
+from typing import Final
+
+from headway.core.settings import Settings
+from headway.tasks.registry import TaskRegistry
+from headway.worker.child_processes import CrewPlan
+from headway.worker.environment import ALLOWED
+from headway.worker.ipc import Hello, TaskInfo
+from headway.worker.process import child_command
+
+THREADS_MAX: Final = 32
+CHILD_STORE: Final = "HEADWAY_CHILD_STORE"
+CHILD_REPORT_S: Final = "HEADWAY_CHILD_REPORT_S"
+LIVE_REPORT_EVERY_S: Final = 0.02
+
+
+def crew_plan(settings: Settings, store: str | None = None) -> CrewPlan:
+    """Say how many children of which kind a worker has; their app uses its own store unless another is given."""
+    return CrewPlan(
+        command=child_command(settings.app),
+        environ={  # Not in the command, which every user of the machine can read.
+            **({} if store is None else {CHILD_STORE: store}),
+            **({} if settings.redis is None else {CHILD_REPORT_S: str(LIVE_REPORT_EVERY_S)}),
+            **({ALLOWED: ",".join(settings.task_env)} if settings.task_env else {}),
+        },
+        processes=settings.processes or _cores(),
+        concurrency=settings.concurrency,
+        threads=min(settings.concurrency, THREADS_MAX),
+        max_jobs=settings.child_max_jobs,
+        max_memory=settings.child_max_memory,
+    )
+
+
+def _cores() -> int:
+    """Count the cores that this process may use; not every system tells which those are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def hello_of(app: TaskRegistry, store: str) -> Hello:
+    """Describe an app and its store."""
+    tasks = [
+        TaskInfo(
+            name=task.name,
+            isolation=task.conduct.isolation,
+            timeout=task.conduct.timeout,
+            retries_timeouts=task.conduct.retry is None or task.conduct.retry.retry_timeouts,
+            defaults=task.defaults.told(),
+        )
+        for task in app.tasks.values()
+    ]
+    schedules = {name: spec.to_json() for name, spec in app.declared.items()}
+    return Hello(os.getpid(), app.name, store, tasks, schedules)

@@ -1,0 +1,96 @@
+"""The bridge from blocking code to coroutines."""
+
+import asyncio
+import inspect
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from headway import InvalidTask
+from headway.core.sync_bridge import Portal, blocking_twin, run_inline
+
+R = TypeVar("R")
+
+
+async def where() -> tuple[int, threading.Thread]:
+    await asyncio.sleep(0)
+    return os.getpid(), threading.current_thread()
+
+
+def test_a_portal_runs_all_calls_on_one_background_thread() -> None:
+    portal = Portal()
+    _, thread = portal.call(where())
+    assert thread is not threading.current_thread()
+    assert portal.call(where())[1] is thread
+    assert thread.daemon
+
+
+def test_a_portal_refuses_a_call_from_its_own_thread() -> None:
+    portal = Portal()
+
+    async def nested() -> None:
+        portal.call(where())
+
+    with pytest.raises(InvalidTask, match="would wait for itself"):
+        portal.call(nested())
+
+
+def test_a_portal_passes_errors_on() -> None:
+    async def fail() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        Portal().call(fail())
+
+
+def test_a_portal_works_again_in_a_forked_process() -> None:
+    portal = Portal()
+    portal.call(where())
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(send, str(portal.call(where())[0]).encode())
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive) as said:
+        assert said.read() == str(child)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_never_waits_runs_in_the_callers_thread() -> None:
+    async def nested() -> threading.Thread:
+        return threading.current_thread()
+
+    async def outer() -> threading.Thread:
+        return await nested()
+
+    assert run_inline(outer()) is threading.current_thread()
+
+
+def test_what_waits_cannot_run_inline() -> None:
+    with pytest.raises(AssertionError, match="waited for something else"):
+        run_inline(where())
+
+
+class Adder:
+    def blocking(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        return run_inline(coroutine)
+
+    async def add(self, first: int, *, second: int = 1) -> int:
+        """Add two numbers."""
+        return first + second
+
+    add_sync = blocking_twin(add)
+
+
+def test_a_twin_blocks_and_looks_like_its_coroutine() -> None:
+    assert Adder().add_sync(2) == 3
+    assert Adder().add_sync(2, second=3) == 5
+    assert Adder.add_sync.__name__ == "add_sync"
+    assert Adder.add_sync.__qualname__ == "Adder.add_sync"
+    assert Adder.add_sync.__doc__ == "Add two numbers."
+    assert inspect.signature(Adder().add_sync) == inspect.signature(Adder().add)
+    assert not inspect.iscoroutinefunction(Adder().add_sync)
