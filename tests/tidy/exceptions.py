@@ -134,7 +134,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "headway.server.routes.jobs": {
         "headway.store.job_filter",
-        "headway.tasks.task",
     },
     "headway.server.routes.metrics": {
         "headway.store",

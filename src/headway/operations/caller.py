@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, Denied
 from headway.core.instants import Instant
+from headway.operations.task_catalogue import TaskCatalogue
 from headway.store import Store
 from headway.store.access import ALL_TENANTS, Deed, Doer
+from headway.tasks.task import Options
 
 ROLES: Final = ("viewer", "operator", "admin")
 _RANKS: Final = {role: rank for rank, role in enumerate(ROLES)}
@@ -43,14 +45,28 @@ class Principal:
         return self.tenant in (ALL_TENANTS, tenant)
 
 
+class Quotas(Protocol):
+    """Bounds what one tenant may take; raises when that is exceeded."""
+
+    async def jobs(self, principal: Principal, more: int) -> None:
+        """Admit so many more jobs."""
+        ...
+
+    async def schedules(self, principal: Principal, more: int) -> None:
+        """Admit so many more schedules."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, from where, and the store that the operations work on."""
+    """Who calls, from where, and the store that the operations work on. A caller without quotas has no bounds."""
 
     principal: Principal
     origin: str
     store: Store
     clock: Clock
+    tasks: TaskCatalogue | None = None
+    quotas: Quotas | None = None
 
     @property
     def name(self) -> str:
@@ -71,6 +87,20 @@ class Caller:
         """Deny a caller of one tenant what concerns all of them."""
         if self.tenant is not None:
             raise Denied("this concerns all tenants; a token for all of them is needed")
+
+    async def options_of(self, task: str, args: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+        """Return the default options of a task, and the arguments as it takes them; raise `TaskNotFound`."""
+        return (Options(), args) if self.tasks is None else await self.tasks.options_of(task, args)
+
+    async def admit_jobs(self, more: int) -> None:
+        """Refuse jobs beyond the quota of the caller's tenant."""
+        if self.quotas is not None:
+            await self.quotas.jobs(self.principal, more)
+
+    async def admit_schedules(self, more: int) -> None:
+        """Refuse schedules beyond the quota of the caller's tenant."""
+        if self.quotas is not None and more:
+            await self.quotas.schedules(self.principal, more)
 
     def acting(self, entry: Deed | Sequence[Deed]) -> Store:
         """Return the store for one action: the audit log entry is written in the same transaction."""

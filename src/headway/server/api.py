@@ -29,6 +29,7 @@ from headway.core.ports import LiveView, WakeUps
 from headway.core.process_metrics import Tally
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
+from headway.operations.task_catalogue import TaskCatalogue, TaskLike
 from headway.server.auth import ANONYMOUS, Gate
 from headway.server.fanout import Hub
 from headway.server.job_reader import JobReader, NodeNames, Shown
@@ -58,7 +59,6 @@ from headway.server.routes import (
     streams as follow,
 )
 from headway.server.routes.health import Health
-from headway.server.routes.jobs import TaskLike, Tasks
 from headway.server.routes.metrics import Metrics
 from headway.server.routes.series import Series
 from headway.server.routes.streams import Conversation
@@ -108,7 +108,7 @@ class Services:
     gate: Gate
     quotas: Quotas
     offload: Offload
-    tasks: Tasks
+    tasks: TaskCatalogue
     reader: JobReader
     names: NodeNames
     shown: Shown
@@ -197,7 +197,7 @@ class Api:
             gate=Gate(store, self._clock, is_loopback=self._is_loopback, token=token),
             quotas=Quotas(store, self._settings, self._clock),
             offload=offload,
-            tasks=Tasks(self._tasks),
+            tasks=TaskCatalogue(store, self._clock, self._tasks),
             reader=JobReader(store, live),
             names=NodeNames(store, self._clock),
             shown=Shown(),

@@ -114,10 +114,10 @@ class Quotas:
         counts = await self._store.queue.live_counts(tenant, limit=self._settings.tenant_jobs)
         return sum(row["jobs"] for row in counts)
 
-    async def schedule(self, principal: Principal) -> None:
-        """Refuse one more schedule where a tenant has as many as it may."""
+    async def schedules(self, principal: Principal, more: int) -> None:
+        """Refuse schedules beyond what a tenant may have."""
         most, tenant = self._settings.tenant_schedules, principal.one_tenant
-        if tenant is not None and most and await self._store.schedules.count(tenant) >= most:
+        if tenant is not None and most and await self._store.schedules.count(tenant) + more > most:
             raise _too_much(f"a tenant may have {most:,} schedules; remove one first", retry_after=60)
 
 

@@ -255,7 +255,8 @@ class Call(msgspec.Struct):
     @property
     def caller(self) -> Caller:
         """Who calls the operations."""
-        return Caller(self.principal, self.origin, self.store, self.clock)
+        tasks, quotas = self.services.tasks, self.services.quotas
+        return Caller(self.principal, self.origin, self.store, self.clock, tasks, quotas)
 
     def acting(self, deed: Deed | Sequence[Deed]) -> Store:
         """Return the store for one action: the audit log entry is written in the same transaction."""

@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from headway.core.errors import DefinitionError, DuplicateKey, InvalidTask, JobNotFound, TaskNotFound
-from headway.core.instants import DAY, Instant, parse_start, to_datetime
+from headway.core.errors import DefinitionError, DuplicateKey, JobNotFound, TaskNotFound
+from headway.core.instants import Instant, parse_start, to_datetime
 from headway.core.lifecycle import Status
 from headway.core.model import KEY_LENGTH_MAX, EnqueuedRow, Job, NewJob, check_name, encode_args
 from headway.operations import audit_log as deeds
@@ -41,7 +40,6 @@ from headway.server.web import (
     require_printable,
 )
 from headway.store.job_filter import JobFilter
-from headway.tasks.task import Options
 from headway.wire.shapes import (
     LISTED_BYTES_MAX,
     Shape,
@@ -60,7 +58,6 @@ ATTEMPTS_SHOWN: Final = 1_000
 AT_ONCE: Final = 50
 JOB_BYTES: Final = 1_024  # What a job has as JSON besides its texts, about.
 BULK_ANSWER_BYTES_MAX: Final = 4 << 20
-KNOWN_FOR_S: Final = 1.0
 JOB_ID: Final = re.compile(r"job_[0-9a-z]{26}")
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
@@ -104,53 +101,6 @@ class RetryBody(msgspec.Struct, forbid_unknown_fields=True):
     """Other arguments than the job had; those that are shown masked are kept where they come back masked."""
 
     args: dict[str, Any] | None = None
-
-
-class TaskLike(Protocol):
-    """What is known of a task here: what its jobs are like unless they say otherwise, and what arguments it takes."""
-
-    @property
-    def defaults(self) -> Options:
-        """The options of its jobs."""
-        ...
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Check arguments."""
-        ...
-
-
-@dataclass(slots=True)
-class Tasks:
-    """Which tasks there are: those of the app that the API was started with, and those that workers know."""
-
-    app: Mapping[str, TaskLike] = field(default_factory=dict)
-    _heard: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _heard_at: float = -1e9
-
-    async def options_of(self, call: Call, name: str, args: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """Return what a task says of its jobs, and the arguments as it takes them; refuse a task that nobody knows."""
-        task = self.app.get(name)
-        if task is not None:
-            try:
-                return task.defaults, task.bind((), args)
-            except InvalidTask as error:
-                raise InvalidTask(f"args: {error}") from None
-        if name not in self._heard and call.clock.monotonic() - self._heard_at > KNOWN_FOR_S:
-            await self._listen(call)
-        if name in self._heard:
-            return Options.heard(self._heard[name]), args
-        if self.app or self._heard:
-            raise TaskNotFound(f"unknown task {name!r}: no worker registers it; see `headway workers list`")
-        return Options(), args  # Nobody has said anything for a day: we cannot know better.
-
-    async def _listen(self, call: Call) -> None:
-        heard: dict[str, dict[str, Any]] = {}
-        for node in await call.store.nodes.alive(DAY):
-            worker = node.state.get("worker")
-            if isinstance(worker, dict):
-                defaults = worker.get("defaults")
-                heard.update({name: (defaults or {}).get(name, {}) for name in worker.get("tasks", ())})
-        self._heard, self._heard_at = heard, call.clock.monotonic()
 
 
 # --- what routes have in common
@@ -281,8 +231,7 @@ async def _new_job(call: Call, body: JobBody, key: str | None) -> NewJob:
         raise Refused(403, "forbidden", "tenant: the tenant comes from the token; leave it out")
     if body.run_at is not None and body.delay is not None:
         raise Refused(422, "invalid", "delay and run_at exclude each other: say when in one way")
-    tasks: Tasks = call.services.tasks
-    options, args = await tasks.options_of(call, check_name(body.type, "type"), body.args)
+    options, args = await call.caller.options_of(check_name(body.type, "type"), body.args)
     options = options.changed(
         {
             "queue": body.queue,
@@ -458,13 +407,12 @@ async def retry_job(call: Call) -> Answer:
 
 async def _other_args(call: Call, job: Job, given: dict[str, Any]) -> str:
     """Check arguments for a job that repeats another one; a task that nobody here knows may be known elsewhere."""
-    tasks: Tasks = call.services.tasks
     offload: Offload = call.services.offload
     async with offload.turn(call.principal.holder):
         stored = (await call.services.reader.whole(job)).args
         args: dict[str, Any] = await offload.run(len(stored), lambda: unmasked(given, read_json(stored)))
     with suppress(TaskNotFound):
-        _, args = await tasks.options_of(call, job.task, args)
+        _, args = await call.caller.options_of(job.task, args)
     return encode_args(args)
 
 

@@ -37,7 +37,6 @@ from headway.operations.overview import unserved
 from headway.operations.runs import runs
 from headway.operations.times import read_future, read_past
 from headway.operations.why import read_json
-from headway.server.routes.jobs import Tasks
 from headway.server.routes.schedule_bodies import (
     NEXT_SHOWN,
     BackfillBody,
@@ -104,7 +103,7 @@ async def put_schedule(call: Call) -> Answer:
     if query.get("dry_run"):
         return Answer({**change.plan(call.clock.now()), "warnings": warnings})
     if old is None:
-        await call.services.quotas.schedule(call.principal)
+        await call.caller.admit_schedules(1)
     acting = call.acting(deeds.put_schedule(ref.name, None if old is None else old.spec, spec))
     outcome = await acting.schedules.put(
         ref.name,
@@ -134,9 +133,8 @@ def _put_ref(call: Call, body: ScheduleBody, default: str) -> ScheduleRef:
 async def _warnings(call: Call, spec: ScheduleSpec) -> list[str]:
     """Say what keeps jobs of a definition from running as things are."""
     warnings = unserved(spec.task, spec.queue, await alive(call.store))
-    tasks: Tasks = call.services.tasks
     try:
-        await tasks.options_of(call, spec.task, read_json(spec.args))
+        await call.caller.options_of(spec.task, read_json(spec.args))
     except TaskNotFound as error:
         if not any(repr(spec.task) in warning for warning in warnings):
             warnings.append(str(error))
@@ -227,9 +225,8 @@ def _spec(body: ScheduleBody, old: Schedule | None, defaults: dict[str, Any]) ->
 
 async def _defaults(call: Call, task: str, args: dict[str, Any]) -> dict[str, Any]:
     """Return what a task says of its jobs; a task that nobody here knows may be known to a worker elsewhere."""
-    tasks: Tasks = call.services.tasks
     try:
-        said, _ = await tasks.options_of(call, task, args)
+        said, _ = await call.caller.options_of(task, args)
     except TaskNotFound:
         return {}
     return inherited(said)
@@ -400,7 +397,7 @@ async def trigger_schedule(call: Call) -> Answer:
         check_name(key, "key", KEY_LENGTH_MAX)
     old = await _show(call)
     args = None if body.args is None else encode_args(unmasked(body.args, read_json(old.spec.args)))
-    await call.services.quotas.jobs(call.principal, 1)
+    await call.caller.admit_jobs(1)
     acting = call.acting(deeds.trigger_schedule(old))
     made = await acting.schedules.trigger_once(old.name, key, author=call.principal.name, args=args, tenant=old.tenant)
     job = await call.store.queue.get(made.job_id)
@@ -422,7 +419,7 @@ async def backfill_schedule(call: Call) -> Answer:
         planned = await call.store.schedules.backfill(
             old.name, first, last, again=body.again, dry_run=True, limit=body.limit, tenant=call.tenant
         )
-        await call.services.quotas.jobs(call.principal, len(planned))
+        await call.caller.admit_jobs(len(planned))
     acting = call.store if dry_run else call.acting(deeds.backfill_schedule(old, first, last))
     instants = await acting.schedules.backfill(
         old.name,
