@@ -158,8 +158,8 @@ class Subscription:
             with suppress(EngineUnavailable):  # Said by whoever asks for a lock; here it costs only time.
                 await self._follow(self._tell)
             self._failures += 1
-            longest = min(LISTEN_AGAIN_S_MAX, LISTEN_AGAIN_S * 2.0 ** min(self._failures, 10))
-            await self._clock.rest(longest * (0.5 + self._clock.chance.random() / 2), asyncio.Event())
+            rest_s = self._clock.backoff_s(self._failures + 1, first_s=LISTEN_AGAIN_S, most_s=LISTEN_AGAIN_S_MAX)
+            await self._clock.rest(rest_s, asyncio.Event())
 
 
 def in_one_line(text: str) -> str:

@@ -33,6 +33,7 @@ from headway.client.requests import (
     read,
 )
 from headway.client.sse import EventReader, Message
+from headway.core.backoff import backoff
 from headway.core.errors import HeadwayError, JobFailed, JobNotFound, StoreError
 from headway.core.instants import SECOND, DurationLike, parse_duration
 
@@ -125,7 +126,8 @@ class _Stream:
         rest_s = self._patience.rest_s(self._request, how)
         if rest_s is None:
             raise error_of(self._request, how)
-        yield Rest(max(rest_s, (reader.retry_s or 0.0) * (0.5 + self._chance.random() / 2)))
+        wanted_s = reader.retry_s or 0.0
+        yield Rest(max(rest_s, backoff(1, first=wanted_s, most=wanted_s, spread=self._chance.random())))
 
 
 class _Known:

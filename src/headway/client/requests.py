@@ -8,8 +8,6 @@ What may be repeated: whatever the server has certainly not done (it was never r
 has the same effect twice (GET, PUT, DELETE, a job with an idempotency key). Nothing else is ever sent twice.
 """
 
-import random
-import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from headway.core.backoff import retry_after
 from headway.core.clock import Clock
 from headway.core.errors import (
     Conflict,
@@ -36,6 +35,7 @@ from headway.core.errors import (
     TaskNotFound,
 )
 from headway.core.instants import (
+    SECOND,
     DurationLike,
     InstantLike,
     format_duration,
@@ -52,7 +52,6 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 MESSAGE_LENGTH_MAX: Final = 2_000
 BACKOFF_S_MIN: Final = 0.1
 BACKOFF_S_MAX: Final = 5.0
-RETRY_AFTER_S_MAX: Final = 86_400
 BUSY: Final = frozenset({429, 507})  # Refused before anything was done.
 AWAY: Final = frozenset({502, 503, 504})  # Nothing is known about the outcome.
 
@@ -208,10 +207,10 @@ class Patience:
         """Return the seconds to rest before the next try; None when there must be none."""
         if not _may_try_again(request, outcome):
             return None
-        rest_s = _backoff_s(self._tries, self._clock.chance)
-        if isinstance(outcome, Reply):
-            rest_s += _retry_after_s(outcome)
         self._tries += 1
+        rest_s = self._clock.backoff_s(self._tries, first_s=BACKOFF_S_MIN, most_s=BACKOFF_S_MAX)
+        if isinstance(outcome, Reply):
+            rest_s += (retry_after(outcome.headers.get("retry-after"), outcome.headers.get("date")) or 0) / SECOND
         return rest_s if self._clock.monotonic() + rest_s < self._until else None
 
 
@@ -219,16 +218,6 @@ def _may_try_again(request: Request, outcome: Reply | Unreached) -> bool:
     if isinstance(outcome, Unreached):
         return request.may_be_repeated or not outcome.was_sent
     return outcome.status in BUSY or (outcome.status in AWAY and request.may_be_repeated)
-
-
-def _backoff_s(tries: int, chance: random.Random) -> float:
-    longest = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2.0 ** min(tries, 16))
-    return longest * (0.5 + chance.random() / 2)
-
-
-def _retry_after_s(reply: Reply) -> int:
-    text = reply.headers.get("retry-after", "")
-    return min(int(text), RETRY_AFTER_S_MAX) if re.fullmatch("[0-9]{1,9}", text) else 0
 
 
 # --- what an answer means

@@ -31,7 +31,8 @@ TTL_DEFAULT: Final = "30s"
 TTL_MIN: Final = SECOND
 TTL_MAX: Final = HOUR
 PREFIX: Final = "lock/"
-LOOK_S_MIN: Final = 0.02
+LOOK_S_MIN: Final = 0.03
+LOOK_FACTOR: Final = 1.5
 LOOK_S_MAX: Final = 0.5
 GOODBYE_S_MAX: Final = 2.0
 
@@ -166,7 +167,7 @@ class _Hold:
                     async with asyncio.timeout(left_s):
                         is_renewed = await self._renew(leases)
                 except (StoreUnavailable, StoreFull):
-                    rest_s = self._clock.chance.uniform(LOOK_S_MAX / 2, LOOK_S_MAX)
+                    rest_s = self._clock.backoff_s(1, first_s=LOOK_S_MAX, most_s=LOOK_S_MAX)
                     continue
                 rest_s = self.wish.ttl / SECOND / RENEWALS_PER_LEASE
                 if not is_renewed:
@@ -204,12 +205,12 @@ class _Pace:
     def __init__(self, clock: Clock, limit_s: float | None) -> None:
         self._clock = clock
         self._until = None if limit_s is None else clock.monotonic() + limit_s
-        self._rest_s = LOOK_S_MIN
+        self._tries = 0
 
     def next_s(self) -> float | None:
         """Return the rest before the next try, None when the time is up."""
-        self._rest_s = min(self._rest_s * 1.5, LOOK_S_MAX)
-        rest_s = self._rest_s * self._clock.chance.uniform(0.5, 1.0)
+        self._tries += 1
+        rest_s = self._clock.backoff_s(self._tries, first_s=LOOK_S_MIN, most_s=LOOK_S_MAX, factor=LOOK_FACTOR)
         if self._until is None:
             return rest_s
         left_s = self._until - self._clock.monotonic()

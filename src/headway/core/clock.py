@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from headway.core.backoff import backoff
 from headway.core.errors import StoreFull, StoreUnavailable
 from headway.core.events import ClockStepped, TickFailed, emit
 from headway.core.instants import SECOND, Instant
@@ -94,6 +95,10 @@ class Clock:
             number = self.chance.getrandbits(_ID_RANDOM_BITS)  # Leaves room to count up within 80 bits.
         self._last_id = (last_millis, number, text)
         return f"{prefix}_{text}{_base32(number, 8)}"
+
+    def backoff_s(self, failures: int, *, first_s: float, most_s: float, factor: float = 2.0) -> float:
+        """Return the seconds to rest after so many failures in a row: a jittered exponential back-off."""
+        return backoff(failures, first=first_s, most=most_s, factor=factor, spread=self.chance.random())
 
     def nap(self, seconds: float) -> None:
         """Wait, for callers who cannot await."""
@@ -175,5 +180,4 @@ class Loop:
         return rest_s
 
     def _retry_rest_s(self) -> float:
-        longest = min(RETRY_REST_S_MAX, RETRY_REST_S_MIN * 2.0 ** min(self._failures, 10))
-        return longest * (0.5 + self._clock.chance.random() / 2)
+        return self._clock.backoff_s(self._failures + 1, first_s=RETRY_REST_S_MIN, most_s=RETRY_REST_S_MAX)

@@ -29,6 +29,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from headway.core.backoff import backoff
 from headway.core.errors import DefinitionError
 from headway.core.instants import (
     DAY,
@@ -106,8 +107,7 @@ class Backoff:
 
     def wait(self, failures: int, spread: float) -> Duration:
         """Return the wait after so many failures; `spread` in [0, 1) picks the point in its upper half."""
-        doubled = min(self.first << max(0, min(failures - 1, 40)), self.most)
-        return doubled // 2 + round(doubled / 2 * spread)
+        return round(backoff(failures, first=self.first, most=self.most, spread=spread))
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -121,8 +121,7 @@ class Announcer:
             self._waiting = ready
         self._failures += 1
         self._health.miss("announcer", error)
-        longest = min(AGAIN_S_MAX, AGAIN_S * 2.0 ** min(self._failures, 10))
-        rest_s = longest * (0.5 + self._clock.chance.random() / 2)
+        rest_s = self._clock.backoff_s(self._failures + 1, first_s=AGAIN_S, most_s=AGAIN_S_MAX)
         self._try_at = self._clock.monotonic() + rest_s
         return rest_s
 

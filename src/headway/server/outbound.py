@@ -10,7 +10,6 @@ answer is its status code, and what else it says is read a little, so that the o
 import asyncio
 import ipaddress
 import os
-import re
 import socket
 import ssl
 import sys
@@ -22,7 +21,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
+from headway.core.backoff import retry_after
 from headway.core.clock import Clock
+from headway.core.instants import SECOND
 from headway.core.urls import Address, Allowed, NotAllowed, vetted
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ SEND_S_MAX: Final = 10.0
 READ_BYTES_MAX: Final = 64 * 1024
 READ_S_MAX: Final = 1.0  # The status is known by then, and more is not wanted.
 RESOLVERS_MAX: Final = 32
-_RETRY_AFTER: Final = re.compile("[0-9]{1,6}")
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 
@@ -132,7 +132,8 @@ class Sender:
         ):
             await _drain(response)
             response.close()
-            return response.status, _seconds(response.headers.get("Retry-After", ""))
+            wait = retry_after(response.headers.get("Retry-After"), response.headers.get("Date"), now=self._clock.now())
+            return response.status, None if wait is None else wait // SECOND
 
     async def _find(self, host: str, port: int) -> list[str]:
         try:
@@ -195,10 +196,6 @@ async def _drain(response: "aiohttp.ClientResponse") -> None:
         async with asyncio.timeout(READ_S_MAX):
             while left > 0 and (chunk := await response.content.read(left)):
                 left -= len(chunk)
-
-
-def _seconds(text: str) -> int | None:
-    return int(text) if _RETRY_AFTER.fullmatch(text) else None
 
 
 def _is_literal(url: str) -> bool:

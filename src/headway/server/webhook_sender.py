@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from headway.core.backoff import backoff
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, JobNotFound, NotFound, StoreError, StoreFull, StoreUnavailable
 from headway.core.events import RequestFailed, emit
@@ -38,6 +39,7 @@ PATIENCE: Final = DAY
 BACKOFF_FIRST: Final = 5 * SECOND
 BACKOFF_MOST: Final = 3 * HOUR
 BACKOFF_FACTOR: Final = 3
+BACKOFF_SPREAD: Final = 0.25  # Of the wait, to both sides.
 RETRY_AFTER_MAX: Final = 3 * HOUR
 PAUSE: Final = MINUTE  # After this, what waits for a disabled endpoint is looked at again.
 PRUNE_EVERY_S: Final = 60.0
@@ -77,11 +79,18 @@ def judge(answer: Answer, *, tries: int, age: Duration, spread: float) -> Verdic
         return Verdict(DELIVERED)
     if answer.is_final or answer.code == GONE or age >= PATIENCE:
         return Verdict(FAILED)
-    wait = min(BACKOFF_FIRST * BACKOFF_FACTOR ** min(tries - 1, 20), BACKOFF_MOST)
-    wait = wait * 3 // 4 + round(wait / 2 * spread)
+    wait = backoff(
+        tries,
+        first=BACKOFF_FIRST,
+        most=BACKOFF_MOST,
+        factor=BACKOFF_FACTOR,
+        spread=spread,
+        least_part=1 - BACKOFF_SPREAD,
+        most_part=1 + BACKOFF_SPREAD,
+    )
     asked = min((answer.retry_after_s or 0) * SECOND, RETRY_AFTER_MAX)
     # The last try is when the patience ends, not the one before it.
-    return Verdict(WAITING, max(SECOND, min(max(wait, asked), PATIENCE - age)))
+    return Verdict(WAITING, max(SECOND, min(max(round(wait), asked), PATIENCE - age)))
 
 
 class Deliverer:

@@ -99,8 +99,7 @@ class HintTaker:
         self._health.miss("worker", error)
         if self._failures == 1:
             self.hinted(())  # What was announced lately may not have reached us.
-        longest = min(RETRY_REST_S_MAX, RETRY_REST_S_MIN * 2.0 ** min(self._failures, 10))
-        return longest * (0.5 + self._clock.chance.random() / 2)
+        return self._clock.backoff_s(self._failures + 1, first_s=RETRY_REST_S_MIN, most_s=RETRY_REST_S_MAX)
 
     async def _attend(self) -> None:
         wanted = frozenset() if self._stopping.is_set() else self.wanted()

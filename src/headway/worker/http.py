@@ -24,15 +24,15 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlencode, urljoin, urlsplit, urlunsplit
 
 import msgspec
 
+from headway.core.backoff import retry_after
 from headway.core.clock import monotonic_now, wall_now
 from headway.core.errors import DefinitionError, InvalidTask
-from headway.core.instants import DAY, SECOND, Duration, from_datetime, quote
+from headway.core.instants import SECOND, quote
 from headway.core.urls import Address, Allowed, NotAllowed, check_url, vetted
 from headway.tasks.context import Context
 from headway.tasks.task import Retry
@@ -48,7 +48,6 @@ REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 REDIRECTS_MAX: Final = 5
 BODY_BYTES_MAX: Final = 64 * 1024
 ERROR_TEXT_MAX: Final = 300
-RETRY_AFTER_MAX: Final = DAY
 CONNECT_S_MAX: Final = 10.0
 SILENCE_S_MAX: Final = 3_600.0  # The time-out of the task is what counts; this ends threads that are left behind.
 LOOK_S: Final = 0.1
@@ -331,24 +330,8 @@ def _failure(answer: _Answer) -> Exception:
     words = f"the answer was {answer.status} {answer.reason}".rstrip() + (f": {text}" if text else "")
     if answer.status < 500 and answer.status not in WORTH_ANOTHER_TRY:
         return HttpRefused(words)
-    wait = _retry_after(answer.headers)
+    wait = retry_after(answer.headers.get("Retry-After"), answer.headers.get("Date"), now=wall_now())
     return HttpFailed(words) if wait is None else Retry(after=wait / SECOND, reason=words)
-
-
-def _retry_after(headers: http.client.HTTPMessage) -> Duration | None:
-    """Read how long the server wants to be left alone: seconds, or a date, which counts from the date of the answer."""
-    text = (headers.get("Retry-After") or "").strip()
-    if re.fullmatch("[0-9]{1,9}", text):
-        return min(int(text) * SECOND, RETRY_AFTER_MAX)
-    until, now = _date(text), _date(headers.get("Date") or "")
-    return None if until is None else max(0, min(until - (now or wall_now()), RETRY_AFTER_MAX))
-
-
-def _date(text: str) -> int | None:
-    try:
-        return from_datetime(parsedate_to_datetime(text))
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 def _body_of(answer: _Answer) -> Any:
