@@ -121,7 +121,7 @@ async def _multiply(bare: Bare, source: str, changed: dict[str, str], count: int
 
 async def _round(side: _Side) -> None:
     """Enqueue jobs one by one and in bulk, then claim and settle them all."""
-    queue = side.store.queue
+    store = side.store
     side.single_ms.append(median([await _enqueued_ms(side, 1) for _ in range(SINGLES)]))
     side.bulk_ms.append(median([await _enqueued_ms(side, BULK) for _ in range(BULKS)]))
     times = []
@@ -132,8 +132,8 @@ async def _round(side: _Side) -> None:
         if len(jobs) < CLAIM:
             break
         times.append(took_ms)
-        await queue.settle([_success(job) for job in jobs])
-    await queue.settle([_success(job) for job in jobs])
+        await store.work.settle([_success(job) for job in jobs])
+    await store.work.settle([_success(job) for job in jobs])
     side.claim_ms.append(median(times))
 
 
@@ -156,7 +156,7 @@ async def _drain(place: Place, backlog: int) -> list[Figure]:
             if not jobs:
                 break
             times.append((time.perf_counter() - started) * 1e3)
-            await store.queue.settle([_success(job) for job in jobs])
+            await store.work.settle([_success(job) for job in jobs])
     tenth = max(1, len(times) // 10)
     first, last = median(times[:tenth]), median(times[-tenth:])
     what = f"claim {CLAIM}, the last tenth of {backlog:,} against the first"
@@ -164,7 +164,7 @@ async def _drain(place: Place, backlog: int) -> list[Figure]:
 
 
 async def _claim(store: Store, clock: Clock) -> list[Claimed]:
-    return await store.queue.claim("default", node=clock.node, lease=HOUR, limit=CLAIM)
+    return await store.work.claim("default", node=clock.node, lease=HOUR, limit=CLAIM)
 
 
 def _new_job(clock: Clock) -> NewJob:

@@ -121,13 +121,13 @@ async def _carried(place: Place, run: Run, redis: RedisServer) -> list[Figure]:
     async with database(place) as url, opened(url) as (store, clock):
         ids = [clock.new_id("job") for _ in range(jobs)]
         await store.queue.enqueue([NewJob(id=job_id, task="work") for job_id in ids])
-        await store.queue.claim("default", node="bench", lease=600 * SECOND, limit=jobs)
+        await store.work.claim("default", node="bench", lease=600 * SECOND, limit=jobs)
         for _ in range(run.repetitions):
             started = time.perf_counter()
             for number in range(rounds):
                 detail = f'{{"step":"Write","done":{number},"total":{rounds}}}'
                 reports = [Report(job_id=job_id, attempt=1, progress=number, detail=detail) for job_id in ids]
-                await store.queue.report(reports)
+                await store.work.report(reports)
             theirs.append(jobs * rounds / (time.perf_counter() - started))
             ours.append(await _told(redis, clock, jobs, rounds))
     what = "values that one process hands over, to Redis against to the store"

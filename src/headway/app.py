@@ -159,7 +159,7 @@ class Headway(Connections, TaskRegistry):
     async def job(self, job_id: str) -> JobHandle:
         """Look up a job by its id, or by the beginning of it."""
         store = await self.store()
-        job = await store.queue.get(_job_id(job_id))
+        job = await store.jobs.get(_job_id(job_id))
         return JobHandle(self, job, (await why(store, job, self._clock.now())).why)
 
     job_sync = blocking_twin(job)
@@ -177,7 +177,7 @@ class Headway(Connections, TaskRegistry):
     ) -> list[JobHandle]:
         """Return a page of jobs, newest first; `before` is the last id of the previous page."""
         known, most = None if status is None else read_status(status), _page_size(limit)
-        found = await (await self.store()).queue.page(
+        found = await (await self.store()).jobs.page(
             status=known, task=task, queue=queue, tenant=tenant, schedule=schedule, before=before, limit=most
         )
         return [JobHandle(self, job) for job in found]
@@ -186,7 +186,7 @@ class Headway(Connections, TaskRegistry):
 
     async def cancel(self, job_id: str, reason: str = "") -> JobHandle:
         """End a job, or ask it to stop when it runs."""
-        found = await (await self.store()).queue.get(_job_id(job_id))
+        found = await (await self.store()).jobs.get(_job_id(job_id))
         acting = await self._audited(self._author, deeds.cancel(found, reason))
         return JobHandle(self, await acting.queue.cancel(found.id, author=self._author, reason=reason))
 
@@ -194,7 +194,7 @@ class Headway(Connections, TaskRegistry):
 
     async def retry(self, job_id: str) -> JobHandle:
         """Run a job that has ended once more, as a new job that is linked to it."""
-        found = await (await self.store()).queue.get(_job_id(job_id))
+        found = await (await self.store()).jobs.get(_job_id(job_id))
         acting = await self._audited(self._author, deeds.retry(found))
         return JobHandle(self, await acting.queue.retry(found.id, author=self._author))
 
@@ -210,7 +210,7 @@ class Headway(Connections, TaskRegistry):
 
     async def _look(self, handle: JobHandle) -> Status:
         """Read the job of a handle again, and nothing around it."""
-        handle.take(await (await self.store()).queue.get(handle.id))
+        handle.take(await (await self.store()).jobs.get(handle.id))
         return handle.status
 
     async def wait_for(self, handle: JobHandle, limit_s: float | None) -> Any:

@@ -39,7 +39,7 @@ async def enqueue(store: Store, **options: Any) -> str:
 
 async def claim_one(store: Store, queue: str = "default") -> Claimed:
     """Claim exactly one job."""
-    [job] = await store.queue.claim(queue, node="worker-1", lease=LEASE, limit=1)
+    [job] = await store.work.claim(queue, node="worker-1", lease=LEASE, limit=1)
     return job
 
 
@@ -56,7 +56,7 @@ def attempt_of(job: Job | Claimed) -> Attempt:
 
 async def end(store: Store, job: Job | Claimed, outcome: Outcome) -> frozenset[str]:
     """Settle a claimed job."""
-    return await store.queue.settle([settle(attempt_of(job), outcome, 0.5)])
+    return await store.work.settle([settle(attempt_of(job), outcome, 0.5)])
 
 
 async def run_one(store: Store, outcome: Outcome | None = None, queue: str = "default") -> Claimed:
@@ -70,19 +70,19 @@ async def lose(backend: Backend, times: int = 1) -> None:
     """Let the worker of the running job be lost so often; in between the job is claimed again."""
     for left in reversed(range(times)):
         await backend.advance(LEASE + SECOND)
-        assert len(await backend.store.queue.expire(10)) == 1
+        assert len(await backend.store.housekeeping.expire(10)) == 1
         await backend.advance(LOSS_WAIT_MAX)
         if left:
-            await backend.store.queue.promote(10)
+            await backend.store.housekeeping.promote(10)
             await _claim_elsewhere(backend, f"worker-x{left}")
 
 
 async def _claim_elsewhere(backend: Backend, node: str) -> None:
     """Have another worker claim the only ready job, also where it has to run apart."""
-    queue = backend.store.queue
-    if not await queue.claim("default", node=node, lease=LEASE, limit=1):
+    store = backend.store
+    if not await store.work.claim("default", node=node, lease=LEASE, limit=1):
         [row] = await backend.sql("select id from headway_jobs where status = 'PENDING'")
-        assert await queue.claim_apart(row["id"], node=node, lease=LEASE)
+        assert await store.work.claim_apart(row["id"], node=node, lease=LEASE)
 
 
 async def bring_to(store: Store, status: Status) -> str:

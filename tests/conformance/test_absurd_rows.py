@@ -41,7 +41,7 @@ class Verbs:
 
     def __init__(self, backend: Backend, column: str, value: str) -> None:
         self.backend = backend
-        self.queue = backend.store.queue
+        self.store = backend.store
         self.column, self.value = column, value
 
     async def pair(self, name: str, **options: Any) -> tuple[str, str]:
@@ -54,7 +54,7 @@ class Verbs:
         await _spoil(self.backend, job_id, self.column, self.value)
 
     async def claim(self, name: str) -> dict[str, Claimed]:
-        jobs = await self.queue.claim(name, node="n", lease=LEASE, limit=10)
+        jobs = await self.store.work.claim(name, node="n", lease=LEASE, limit=10)
         return {job.id: job for job in jobs}
 
     async def ready(self) -> None:
@@ -67,14 +67,14 @@ class Verbs:
             if bad in jobs:
                 job = jobs[bad]
                 outcome = Raised("{}") if job.unreadable is None else Parked(job.unreadable, "unreadable")
-                assert not await self.queue.settle([settle(job, outcome, 0.5)])
+                assert not await self.store.work.settle([settle(job, outcome, 0.5)])
                 row = await self.backend.job(bad)
                 assert row["status"] in ("RETRYING", "FAILED", "BLOCKED", "CANCELLED")
                 assert row["status"] != "BLOCKED" or self.column in row["reason"] or "its " in row["reason"]
             if good in jobs:
-                assert not await self.queue.settle([settle(jobs[good], Succeeded(), 0.5)])
-            await self.queue.unpark(["report"])
-            await self.queue.promote(100)
+                assert not await self.store.work.settle([settle(jobs[good], Succeeded(), 0.5)])
+            await self.store.work.unpark(["report"])
+            await self.store.housekeeping.promote(100)
         assert (await self.backend.job(good))["status"] == "COMPLETED"
 
     async def waiting(self) -> None:
@@ -83,11 +83,11 @@ class Verbs:
         bad, good = await self.pair(name, delay=SECOND)
         await self.spoil(bad)
         await self.backend.advance(2 * SECOND)
-        await self.queue.promote(1_000)
-        await self.queue.next_promotion()
+        await self.store.housekeeping.promote(1_000)
+        await self.store.housekeeping.next_promotion()
         assert (await self.backend.job(good))["status"] == "PENDING"
-        await self.queue.cancel(bad, author="ann")
-        await self.queue.cancel(good, author="ann")
+        await self.store.queue.cancel(bad, author="ann")
+        await self.store.queue.cancel(good, author="ann")
 
     async def running(self) -> None:
         """Leases are extended, reports written, strays returned, dead workers' jobs rescued."""
@@ -96,20 +96,20 @@ class Verbs:
         jobs = await self.claim(name)
         await self.spoil(bad)
         attempts = [(job.id, job.attempt) for job in jobs.values()]
-        assert good in await self.queue.extend(attempts, lease=LEASE)
+        assert good in await self.store.work.extend(attempts, lease=LEASE)
         reports = [Report(job_id=job_id, attempt=attempt, progress=5) for job_id, attempt in attempts]
-        assert good not in await self.queue.report(reports)
-        await self.queue.cancel(bad, author="ann")
-        await self.queue.asked_to_stop("n")
+        assert good not in await self.store.work.report(reports)
+        await self.store.queue.cancel(bad, author="ann")
+        await self.store.work.asked_to_stop("n")
         await self.backend.advance(LEASE + SECOND)
-        await self.queue.expire(1_000)
+        await self.store.housekeeping.expire(1_000)
         assert (await self.backend.job(good))["status"] == "RETRYING"
         bad, good = await self.pair(name)
         await self.claim(name)
         await self.spoil(bad)
-        await self.queue.hand_back_unknown("n", known=[], given_up=[(bad, 1)])
+        await self.store.work.hand_back_unknown("n", known=[], given_up=[(bad, 1)])
         assert (await self.backend.job(good))["status"] == "PENDING"
-        await self.queue.apart(["report"], [name], 10)
+        await self.store.work.apart(["report"], [name], 10)
         await self.backend.sql(f"delete from headway_jobs where id in ('{bad}', '{good}')")
 
     async def ended(self) -> None:
@@ -118,19 +118,19 @@ class Verbs:
         bad, good = await self.pair(name, expires=HOUR)
         await self.spoil(bad)
         await self.backend.advance(2 * HOUR)
-        await self.queue.end_overdue(1_000)
+        await self.store.housekeeping.end_overdue(1_000)
         assert (await self.backend.job(good))["status"] == "CANCELLED"
         bad, good = await self.pair(name)
         jobs = await self.claim(name)
         settled = [settle(jobs[id_], Raised("{}", retryable=False), 0.5) for id_ in (bad, good) if id_ in jobs]
-        await self.queue.settle(settled)
+        await self.store.work.settle(settled)
         await self.spoil(bad)
-        assert good in {job.id for job in await self.queue.dead(limit=200)}
-        assert {bad, good} <= {job.id for job in await self.queue.page(limit=200)}
-        assert str((await self.queue.get(bad)).status) == "FAILED"
-        await self.queue.drop_dead([bad, good], author="ann")
+        assert good in {job.id for job in await self.store.jobs.dead(limit=200)}
+        assert {bad, good} <= {job.id for job in await self.store.jobs.page(limit=200)}
+        assert str((await self.store.jobs.get(bad)).status) == "FAILED"
+        await self.store.queue.drop_dead([bad, good], author="ann")
         await self.backend.advance(40 * DAY)
-        while await self.queue.prune(30 * DAY, 500):
+        while await self.store.housekeeping.prune(30 * DAY, 500):
             pass
         assert await self.backend.count("headway_jobs", f"id = '{good}'") == 0
         await self.backend.sql(f"delete from headway_jobs where id = '{bad}'")

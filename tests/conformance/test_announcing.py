@@ -67,7 +67,7 @@ async def test_jobs_whose_time_comes(backend: Backend, store: Store, told: Told)
     await end(store, await claim_one(store, "media"), Raised("{}", retry_in=5 * SECOND))
     assert told.all() == []
     await backend.advance(10 * SECOND)
-    assert await store.queue.promote(10) == 2
+    assert await store.housekeeping.promote(10) == 2
     assert told.all() == sorted([("default", waiting), ("media", failing)])
 
 
@@ -99,5 +99,5 @@ async def test_jobs_that_an_attempt_makes(store: Store, told: Told) -> None:
     await enqueue(store)
     parent = await claim_one(store)
     told.all()
-    [child] = await store.queue.enqueue_from(parent.job_id, parent.attempt, [new_job(queue="media")])
+    [child] = await store.work.enqueue_from(parent.job_id, parent.attempt, [new_job(queue="media")])
     assert told.all() == [("media", child.id)]

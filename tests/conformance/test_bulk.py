@@ -28,7 +28,7 @@ async def dead(store: Store, **options: Any) -> str:
 
 
 async def ids_of(store: Store, chosen: JobFilter) -> set[str]:
-    return {job.id for job in await store.queue.chosen(chosen, limit=200)}
+    return {job.id for job in await store.jobs.chosen(chosen, limit=200)}
 
 
 async def chosen_to(store: Store, verb: Any, chosen: JobFilter, limit: int = 100) -> list[str]:
@@ -120,15 +120,15 @@ async def test_ended_jobs_are_run_again_once(backend: Backend) -> None:
     result = await store.bulk.retry([*letters, done], author=ME)
     assert (result.done, result.refused) == (tuple(sorted([*letters, done])), ())
     for n, letter in enumerate(letters):
-        [rerun] = await store.queue.reruns(letter)
-        job = await store.queue.get(rerun)
+        [rerun] = await store.jobs.reruns(letter)
+        job = await store.jobs.get(rerun)
         assert (job.args, job.tags, job.tenant, job.priority) == (f'{{"n":{n}}}', ("a",), "acme", n)
         assert (job.rerun_of, job.status, job.queue, job.attempt) == (letter, Status.PENDING, "dying", 0)
-        old = await store.queue.get(letter)
+        old = await store.jobs.get(letter)
         assert (old.status, old.reviewed_at is not None) == (Status.FAILED, True)  # Off the list of dead letters.
-        events = [event["event"] for event in await store.queue.events(letter)]
+        events = [event["event"] for event in await store.jobs.events(letter)]
         assert events[-2:] == ["reviewed", "retried"]
-    assert await store.queue.dead() == []
+    assert await store.jobs.dead() == []
     assert await chosen_to(store, "retry", JobFilter()) == []
     again = await store.bulk.retry([*letters, done], author=ME)
     assert again.done == ()
@@ -139,7 +139,7 @@ async def test_ended_jobs_are_run_again_once(backend: Backend) -> None:
 async def test_a_retry_that_failed_too_is_what_is_retried_next(store: Store) -> None:
     letter = await dead(store)
     await store.bulk.retry([letter], author=ME)
-    [rerun] = await store.queue.reruns(letter)
+    [rerun] = await store.jobs.reruns(letter)
     await run_one(store, Raised("{}", retryable=False), "dying")
     assert await chosen_to(store, "retry", JobFilter(status="FAILED")) == [rerun]
 
@@ -159,9 +159,9 @@ async def test_parked_jobs_are_looked_at_again(store: Store) -> None:
     await run_one(store, Parked("nobody knows it"))
     assert await chosen_to(store, "retry", JobFilter()) == [job_id]
     assert (await store.bulk.retry([job_id], author=ME)).done == (job_id,)
-    assert (await store.queue.get(job_id)).parked is None
-    assert await store.queue.reruns(job_id) == []
-    assert "unparked" in [event["event"] for event in await store.queue.events(job_id)]
+    assert (await store.jobs.get(job_id)).parked is None
+    assert await store.jobs.reruns(job_id) == []
+    assert "unparked" in [event["event"] for event in await store.jobs.events(job_id)]
 
 
 @pytest.mark.parametrize("is_live", [False, True])
@@ -179,7 +179,7 @@ async def test_jobs_of_a_schedule_that_runs_one_at_a_time_stand_in_line(backend:
         await decide(store)
         live = (await claim_one(store)).id
     assert set((await store.bulk.retry(letters, author=ME)).done) == set(letters)
-    jobs = [await store.queue.get((await store.queue.reruns(letter))[0]) for letter in sorted(letters)]
+    jobs = [await store.jobs.get((await store.jobs.reruns(letter))[0]) for letter in sorted(letters)]
     assert [job.blocked_by for job in jobs] == [live, jobs[0].id, jobs[1].id]
     first = Status.BLOCKED if is_live else Status.PENDING
     assert [job.status for job in jobs] == [first, Status.BLOCKED, Status.BLOCKED]
@@ -195,7 +195,7 @@ async def test_jobs_of_a_schedule_that_may_overlap_do_not_wait(backend: Backend)
     letters = [(await run_one(store, Raised("{}", retryable=False))).id for _ in range(2)]
     await store.bulk.retry(letters, author=ME)
     for letter in letters:
-        job = await store.queue.get((await store.queue.reruns(letter))[0])
+        job = await store.jobs.get((await store.jobs.reruns(letter))[0])
         assert (job.status, job.blocked_by, job.exclusive) == (Status.PENDING, None, False)
 
 
@@ -214,7 +214,7 @@ async def test_large_arguments_are_handed_on_in_parts(store: Store) -> None:
     letters = [await dead(store, args=args) for _ in range(6)]
     assert len((await store.bulk.retry(letters, author=ME)).done) == 6
     for letter in letters:
-        assert (await store.queue.get((await store.queue.reruns(letter))[0])).args == args
+        assert (await store.jobs.get((await store.jobs.reruns(letter))[0])).args == args
 
 
 async def test_two_who_retry_the_same_jobs_at_once_make_one_of_each(shared: Backend) -> None:
@@ -237,7 +237,7 @@ async def test_who_comes_in_between_waits_and_finds_them_retried(shared: Backend
         await other.act(act())
     assert other.result.done == (letter,)
     assert results[0].done == ()
-    assert len(await shared.store.queue.reruns(letter)) == 1
+    assert len(await shared.store.jobs.reruns(letter)) == 1
 
 
 # --- cancel
@@ -251,8 +251,8 @@ async def test_waiting_jobs_end_and_running_ones_are_asked_to_stop(store: Store)
     result = await store.bulk.cancel(ids, author=ME, reason="wrong month")
     assert set(result.done) == {waiting, running}
     assert dict(result.refused) == {done: "it has ended as COMPLETED", "job_absent": "no job has this id"}
-    assert (await store.queue.get(waiting)).reason == "cancelled by ana: wrong month"
-    assert (await store.queue.get(running)).cancel_requested_at is not None
+    assert (await store.jobs.get(waiting)).reason == "cancelled by ana: wrong month"
+    assert (await store.jobs.get(running)).cancel_requested_at is not None
     again = await store.bulk.cancel([waiting, running], author=ME)
     assert dict(again.refused) == {waiting: "it has ended as CANCELLED", running: "it was asked to stop already"}
     assert await chosen_to(store, "cancel", JobFilter()) == []

@@ -36,11 +36,11 @@ async def test_nothing_that_a_job_was_given_or_said_is_left(backend: Backend) ->
     waiting = await enqueue(store, tenant="acme", queue="later", args='{"n":1}')
     job = await claim_one(store)
     lines = ((None, "log", SECRET),)
-    await store.queue.report([Report(job_id=job.id, attempt=1, detail=quoted, metadata=quoted, lines=lines)])
-    await store.queue.keep_step(job.id, 1, "first", f'"{SECRET}"')
+    await store.work.report([Report(job_id=job.id, attempt=1, detail=quoted, metadata=quoted, lines=lines)])
+    await store.work.keep_step(job.id, 1, "first", f'"{SECRET}"')
     await end(store, job, Raised(quoted))
     await backend.advance(60 * MINUTE)
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     again = await claim_one(store)
     await end(store, again, Succeeded(quoted))
     await store.queue.cancel(other, author=SECRET)
@@ -53,11 +53,11 @@ async def test_nothing_that_a_job_was_given_or_said_is_left(backend: Backend) ->
     await backend.sql(f"delete from headway_feed where job_id = '{other}'")
     await backend.sql(f"delete from headway_jobs where id = '{other}'")
     assert SECRET not in await _told(backend)
-    erased = await store.queue.get(job_id)
+    erased = await store.jobs.get(job_id)
     assert (erased.status, erased.attempt, erased.args, erased.result) == (Status.COMPLETED, 2, "{}", None)
     assert erased.finished_at is not None
-    assert [attempt["outcome"] for attempt in await store.queue.attempts(job_id)] == ["failed", "completed"]
-    assert (await store.queue.get(waiting)).args == '{"n":1}'
+    assert [attempt["outcome"] for attempt in await store.jobs.attempts(job_id)] == ["failed", "completed"]
+    assert (await store.jobs.get(waiting)).args == '{"n":1}'
     assert attempt_of(again).attempt == 2
     with pytest.raises(Conflict, match="erased"):  # It would run with nothing.
         await store.queue.retry(job_id, author="ada")

@@ -15,15 +15,15 @@ from tests.conformance.backend import Backend, PostgresBackend
 
 
 async def test_only_what_is_followed_is_fed_and_every_version_of_it(shared: Backend) -> None:
-    feed, queue = shared.store.feed, shared.store.queue
+    feed, store = shared.store.feed, shared.store
     other, job_id = await enqueue(shared.store, queue="other"), await enqueue(shared.store)
     await feed.follow([job_id], HOUR)
     position = await feed.position()
     claimed = await claim_one(shared.store)
     lines = ((None, "log", "one"), (None, "log", "two"))
-    await queue.report([Report(job_id=job_id, attempt=1, progress=40, detail='{"step":"x"}', lines=lines)])
-    await queue.cancel(other, author="me")
-    await queue.settle([settle(attempt_of(claimed), Succeeded('"done"'), 0.5)])
+    await store.work.report([Report(job_id=job_id, attempt=1, progress=40, detail='{"step":"x"}', lines=lines)])
+    await store.queue.cancel(other, author="me")
+    await store.work.settle([settle(attempt_of(claimed), Succeeded('"done"'), 0.5)])
     changes, position, is_more = await feed.read(position)
     assert [(c.job.id, c.job.status, c.job.version, c.job.progress) for c in changes] == [
         (job_id, Status.RUNNING, 2, 0),

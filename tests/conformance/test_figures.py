@@ -16,29 +16,29 @@ async def test_live_jobs_of_a_tenant_are_counted_up_to_a_limit(store: Store) -> 
         await enqueue(store, tenant="acme", queue="a")
     await enqueue(store, tenant="acme", queue="b", delay=HOUR)
     await enqueue(store, tenant="globex", queue="a")
-    await store.queue.claim("a", node="n", lease=HOUR, limit=1)
-    counts = {(row["name"], row["status"]): row["jobs"] for row in await store.queue.live_counts("acme")}
+    await store.work.claim("a", node="n", lease=HOUR, limit=1)
+    counts = {(row["name"], row["status"]): row["jobs"] for row in await store.statistics.live_counts("acme")}
     assert counts == {("a", "PENDING"): 2, ("a", "RUNNING"): 1, ("b", "SCHEDULED"): 1}
-    assert [row["jobs"] for row in await store.queue.live_counts("acme", limit=1)] == [1, 1, 1]
-    assert await store.queue.live_counts("nobody") == []
+    assert [row["jobs"] for row in await store.statistics.live_counts("acme", limit=1)] == [1, 1, 1]
+    assert await store.statistics.live_counts("nobody") == []
 
 
 async def test_too_many_ends_are_looked_at_over_a_shorter_time(backend: Backend) -> None:
     store = backend.store
-    assert await store.queue.ended_counts(HOUR) == ({}, HOUR)
+    assert await store.statistics.ended_counts(HOUR) == ({}, HOUR)
     for tenant in ("acme", "acme", "globex"):
         await enqueue(store, tenant=tenant)
         await run_one(store)
         await backend.advance(10 * SECOND)
     await enqueue(store, tenant="globex")
     await run_one(store, Raised("{}", retryable=False))
-    assert await store.queue.ended_counts(HOUR) == ({"COMPLETED": 3, "FAILED": 1}, HOUR)
-    assert await store.queue.ended_counts(HOUR, tenant="acme") == ({"COMPLETED": 2, "FAILED": 0}, HOUR)
-    counts, window = await store.queue.ended_counts(HOUR, limit=3)
+    assert await store.statistics.ended_counts(HOUR) == ({"COMPLETED": 3, "FAILED": 1}, HOUR)
+    assert await store.statistics.ended_counts(HOUR, tenant="acme") == ({"COMPLETED": 2, "FAILED": 0}, HOUR)
+    counts, window = await store.statistics.ended_counts(HOUR, limit=3)
     assert counts == {"COMPLETED": 2, "FAILED": 1}
     assert 20 * SECOND <= window < HOUR
     await backend.advance(2 * HOUR)
-    assert await store.queue.ended_counts(HOUR) == ({}, HOUR)
+    assert await store.statistics.ended_counts(HOUR) == ({}, HOUR)
 
 
 async def test_a_dead_letter_is_retried_once(store: Store) -> None:
@@ -47,7 +47,7 @@ async def test_a_dead_letter_is_retried_once(store: Store) -> None:
     again = await store.queue.retry(letter, author="me", only_dead=True)
     with pytest.raises(AlreadyFinal, match="no dead letter any more"):
         await store.queue.retry(letter, author="me", only_dead=True)
-    assert await store.queue.reruns(letter) == [again.id]  # What was refused has left nothing.
+    assert await store.jobs.reruns(letter) == [again.id]  # What was refused has left nothing.
     assert (await store.queue.retry(letter, author="me")).id != again.id  # On purpose it may run again and again.
 
 
@@ -84,11 +84,11 @@ async def test_a_job_by_hand_is_made_once_per_key(store: Store) -> None:
     assert (await store.schedules.trigger_once("s", "k"))[:2] == (first, False)
     with pytest.raises(DuplicateKey):
         await store.schedules.trigger_once("s", "k", args='{"n":1}')
-    assert len(await store.queue.page(schedule="s")) == 1
+    assert len(await store.jobs.page(schedule="s")) == 1
 
 
 async def test_every_status_that_lives_is_counted_for_its_tenant(store: Store) -> None:
     for status in Status:
         await bring_to(store, status)
-    found = {row["status"] for row in await store.queue.live_counts("default")}
+    found = {row["status"] for row in await store.statistics.live_counts("default")}
     assert found == {str(status) for status in Status if status not in FINAL}

@@ -11,7 +11,7 @@ from headway.core.model import Report, encode_args
 from headway.core.triggers import Every
 from headway.store import Store
 from headway.store.job_filter import JobFilter
-from headway.store.queue import WHOLE
+from headway.store.job_rows import ANY_SIZE
 from headway.store.schedules import STATES
 from headway.store.transaction import as_json, call
 from tests.conformance.arrange import after, claim_one, decide, end, enqueue, run_one, spec
@@ -42,7 +42,7 @@ async def test_ends_are_counted_by_steps_with_how_long_they_took(backend: Backen
     await took(backend, SECOND, Cancelled())
     await backend.advance(step)
     await took(backend, 7 * SECOND, TimedOut("{}"))
-    rows, oldest = await store.queue.ended_series(begin, step)
+    rows, oldest = await store.statistics.ended_series(begin, step)
     assert oldest is None
     found = {(row["step"] - begin // step, row["status"]): row for row in rows}
     assert {place: row["ended"] for place, row in found.items()} == {
@@ -54,7 +54,7 @@ async def test_ends_are_counted_by_steps_with_how_long_they_took(backend: Backen
     completed = found[0, "COMPLETED"]
     assert completed["half"] == pytest.approx(10 * SECOND, abs=SECOND / 2)
     assert completed["most"] == pytest.approx(19 * SECOND, abs=SECOND / 2)
-    assert await store.queue.ended_series(begin + 3 * step, step) == ([], None)
+    assert await store.statistics.ended_series(begin + 3 * step, step) == ([], None)
 
 
 async def test_ends_are_those_of_a_tenant_a_task_or_a_queue(backend: Backend) -> None:
@@ -65,7 +65,7 @@ async def test_ends_are_those_of_a_tenant_a_task_or_a_queue(backend: Backend) ->
     await took(backend, SECOND, tenant="globex", task="a")
 
     async def ended(**which: Any) -> int:
-        rows, _ = await store.queue.ended_series(since, MINUTE, **which)
+        rows, _ = await store.statistics.ended_series(since, MINUTE, **which)
         return sum(row["ended"] for row in rows)
 
     assert [await ended(), await ended(tenant="acme"), await ended(task="a"), await ended(queue="q")] == [3, 2, 2, 1]
@@ -77,12 +77,12 @@ async def test_of_too_many_ends_the_newest_are_looked_at(backend: Backend) -> No
     since = await backend.now() - SECOND
     for tenant in ("acme", "globex", "globex"):
         await took(backend, MINUTE, tenant=tenant)
-    jobs = sorted(job.finished_at or 0 for job in await store.queue.page())
-    rows, oldest = await store.queue.ended_series(since, DAY, limit=2)
+    jobs = sorted(job.finished_at or 0 for job in await store.jobs.page())
+    rows, oldest = await store.statistics.ended_series(since, DAY, limit=2)
     assert (sum(row["ended"] for row in rows), oldest) == (2, jobs[1])
-    rows, oldest = await store.queue.ended_series(since, DAY, tenant="acme", limit=2)
+    rows, oldest = await store.statistics.ended_series(since, DAY, tenant="acme", limit=2)
     assert (rows, oldest) == ([], jobs[1])
-    _, oldest = await store.queue.ended_series(since, DAY, limit=4)
+    _, oldest = await store.statistics.ended_series(since, DAY, limit=4)
     assert oldest is None
 
 
@@ -93,13 +93,13 @@ async def test_the_log_is_read_from_either_end(store: Store) -> None:
     await enqueue(store)
     job = await claim_one(store)
     lines = tuple((None, "log", f"line {n}") for n in range(5))
-    await store.queue.report([Report(job_id=job.id, attempt=job.attempt, lines=lines)])
-    assert [line["line"] for line in await store.queue.log(job.id, limit=2)] == ["line 0", "line 1"]
-    newest = await store.queue.log_newest(job.id, limit=2)
+    await store.work.report([Report(job_id=job.id, attempt=job.attempt, lines=lines)])
+    assert [line["line"] for line in await store.jobs.log(job.id, limit=2)] == ["line 0", "line 1"]
+    newest = await store.jobs.log_newest(job.id, limit=2)
     assert [line["line"] for line in newest] == ["line 4", "line 3"]
-    older = await store.queue.log_newest(job.id, before=newest[-1]["seq"])
+    older = await store.jobs.log_newest(job.id, before=newest[-1]["seq"])
     assert [line["line"] for line in older] == ["line 2", "line 1", "line 0"]
-    assert await store.queue.log_newest(job.id, before=older[-1]["seq"]) == []
+    assert await store.jobs.log_newest(job.id, before=older[-1]["seq"]) == []
 
 
 # --- schedules
@@ -254,14 +254,14 @@ async def test_lists_of_jobs_are_read_without_what_makes_them_large(store: Store
     small = await enqueue(store, args='{"n":1}')
     await run_one(store, Succeeded(result=encode_args({"text": text})))
     for listed in (
-        await store.queue.page(),
-        await store.queue.chosen(JobFilter(), largest=4_096),
+        await store.jobs.page(),
+        await store.jobs.chosen(JobFilter(), largest=4_096),
         await store.feed.jobs([large, small], largest=4_096),
-        await store.queue.chosen(JobFilter(tenant="default"), largest=4_096),
+        await store.jobs.chosen(JobFilter(tenant="default"), largest=4_096),
     ):
         found = {job.id: job for job in listed}
-        assert found[small] == await store.queue.get(small)
-        whole = await store.queue.get(large)
+        assert found[small] == await store.jobs.get(small)
+        whole = await store.jobs.get(large)
         if found[large].omitted:
             assert found[large].omitted == ("args", "result")
             without = msgspec.structs.replace(whole, args="null", result=None, omitted=("args", "result"))
@@ -274,8 +274,8 @@ async def test_lists_of_jobs_are_read_without_what_makes_them_large(store: Store
 
 async def test_every_column_of_a_job_is_read_in_lists(backend: Backend) -> None:
     await enqueue(backend.store)
-    [job] = await backend.store.queue.page()
-    [listed] = await backend.store.driver.fetch(call("jobs_by_id", ids=as_json([job.id]), largest=WHOLE))
+    [job] = await backend.store.jobs.page()
+    [listed] = await backend.store.driver.fetch(call("jobs_by_id", ids=as_json([job.id]), largest=ANY_SIZE))
     [table] = await backend.store.driver.fetch(call("job", id=job.id))
     names: Any = [set(row.keys()) for row in (listed, table)]  # type: ignore[attr-defined]
     assert names[0] == {*names[1], "omitted"}, "add the new column to _JOB_COLUMNS in store/statements.py"

@@ -103,7 +103,7 @@ async def test_tokens_only_grow(backend: Backend) -> None:
         await backend.sql("delete from headway_leases")
         tokens += [lease.token for lease in await _take(store, "role", holder="cid", duration=SECOND)]
         await backend.advance(HOUR + 2 * SECOND)
-        await store.queue.prune(DAY, 100)
+        await store.housekeeping.prune(DAY, 100)
         assert await store.leases.held("") == []
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 20
@@ -195,5 +195,5 @@ async def test_nodes(backend: Backend) -> None:
     assert await nodes.alive(HOUR) == []
     assert await backend.count("headway_nodes") == 1
     await backend.advance(2 * DAY)
-    await backend.store.queue.prune(DAY, 10)
+    await backend.store.housekeeping.prune(DAY, 10)
     assert await backend.count("headway_nodes") == 0

@@ -104,7 +104,7 @@ async def test_an_edit_decides_the_past_under_the_old_definition(backend: Backen
     assert sum(entry.count for entry in entries) == second.effective_at // MINUTE - created // MINUTE
     assert {entry.revision for entry in entries} == {1}
     assert all(first.effective_at < entry.instant <= second.effective_at for entry in entries)
-    jobs = await store.queue.page(schedule="s")
+    jobs = await store.jobs.page(schedule="s")
     assert {job.args for job in jobs} == {'{"n":1}'}
     schedule = await store.schedules.get("s")
     assert (schedule.decided_through, schedule.revision) == (second.effective_at, 2)
@@ -376,13 +376,13 @@ async def test_jobs_of_a_schedule_expire(backend: Backend) -> None:
     await decide(store)
     since = (await store.schedules.get("s")).created_at
     await store.schedules.backfill("s", since - HOUR, since)
-    jobs = [job for job in await store.queue.page(schedule="s") if job.expires_at is not None]
+    jobs = [job for job in await store.jobs.page(schedule="s") if job.expires_at is not None]
     assert [job.expires_at - job.run_at for job in jobs if job.expires_at] == [10 * MINUTE] * 3
-    assert {job.expires_at for job in await store.queue.page(schedule="patient")} == {None}
+    assert {job.expires_at for job in await store.jobs.page(schedule="patient")} == {None}
     await backend.advance(11 * MINUTE)
-    await store.queue.end_overdue(10)
-    assert {str(job.status) for job in await store.queue.page(schedule="s")} == {"CANCELLED"}
-    assert "CANCELLED" not in {str(job.status) for job in await store.queue.page(schedule="patient")}
+    await store.housekeeping.end_overdue(10)
+    assert {str(job.status) for job in await store.jobs.page(schedule="s")} == {"CANCELLED"}
+    assert "CANCELLED" not in {str(job.status) for job in await store.jobs.page(schedule="patient")}
 
 
 async def test_clicks_at_the_same_moment_make_one_job(shared: Backend) -> None:
@@ -407,7 +407,7 @@ async def test_racing_triggers_and_decisions_keep_one_live_job(shared: Backend, 
             await store.ledger.fire(plans, None)
 
     async def work(store: Store) -> None:
-        for job in await store.queue.claim("default", node="n", lease=LEASE, limit=1):
+        for job in await store.work.claim("default", node="n", lease=LEASE, limit=1):
             await end(store, job, Raised("{}") if shared.name == "none" else Succeeded())
 
     for _ in range(4):
@@ -416,13 +416,13 @@ async def test_racing_triggers_and_decisions_keep_one_live_job(shared: Backend, 
             *(store.schedules.trigger("s") for store in stores),
             *(fire(store) for store in stores),
             *(work(store) for store in stores),
-            *(store.queue.promote(10) for store in stores),
+            *(store.housekeeping.promote(10) for store in stores),
         )
         live = await _live(shared, "s")
         if overlap is not Overlap.ALLOW:
             assert sum(status != "BLOCKED" for status in live) <= 1, live
     for _ in range(60):  # Everything that was started ends: nothing is stuck behind something that is gone.
-        await shared.store.queue.promote(10)
+        await shared.store.housekeeping.promote(10)
         await work(shared.store)
     assert await _live(shared, "s") == []
     await decide(shared.store)
@@ -445,13 +445,13 @@ async def test_an_edit_from_allow_to_queue_waits_for_all_that_run(backend: Backe
     await store.schedules.put("s", spec("1d", overlap="allow"))
     for _ in range(3):
         await store.schedules.trigger("s")
-    running = await store.queue.claim("default", node="n", lease=LEASE, limit=3)
+    running = await store.work.claim("default", node="n", lease=LEASE, limit=3)
     await store.schedules.put("s", spec("1d", overlap="queue"))
     waiting = await store.schedules.trigger("s")
     for job in reversed(running):
         assert (await backend.job(waiting))["status"] == "BLOCKED"
         assert not await end(store, job, Succeeded())
-        await store.queue.promote(10)
+        await store.housekeeping.promote(10)
     assert (await backend.job(waiting))["status"] == "PENDING"
 
 
@@ -509,7 +509,7 @@ async def test_backfill(backend: Backend, overlap: Overlap) -> None:
     assert live == ["PENDING"] * 4 if overlap is Overlap.ALLOW else ["BLOCKED"] * 3 + ["PENDING"]
     done = []
     for _ in range(4):
-        await store.queue.promote(10)
+        await store.housekeeping.promote(10)
         done.append((await run_one(store)).occurrence_at)
     assert done == expected
     assert await _ledger(store, "s") == []  # A backfill is a set of jobs; the decisions of that time stand.
@@ -556,7 +556,7 @@ async def test_a_fixed_delay_counts_from_the_end(backend: Backend, how: str) -> 
     assert (await store.schedules.get("a")).next_at is None  # Its end is not known yet.
     assert await store.ledger.next_due(EVERYTHING) is None
     if how == "cancel":
-        [job] = await store.queue.page(schedule="a")
+        [job] = await store.jobs.page(schedule="a")
         await store.queue.cancel(job.id, author="ada")
     else:
         claimed = await claim_one(store)
@@ -565,7 +565,7 @@ async def test_a_fixed_delay_counts_from_the_end(backend: Backend, how: str) -> 
             await lose(backend, times=LOSSES_MAX)
         else:
             await end(store, claimed, Succeeded() if how == "settle" else Raised("{}", retryable=False))
-    [job] = await store.queue.page(schedule="a")
+    [job] = await store.jobs.page(schedule="a")
     row = await backend.job(job.id)
     next_at = (await store.schedules.get("a")).next_at
     assert next_at is not None
@@ -584,7 +584,7 @@ async def test_a_retry_is_not_an_end(backend: Backend) -> None:
         await end(store, await claim_one(store), outcome)
         assert (await store.schedules.get("a")).next_at is None
         await backend.advance(SECOND)
-        await store.queue.promote(10)
+        await store.housekeeping.promote(10)
     await end(store, await claim_one(store), Succeeded())
     assert (await store.schedules.get("a")).next_at is not None
 
@@ -628,7 +628,7 @@ async def test_what_is_over_is_not_revived(backend: Backend) -> None:
     assert await store.schedules.resume("paused")
     await backend.advance(SECOND)
     await decide(store)
-    assert (await store.queue.page(schedule="paused"))[0].status is Status.PENDING
+    assert (await store.jobs.page(schedule="paused"))[0].status is Status.PENDING
 
 
 async def test_ends_that_miss_each_other_strand_nothing(shared: Backend) -> None:
@@ -638,7 +638,7 @@ async def test_ends_that_miss_each_other_strand_nothing(shared: Backend) -> None
     for _ in range(5):
         await shared.store.schedules.trigger("a")
         await shared.store.schedules.trigger("a")
-        jobs = await shared.store.queue.claim("default", node="n", lease=LEASE, limit=9)
+        jobs = await shared.store.work.claim("default", node="n", lease=LEASE, limit=9)
         await asyncio.gather(
             *(end(store, job, Succeeded()) for store, job in zip((shared.store, other) * 5, jobs, strict=False))
         )
@@ -736,7 +736,7 @@ async def test_fire_writes_everything_at_once(backend: Backend) -> None:
     assert [entry.instant for entry in entries] == [decision.instant for decision in made.decisions]
     assert {entry.token for entry in entries} == set(fence.tokens.values())
     for entry in entries:
-        job = await store.queue.get(entry.job_id or "")
+        job = await store.jobs.get(entry.job_id or "")
         assert (job.schedule, job.occurrence_at, job.priority, job.tags, job.max_attempts) == (
             "s",
             entry.instant,
@@ -1064,7 +1064,7 @@ async def test_prune_deletes_old_decisions_and_remembers_how_far(backend: Backen
     await backend.advance(2 * DAY)
     await decide(store)
     assert await store.ledger.pruned_through() == 0
-    while await store.queue.prune(DAY, 2):
+    while await store.housekeeping.prune(DAY, 2):
         pass
     left = await _ledger(store, "s")
     assert {entry.instant for entry in left}.isdisjoint(entry.instant for entry in old)
@@ -1085,7 +1085,7 @@ async def test_prune_deletes_old_events_leases_and_nodes(backend: Backend) -> No
     )
     await backend.advance(2 * DAY)
     await store.schedules.resume("s")
-    while await store.queue.prune(DAY, 1):
+    while await store.housekeeping.prune(DAY, 1):
         pass
     assert {lease.name for lease, _ in await store.leases.held("")} == {lease.name for lease in running}
     events = await backend.sql("select event from headway_events")

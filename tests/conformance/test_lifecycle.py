@@ -48,12 +48,12 @@ async def _promote(backend: Backend, job_id: str) -> bool:
     if before is not None:
         await backend.store.queue.cancel(before, author="test")
     await backend.advance(2 * HOUR)
-    return await backend.store.queue.promote(100) == 1
+    return await backend.store.housekeeping.promote(100) == 1
 
 
 async def _claim(backend: Backend, job_id: str) -> bool:
     queue = (await backend.job(job_id))["queue"]
-    return [job.id for job in await backend.store.queue.claim(queue, node="n", lease=LEASE, limit=9)] == [job_id]
+    return [job.id for job in await backend.store.work.claim(queue, node="n", lease=LEASE, limit=9)] == [job_id]
 
 
 async def _cancel(backend: Backend, job_id: str) -> bool:
@@ -70,7 +70,7 @@ def _settle_with(outcome: Outcome, max_attempts: int) -> Verb:
         attempt = Attempt(
             job_id=job_id, attempt=max(row["attempt"], 1), failures=row["failures"], max_attempts=max_attempts
         )
-        stale = await backend.store.queue.settle([settle(attempt, outcome, 0.5)])
+        stale = await backend.store.work.settle([settle(attempt, outcome, 0.5)])
         assert stale in (frozenset(), frozenset({job_id}))
         return not stale and changed(row, await backend.job(job_id)) != {}  # The same end again is no surprise.
 
@@ -122,8 +122,8 @@ async def test_final_states_never_change(backend: Backend, status: Status) -> No
     for verbs in VERBS.values():
         for verb in verbs:
             await verb(backend, job_id)
-    await backend.store.queue.expire(100)
-    await backend.store.queue.extend([(job_id, before["attempt"])], lease=LEASE)
+    await backend.store.housekeeping.expire(100)
+    await backend.store.work.extend([(job_id, before["attempt"])], lease=LEASE)
     assert changed(before, await backend.job(job_id)) == {}
 
 

@@ -52,7 +52,7 @@ async def test_what_a_dead_node_counted_stays_for_ever(backend: Backend) -> None
     assert (await store.measures.tallies(10 * SECOND)).alive == ()
     assert await cells(store) == {"attempts|failed": 7}
     await backend.advance(48 * HOUR)
-    await store.queue.prune(30 * 24 * HOUR, 100)
+    await store.housekeeping.prune(30 * 24 * HOUR, 100)
     assert await store.nodes.alive(100 * HOUR) == []
     assert await cells(store) == {"attempts|failed": 7}
 
@@ -94,7 +94,7 @@ async def test_the_backlog_counts_every_queue_and_finds_its_oldest(backend: Back
         ]
         await store.queue.enqueue(jobs)
     await enqueue(store, "later", 4, delay=HOUR)
-    await store.queue.claim("a", node="node_a", lease=MINUTE, limit=1)
+    await store.work.claim("a", node="node_a", lease=MINUTE, limit=1)
     found = await store.measures.backlog(1_000)
     assert {queue: depth.pending for queue, depth in found.items()} == {"a": 3, "mixed": 5, "z z": 1}
     assert 60 <= found["mixed"].oldest_s < 100, "the oldest has the lowest priority"
@@ -137,6 +137,6 @@ async def test_a_schedule_that_was_set_aside_is_undecided_since_before(backend: 
 
 async def test_dead_letters_are_counted(store: Store) -> None:
     await enqueue(store, "q", 3)
-    jobs = await store.queue.claim("q", node="node_a", lease=MINUTE, limit=2)
-    await store.queue.settle([settle(job, Raised("{}", retryable=False), 0.5) for job in jobs])
+    jobs = await store.work.claim("q", node="node_a", lease=MINUTE, limit=2)
+    await store.work.settle([settle(job, Raised("{}", retryable=False), 0.5) for job in jobs])
     assert await store.measures.dead_letters() == 2

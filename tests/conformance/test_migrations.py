@@ -113,35 +113,35 @@ async def test_from_version_1_with_jobs_in_it(driver: Driver) -> None:
     await check_schema(driver)
     store = Store.on(driver, Clock())
     for status, job_id in ids.items():
-        job = await store.queue.get(job_id)
+        job = await store.jobs.get(job_id)
         assert (job.status, job.attempt, job.version, job.parked, job.metadata) == (status, 2, 5, None, None)
-        attempts = await store.queue.attempts(job_id)
+        attempts = await store.jobs.attempts(job_id)
         has_ended = status.is_final or status is Status.RETRYING
         assert [entry["attempt"] for entry in attempts] == ([1, 2] if has_ended else [1])
-        events = [event["event"] for event in await store.queue.events(job_id)]
+        events = [event["event"] for event in await store.jobs.events(job_id)]
         is_claimed = has_ended or status is Status.RUNNING
         assert events == [
             *("enqueued", "promoted", "claimed", "settled"),
             *(["claimed"] if is_claimed else []),
             *(["settled"] if has_ended else []),
         ]
-    assert (await store.queue.attempts(ids[Status.COMPLETED]))[1]["outcome"] == "completed"
-    assert [job.id for job in await store.queue.dead()] == [ids[Status.TIMED_OUT], ids[Status.FAILED]]
+    assert (await store.jobs.attempts(ids[Status.COMPLETED]))[1]["outcome"] == "completed"
+    assert [job.id for job in await store.jobs.dead()] == [ids[Status.TIMED_OUT], ids[Status.FAILED]]
     # Everything goes on from where it was.
-    assert await store.queue.expire(10) == [ids[Status.RUNNING]]
-    assert await store.queue.promote(10) == 4
+    assert await store.housekeeping.expire(10) == [ids[Status.RUNNING]]
+    assert await store.housekeeping.promote(10) == 4
     claimed = [
         job
-        for queue in await store.queue.ready_queues()
-        for job in await store.queue.claim(queue, node="n", lease=SECOND, limit=9)
+        for queue in await store.work.ready_queues()
+        for job in await store.work.claim(queue, node="n", lease=SECOND, limit=9)
     ]
     assert {job.id for job in claimed} == {job_id for status, job_id in ids.items() if not status.is_final}
-    assert await store.queue.settle([settle(job, Succeeded(), 0) for job in claimed]) == frozenset()
+    assert await store.work.settle([settle(job, Succeeded(), 0) for job in claimed]) == frozenset()
     # A program of version 1 that is still about writes a row for its success, which is shown only once.
     job_id = ids[Status.PENDING]
     await _attempt(driver, job_id, 3, "completed")
-    assert [entry["attempt"] for entry in await store.queue.attempts(job_id)] == [1, 3]
-    assert await store.queue.settle([settle(job, Succeeded(), 0) for job in claimed]) == frozenset()
+    assert [entry["attempt"] for entry in await store.jobs.attempts(job_id)] == [1, 3]
+    assert await store.work.settle([settle(job, Succeeded(), 0) for job in claimed]) == frozenset()
 
 
 async def test_a_step_that_fails_leaves_nothing(driver: Driver) -> None:
@@ -216,9 +216,9 @@ async def test_opening_a_server_without_a_schema_is_refused(postgres_server: Pos
         await Store.open(postgres_url, Clock())
     store = await Store.open(postgres_url, Clock(), checked=False)
     with pytest.raises(SchemaMismatch, match="headway migrate"):
-        await store.queue.page()
+        await store.jobs.page()
     await migrate(store.driver)
-    assert await store.queue.page() == []
+    assert await store.jobs.page() == []
     await store.close()
 
 
@@ -291,7 +291,7 @@ async def test_schedules_of_tenants_keep_every_record(driver: Driver) -> None:
         assert (found.key, found.name, found.tenant) == (key, key, tenant)
         [decided] = [entry for entry in await store.ledger.occurrences(found.key) if entry.job_id is not None]
         assert (decided.schedule, decided.tenant) == (key, tenant)
-        assert [job.id for job in await store.queue.page(schedule=key, tenant=tenant)] == [decided.job_id]
+        assert [job.id for job in await store.jobs.page(schedule=key, tenant=tenant)] == [decided.job_id]
     assert (await audit(store.ledger)).ok
     views = {
         (row["tenant"], row["name"]) for row in await _rows(driver, "select tenant, name from headway_schedules_v")

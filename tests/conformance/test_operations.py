@@ -21,7 +21,7 @@ from headway.core.lifecycle import (
 )
 from headway.core.model import FAILING_FLAGGED, Claimed, ScheduleRef
 from headway.store import Store
-from headway.store.queue import _end_overdue
+from headway.store.housekeeping import _end_overdue
 from headway.store.transaction import call, one
 from tests.conformance.arrange import (
     LEASE,
@@ -60,20 +60,20 @@ async def test_a_parked_job_waits_until_somebody_can_run_it(backend: Backend) ->
     store = backend.store
     job_id = await enqueue(store, max_attempts=1)
     await run_one(store, UNKNOWN)
-    job = await store.queue.get(job_id)
+    job = await store.jobs.get(job_id)
     assert (job.status, job.parked, job.reason) == (Status.BLOCKED, "unknown task", UNKNOWN.reason)
     assert (job.failures, job.finished_at, job.lease_until) == (0, None, None)
     await backend.advance(HOUR)
-    assert (await store.queue.promote(10), await store.queue.next_promotion()) == (0, None)
-    assert await store.queue.unpark(["other"]) == 0
-    assert await store.queue.unpark(["other", "report"], cause="arguments") == 0
-    assert await store.queue.unpark([]) == 0
-    assert await store.queue.unpark(["report", "other"], cause="unknown task") == 1
-    assert await store.queue.unpark(["report"]) == 0  # Nothing is parked any more.
-    assert await store.queue.promote(10) == 1
+    assert (await store.housekeeping.promote(10), await store.housekeeping.next_promotion()) == (0, None)
+    assert await store.work.unpark(["other"]) == 0
+    assert await store.work.unpark(["other", "report"], cause="arguments") == 0
+    assert await store.work.unpark([]) == 0
+    assert await store.work.unpark(["report", "other"], cause="unknown task") == 1
+    assert await store.work.unpark(["report"]) == 0  # Nothing is parked any more.
+    assert await store.housekeeping.promote(10) == 1
     again = await run_one(store)
     assert (again.id, again.attempt, again.failures) == (job_id, 2, 0)
-    assert columns(await store.queue.attempts(job_id), "outcome") == [("parked",), ("completed",)]
+    assert columns(await store.jobs.attempts(job_id), "outcome") == [("parked",), ("completed",)]
 
 
 async def test_parked_for_different_causes(backend: Backend) -> None:
@@ -82,11 +82,11 @@ async def test_parked_for_different_causes(backend: Backend) -> None:
     for cause in ("unknown task", "arguments", "unreadable"):
         ids[cause] = await enqueue(store)
         await run_one(store, Parked("why", cause))
-    assert await store.queue.unpark(["report"], cause="arguments") == 1
-    assert await store.queue.promote(10) == 1
+    assert await store.work.unpark(["report"], cause="arguments") == 1
+    assert await store.housekeeping.promote(10) == 1
     assert await _status(backend, *ids.values()) == "BPB"
-    assert await store.queue.unpark(["report"]) == 2
-    assert await store.queue.promote(10) == 2
+    assert await store.work.unpark(["report"]) == 2
+    assert await store.housekeeping.promote(10) == 2
 
 
 async def test_a_line_waits_behind_its_parked_head(backend: Backend) -> None:
@@ -96,17 +96,17 @@ async def test_a_line_waits_behind_its_parked_head(backend: Backend) -> None:
     second = await _exclusive(store, blocked_by=head)
     await run_one(store, UNKNOWN)
     third = await _exclusive(store, blocked_by=second)
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     assert await _status(backend, head, second, third) == "BBB"
     await backend.advance(2 * SECOND)
     plans = await decide(store)  # The line is full, and what is due now is skipped: nothing overtakes.
     assert sum(made.fires for made in plans) == 0
-    await store.queue.unpark(["report"])
-    await store.queue.promote(10)
+    await store.work.unpark(["report"])
+    await store.housekeeping.promote(10)
     assert await _status(backend, head, second, third) == "PBB"
     assert (await run_one(store)).id == head
     assert (await run_one(store, UNKNOWN)).id == second
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     assert await _status(backend, head, second, third) == "CBB"
     await store.queue.cancel(second, author="ada")  # Somebody gives it up, and the line moves on.
     assert await _status(backend, head, second, third) == "CCP"
@@ -120,11 +120,11 @@ async def test_a_parked_job_that_comes_back_waits_for_who_is_live(backend: Backe
     await run_one(store, UNKNOWN)
     await _exclusive(store)
     live = await claim_one(store)
-    await store.queue.unpark(["report"])
-    assert (await store.queue.promote(10), await store.queue.next_promotion()) == (0, None)
+    await store.work.unpark(["report"])
+    assert (await store.housekeeping.promote(10), await store.housekeeping.next_promotion()) == (0, None)
     assert await backend.count("headway_jobs", LIVE) == 1
     await end(store, live, Succeeded())
-    assert await store.queue.promote(10) == 1
+    assert await store.housekeeping.promote(10) == 1
     assert (await run_one(store)).id == parked
 
 
@@ -133,12 +133,12 @@ async def test_retrying_a_parked_job_lets_it_be_looked_at_again(backend: Backend
     job_id = await enqueue(store)
     await run_one(store, UNKNOWN)
     assert (await store.queue.retry(job_id, author="ada")).id == job_id  # It has not ended, so it is no new job.
-    assert await store.queue.promote(10) == 1
+    assert await store.housekeeping.promote(10) == 1
     await run_one(store, UNKNOWN)
     await store.queue.cancel(job_id, author="ada")
     again = await store.queue.retry(job_id, author="ada")
     assert (again.status, again.rerun_of) == (Status.PENDING, job_id)
-    events = [event["event"] for event in await store.queue.events(job_id)]
+    events = [event["event"] for event in await store.jobs.events(job_id)]
     assert events.count("unparked") == 1
 
 
@@ -165,15 +165,15 @@ async def test_who_did_not_start_in_time_is_ended(backend: Backend, how: str) ->
     job_id = await _waiting(store, how)
     assert (await backend.job(job_id))["status"] == ("BLOCKED" if how == "parked" else how)
     await backend.advance(MINUTE - SECOND)
-    assert await store.queue.end_overdue(10) == 0
+    assert await store.housekeeping.end_overdue(10) == 0
     await backend.advance(3 * SECOND)
-    assert await store.queue.claim("default", node="n", lease=LEASE, limit=9) == []  # Also before anybody ends it.
-    assert await store.queue.end_overdue(10) == 1
-    assert await store.queue.end_overdue(10) == 0
-    job = await store.queue.get(job_id)
+    assert await store.work.claim("default", node="n", lease=LEASE, limit=9) == []  # Also before anybody ends it.
+    assert await store.housekeeping.end_overdue(10) == 1
+    assert await store.housekeeping.end_overdue(10) == 0
+    job = await store.jobs.get(job_id)
     assert (job.status, job.parked, job.reason.partition(":")[0]) == (Status.CANCELLED, None, "expired")
-    assert [event["event"] for event in await store.queue.events(job_id)][-1] == "cancelled"
-    assert (await store.queue.dead()) == []
+    assert [event["event"] for event in await store.jobs.events(job_id)][-1] == "cancelled"
+    assert (await store.jobs.dead()) == []
 
 
 async def test_expired_jobs_move_their_line_and_are_ended_piece_by_piece(backend: Backend) -> None:
@@ -186,8 +186,8 @@ async def test_expired_jobs_move_their_line_and_are_ended_piece_by_piece(backend
     third = await _exclusive(store, blocked_by=second)
     late = [await enqueue(store, expires=MINUTE) for _ in range(3)]
     await backend.advance(MINUTE + SECOND)
-    assert await store.queue.end_overdue(2) == 2
-    assert await store.queue.end_overdue(9) == 3
+    assert await store.housekeeping.end_overdue(2) == 2
+    assert await store.housekeeping.end_overdue(9) == 3
     assert await _status(backend, running, head, second, third) == "RCCP"
     assert await _status(backend, *late) == "CCC"
     assert (await backend.job(running))["cancel_requested_at"] is None  # It started in time.
@@ -223,13 +223,13 @@ async def test_nothing_is_taken_from_a_paused_queue(backend: Backend) -> None:
     assert (paused["default"]["paused_by"], paused["default"]["reason"]) == ("ada", "disk")
     assert abs(paused["default"]["paused_at"] - await backend.now()) < MINUTE
     later = await enqueue(store, priority=9)  # It can still be enqueued into.
-    assert await store.queue.claim("default", node="n", lease=LEASE, limit=9) == []
+    assert await store.work.claim("default", node="n", lease=LEASE, limit=9) == []
     assert (await claim_one(store, "other")).id == other
     await end(store, job, Succeeded())  # What runs goes on to its end.
     assert (await backend.job(running))["status"] == "COMPLETED"
     assert await store.queue.resume("default") is True
     assert await store.queue.resume("default") is False
-    claimed = await store.queue.claim("default", node="n", lease=LEASE, limit=9)
+    claimed = await store.work.claim("default", node="n", lease=LEASE, limit=9)
     assert [job.id for job in claimed] == [later, high, low]
     assert (await store.queue.paused()).keys() == {"busy"}
     assert await store.queue.pause("default", author="bob") is True
@@ -248,19 +248,19 @@ async def test_dead_letters_are_listed_until_somebody_has_dealt_with_them(backen
     ]
     await enqueue(store, task="other", queue="q", tenant="acme", schedule="s")
     special = (await run_one(store, FAILED, "q")).id
-    assert [job.id for job in await store.queue.dead()] == [special, again, out_of_time, failed]
-    assert [job.id for job in await store.queue.dead(limit=2, before=special)] == [again, out_of_time]
+    assert [job.id for job in await store.jobs.dead()] == [special, again, out_of_time, failed]
+    assert [job.id for job in await store.jobs.dead(limit=2, before=special)] == [again, out_of_time]
     for filters in ({"task": "other"}, {"queue": "q"}, {"tenant": "acme"}, {"schedule": "s", "tenant": "acme"}):
-        assert [job.id for job in await store.queue.dead(**filters)] == [special]  # type: ignore[arg-type]
-    assert await store.queue.dead(schedule="s") == []  # Of the default tenant.
-    counts = await store.queue.dead_counts()
+        assert [job.id for job in await store.jobs.dead(**filters)] == [special]  # type: ignore[arg-type]
+    assert await store.jobs.dead(schedule="s") == []  # Of the default tenant.
+    counts = await store.statistics.dead_counts()
     assert columns(counts, "task", "letters", "newest") == [("report", 3, again), ("other", 1, special)]
     before = await backend.job(failed)
     assert await store.queue.drop_dead([again, failed, "job_none"], author="ada") == [failed, again]
     assert await store.queue.drop_dead([failed], author="ada") == []
     assert changed(before, await backend.job(failed)).keys() == {"reviewed_at", "version"}  # It stays what it was.
-    assert [job.id for job in await store.queue.dead()] == [special, out_of_time]
-    last = (await store.queue.events(failed))[-1]
+    assert [job.id for job in await store.jobs.dead()] == [special, out_of_time]
+    last = (await store.jobs.events(failed))[-1]
     assert (last["event"], msgspec.json.decode(last["data"])) == ("dropped", {"author": "ada"})
 
 
@@ -289,9 +289,9 @@ async def test_a_retry_is_a_new_job_linked_to_the_old_one(backend: Backend) -> N
         assert getattr(new, name) == getattr(given, name), name
     assert (new.status, new.rerun_of, new.key, new.attempt, new.failures) == (Status.PENDING, given.id, None, 0, 0)
     assert changed(before, await backend.job(given.id)).keys() == {"reviewed_at", "version"}
-    assert await store.queue.dead() == []
-    assert await store.queue.reruns(given.id) == [new.id]
-    events = (await store.queue.events(given.id))[-2:]
+    assert await store.jobs.dead() == []
+    assert await store.jobs.reruns(given.id) == [new.id]
+    events = (await store.jobs.events(given.id))[-2:]
     assert sorted(event["event"] for event in events) == ["retried", "reviewed"]
     await run_one(store, queue="q")
     once_more = await store.queue.retry(new.id, author="ada")  # Also one that completed, as often as somebody wants.
@@ -315,7 +315,7 @@ async def test_a_retry_of_an_exclusive_schedule_waits_in_line(backend: Backend) 
     ]
     ran = []
     for _ in range(3):
-        await store.queue.promote(10)
+        await store.housekeeping.promote(10)
         assert await backend.count("headway_jobs", LIVE) == 1
         ran.append((await run_one(store)).id)
     assert ran == [first.id, second.id, third.id]
@@ -344,12 +344,12 @@ async def test_racing_retries_and_decisions_leave_one_live_job(shared: Backend) 
     for _ in range(4):
         await shared.advance(SECOND)
         await asyncio.gather(*(store.queue.retry(old, author="ada") for store in stores), fire(stores[0]))
-        await shared.store.queue.promote(10)
+        await shared.store.housekeeping.promote(10)
         assert await shared.count("headway_jobs", LIVE) == 1
     count = await shared.count("headway_jobs", "finished_at is null")
     for left in reversed(range(count)):  # Each end frees exactly one.
         await run_one(shared.store)
-        await shared.store.queue.promote(100)
+        await shared.store.housekeeping.promote(100)
         assert await shared.count("headway_jobs", LIVE) == min(left, 1)
 
 
@@ -365,8 +365,8 @@ async def test_a_schedule_counts_its_failures_in_a_row(backend: Backend) -> None
         """Run so many jobs of the schedule, settled together; return what it counts then."""
         for _ in outcomes:
             await enqueue(store, schedule=schedule, max_attempts=2)
-        jobs: list[Claimed] = await store.queue.claim("default", node="n", lease=LEASE, limit=9)
-        stale = await store.queue.settle([settle(job, each, 0) for job, each in zip(jobs, outcomes, strict=True)])
+        jobs: list[Claimed] = await store.work.claim("default", node="n", lease=LEASE, limit=9)
+        stale = await store.work.settle([settle(job, each, 0) for job, each in zip(jobs, outcomes, strict=True)])
         assert not stale
         return (await store.schedules.get(schedule)).failing
 
@@ -405,7 +405,7 @@ async def test_a_refused_settlement_is_not_counted(backend: Backend) -> None:
 
 
 async def _times(backend: Backend, job_id: str) -> list[Instant]:
-    return [event["at"] for event in await backend.store.queue.events(job_id)]
+    return [event["at"] for event in await backend.store.jobs.events(job_id)]
 
 
 async def test_what_operators_do_is_in_the_history_in_its_order(backend: Backend) -> None:
@@ -413,10 +413,10 @@ async def test_what_operators_do_is_in_the_history_in_its_order(backend: Backend
     job_id = await enqueue(store)
     await run_one(store, UNKNOWN)
     await store.queue.retry(job_id, author="ada")
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     await run_one(store, FAILED)
     await store.queue.retry(job_id, author="ada")
-    names = [event["event"] for event in await store.queue.events(job_id)]
+    names = [event["event"] for event in await store.jobs.events(job_id)]
     assert names[:7] == ["enqueued", "claimed", "settled", "unparked", "promoted", "claimed", "settled"]
     assert sorted(names[7:]) == ["retried", "reviewed"]
     assert await _times(backend, job_id) == sorted(await _times(backend, job_id))

@@ -91,7 +91,7 @@ async def test_no_token_and_no_attempt_is_given_twice(store: Store) -> None:
     assert done.jobs == 1
     [after] = await store.leases.acquire(["b"], holder="n", holder_name="n", duration=SECOND)
     assert after.token > done.token > Clock().now() - DAY, "above whatever was given since the backup"
-    job = await store.queue.get(running.job_id)
+    job = await store.jobs.get(running.job_id)
     assert job.attempt == running.attempt + ATTEMPTS_RAISED
     again = await store.origin.recover()
     assert again.token > after.token

@@ -48,7 +48,7 @@ async def test_a_new_job_has_what_it_was_given(backend: Backend) -> None:
     )
     before = await backend.now()
     [row] = await backend.store.queue.enqueue([given])
-    job = await backend.store.queue.get(given.id)
+    job = await backend.store.jobs.get(given.id)
     assert (row.id, row.status, row.is_new) == (given.id, "PENDING", True)
     assert (row.created_at, row.run_at) == (job.created_at, job.run_at)
     assert before <= job.created_at <= await backend.now()
@@ -60,54 +60,57 @@ async def test_a_new_job_has_what_it_was_given(backend: Backend) -> None:
 
 
 async def test_the_time_of_a_job(backend: Backend) -> None:
-    queue, now = backend.store.queue, await backend.now()
+    store, now = backend.store, await backend.now()
     jobs = [new_job(delay=HOUR), new_job(run_at=now + HOUR), new_job(run_at=now - HOUR), new_job()]
-    later, at, past, at_once = await queue.enqueue(jobs)
+    later, at, past, at_once = await store.queue.enqueue(jobs)
     assert [row.status for row in (later, at, past, at_once)] == ["SCHEDULED", "SCHEDULED", "PENDING", "PENDING"]
     assert (later.run_at - later.created_at, at.run_at, past.run_at) == (HOUR, now + HOUR, now - HOUR)
-    assert (await queue.get(later.id)).ready_at is None
+    assert (await store.jobs.get(later.id)).ready_at is None
     # The earlier time goes first, whenever it was enqueued.
-    assert [job.id for job in await queue.claim("default", node="n", lease=LEASE, limit=9)] == [past.id, at_once.id]
+    assert [job.id for job in await store.work.claim("default", node="n", lease=LEASE, limit=9)] == [
+        past.id,
+        at_once.id,
+    ]
 
 
 async def test_bulk_is_all_or_nothing_and_bounded(backend: Backend) -> None:
-    queue = backend.store.queue
+    store = backend.store
     jobs = [new_job(args=f'{{"n":{number}}}') for number in range(ENQUEUE_MAX + 1)]
     with pytest.raises(InvalidTask, match="at most 10,000"):
-        await queue.enqueue(jobs)
+        await store.queue.enqueue(jobs)
     assert await backend.count("headway_jobs") == 0
-    rows = await queue.enqueue(jobs[:-1])
+    rows = await store.queue.enqueue(jobs[:-1])
     assert [row.id for row in rows] == [job.id for job in jobs[:-1]]
     assert await backend.count("headway_jobs") == ENQUEUE_MAX
-    assert await queue.enqueue([]) == []
+    assert await store.queue.enqueue([]) == []
     with pytest.raises(Exception, match=r"(?i)unique"):  # One id twice: none of the batch exists.
-        await queue.enqueue([jobs[-1], jobs[0]])
+        await store.queue.enqueue([jobs[-1], jobs[0]])
     assert await backend.count("headway_jobs") == ENQUEUE_MAX
 
 
 async def test_a_key_makes_one_job(backend: Backend) -> None:
-    queue = backend.store.queue
-    [first] = await queue.enqueue([new_job(key="k", args='{"a":1}')])
-    [again] = await queue.enqueue([new_job(key="k", args='{"a":1}')])
+    store = backend.store
+    [first] = await store.queue.enqueue([new_job(key="k", args='{"a":1}')])
+    [again] = await store.queue.enqueue([new_job(key="k", args='{"a":1}')])
     assert (again.id, again.is_new, again.status) == (first.id, False, "PENDING")
-    [elsewhere] = await queue.enqueue([new_job(key="k", args='{"a":1}', tenant="acme")])
+    [elsewhere] = await store.queue.enqueue([new_job(key="k", args='{"a":1}', tenant="acme")])
     assert elsewhere.is_new
     for other in (new_job(key="k", args='{"a":2}'), new_job(key="k", args='{"a":1}', task="other")):
         with pytest.raises(DuplicateKey, match=first.id):
-            await queue.enqueue([other])
+            await store.queue.enqueue([other])
     await run_one(backend.store)  # Also after the job has ended: its key is used until it is pruned.
-    assert (await queue.enqueue([new_job(key="k", args='{"a":1}')]))[0].status == "COMPLETED"
+    assert (await store.queue.enqueue([new_job(key="k", args='{"a":1}')]))[0].status == "COMPLETED"
     assert await backend.count("headway_jobs") == 2
 
 
 async def test_keys_in_a_batch(backend: Backend) -> None:
-    queue = backend.store.queue
+    store = backend.store
     first, second = new_job(key="a"), new_job(key="a")
-    rows = await queue.enqueue([first, second, new_job(key="b"), new_job()])
+    rows = await store.queue.enqueue([first, second, new_job(key="b"), new_job()])
     assert [row.is_new for row in rows] == [True, False, True, True]
     assert rows[1].id == first.id
     with pytest.raises(DuplicateKey):
-        await queue.enqueue([new_job(key="c"), new_job(key="a", args='{"other":1}')])
+        await store.queue.enqueue([new_job(key="c"), new_job(key="a", args='{"other":1}')])
     assert await backend.count("headway_jobs", "key = 'c'") == 0
 
 
@@ -124,7 +127,7 @@ async def test_concurrent_enqueues_with_one_key_make_one_job(shared: Backend) ->
 
 
 async def test_claim_order(backend: Backend) -> None:
-    queue, now = backend.store.queue, await backend.now()
+    store, now = backend.store, await backend.now()
     low, high_new, high_old, twin = (
         new_job(priority=-5),
         new_job(priority=9, run_at=now - SECOND),
@@ -132,16 +135,16 @@ async def test_claim_order(backend: Backend) -> None:
         new_job(priority=9, run_at=now - HOUR),
     )
     other = new_job(queue="other", priority=1000)
-    await queue.enqueue([low, high_new, high_old, twin, other, new_job(delay=HOUR, priority=1000)])
+    await store.queue.enqueue([low, high_new, high_old, twin, other, new_job(delay=HOUR, priority=1000)])
     ids = [high_old.id, twin.id, high_new.id, low.id]
-    first = await queue.claim("default", node="worker-1", lease=LEASE, limit=3)
-    rest = await queue.claim("default", node="worker-2", lease=LEASE, limit=3)
+    first = await store.work.claim("default", node="worker-1", lease=LEASE, limit=3)
+    rest = await store.work.claim("default", node="worker-2", lease=LEASE, limit=3)
     assert [job.id for job in (*first, *rest)] == ids
-    job = await queue.get(rest[0].id)
+    job = await store.jobs.get(rest[0].id)
     assert (job.status, job.attempt, job.node) == (Status.RUNNING, rest[0].attempt, "worker-2")
     assert job.started_at is not None
     assert job.lease_until == job.started_at + LEASE
-    assert await queue.claim("default", node="worker-1", lease=LEASE, limit=3) == []
+    assert await store.work.claim("default", node="worker-1", lease=LEASE, limit=3) == []
 
 
 async def test_racing_claims_take_each_job_once(shared: Backend) -> None:
@@ -150,7 +153,7 @@ async def test_racing_claims_take_each_job_once(shared: Backend) -> None:
 
     async def work(store: Store, node: str) -> list[Claimed]:
         taken: list[Claimed] = []
-        while batch := await store.queue.claim("default", node=node, lease=LEASE, limit=7):
+        while batch := await store.work.claim("default", node=node, lease=LEASE, limit=7):
             taken += batch
         return taken
 
@@ -169,14 +172,14 @@ async def test_racing_settles_write_one_end(shared: Backend) -> None:
         await shared.advance(LEASE + SECOND)
         outcomes: list[Outcome] = [Succeeded(), Raised("{}", retryable=False)]
         answers = await asyncio.gather(
-            end(shared.store, job, outcomes[0]), end(others[0], job, outcomes[1]), others[1].queue.expire(10)
+            end(shared.store, job, outcomes[0]), end(others[0], job, outcomes[1]), others[1].housekeeping.expire(10)
         )
-        [attempt] = await shared.store.queue.attempts(job.id)
+        [attempt] = await shared.store.jobs.attempts(job.id)
         refused = await shared.count("headway_events", f"job_id = '{job.id}' and event = 'settle_refused'")
         assert refused == sum(bool(stale) for stale in answers[:2])
         assert refused >= 1
         ends = {"completed": Status.COMPLETED, "failed": Status.FAILED, "expired": Status.RETRYING}
-        status = (await shared.store.queue.get(job.id)).status
+        status = (await shared.store.jobs.get(job.id)).status
         assert status is ends[attempt["outcome"]]
         if status is Status.RETRYING:
             await shared.store.queue.cancel(job.id, author="test")
@@ -193,23 +196,23 @@ async def test_a_cancel_is_not_lost_between_two_looks(shared: Backend) -> None:
 
 
 async def test_extend(backend: Backend) -> None:
-    queue = backend.store.queue
+    store = backend.store
     for _ in range(3):
         await enqueue(backend.store, max_attempts=3)
-    running, taken, asked = await queue.claim("default", node="n", lease=LEASE, limit=3)
+    running, taken, asked = await store.work.claim("default", node="n", lease=LEASE, limit=3)
     await end(backend.store, taken, Released())
     second = await claim_one(backend.store)  # The same job under a new attempt.
     assert (second.id, second.attempt) == (taken.id, 2)
-    await queue.cancel(asked.id, author="ops", reason="enough")
+    await store.queue.cancel(asked.id, author="ops", reason="enough")
     await backend.advance(LEASE // 2)
     before, earlier = await backend.job(second.id), await backend.job(running.id)
-    said = await queue.extend([(job.id, job.attempt) for job in (running, taken, asked)], lease=LEASE)
+    said = await store.work.extend([(job.id, job.attempt) for job in (running, taken, asked)], lease=LEASE)
     assert said == {running.id: False, asked.id: True}
     assert changed(before, await backend.job(second.id)) == {}
     extended = await backend.job(running.id)
     assert extended["lease_until"] > earlier["lease_until"] + LEASE // 3
-    assert await queue.extend([("job_none", 1)], lease=LEASE) == {}
-    assert await queue.extend([], lease=LEASE) == {}
+    assert await store.work.extend([("job_none", 1)], lease=LEASE) == {}
+    assert await store.work.extend([], lease=LEASE) == {}
 
 
 CASES: list[tuple[Outcome, int, dict[str, Any]]] = [
@@ -231,9 +234,9 @@ CASES: list[tuple[Outcome, int, dict[str, Any]]] = [
 async def test_settle(backend: Backend, outcome: Outcome, max_attempts: int, expected: dict[str, Any]) -> None:
     await enqueue(backend.store, max_attempts=max_attempts)
     claimed = await claim_one(backend.store)
-    job = await backend.store.queue.get(claimed.id)
+    job = await backend.store.jobs.get(claimed.id)
     settlement = settle(claimed, outcome, 0.5)
-    assert await backend.store.queue.settle([settlement]) == frozenset()
+    assert await backend.store.work.settle([settlement]) == frozenset()
     after = await backend.job(job.id)
     assert {name: after[name] for name in expected} == expected
     is_final = Status(after["status"]).is_final
@@ -241,7 +244,7 @@ async def test_settle(backend: Backend, outcome: Outcome, max_attempts: int, exp
     assert (after["attempt"], after["lease_until"]) == (1, None)
     if after["status"] == "RETRYING":
         assert after["run_at"] == after["updated_at"] + settlement.retry_in
-    [attempt] = await backend.store.queue.attempts(job.id)
+    [attempt] = await backend.store.jobs.attempts(job.id)
     assert attempt["outcome"] == settlement.outcome
     assert attempt["reason"] == settlement.reason
     assert attempt["error"] == settlement.error
@@ -249,26 +252,26 @@ async def test_settle(backend: Backend, outcome: Outcome, max_attempts: int, exp
     assert (attempt["ready_at"], attempt["ended_at"]) == (job.ready_at, after["updated_at"])
     assert await backend.count("headway_attempts") == (after["status"] != "COMPLETED")  # The job itself says it.
     # Once more, as after a lost answer: nothing changes, and nobody is told off.
-    assert await backend.store.queue.settle([settlement]) == frozenset()
+    assert await backend.store.work.settle([settlement]) == frozenset()
     assert changed(after, await backend.job(job.id)) == {}
     assert await backend.count("headway_events") == 0
 
 
 async def test_a_retry_waits_and_then_runs_again(backend: Backend) -> None:
-    queue = backend.store.queue
+    store = backend.store
     await enqueue(backend.store, max_attempts=2)
     job = await run_one(backend.store, Raised("{}", retry_in=MINUTE))
-    assert await queue.promote(10) == 0
-    assert await queue.claim("default", node="n", lease=LEASE, limit=1) == []
-    next_at = await queue.next_promotion()
+    assert await store.housekeeping.promote(10) == 0
+    assert await store.work.claim("default", node="n", lease=LEASE, limit=1) == []
+    next_at = await store.housekeeping.next_promotion()
     assert next_at == (await backend.job(job.id))["run_at"]
     await backend.advance(MINUTE + SECOND)
-    assert await queue.promote(10) == 1
+    assert await store.housekeeping.promote(10) == 1
     again = await claim_one(backend.store)
     assert (again.id, again.attempt, again.failures) == (job.id, 2, 1)
     await end(backend.store, again, Raised("{}"))
-    assert (await queue.get(job.id)).status is Status.FAILED
-    assert columns(await queue.attempts(job.id), "attempt", "outcome") == [(1, "failed"), (2, "failed")]
+    assert (await store.jobs.get(job.id)).status is Status.FAILED
+    assert columns(await store.jobs.attempts(job.id), "attempt", "outcome") == [(1, "failed"), (2, "failed")]
 
 
 async def test_a_stale_attempt_changes_nothing_and_is_recorded(backend: Backend) -> None:
@@ -280,7 +283,7 @@ async def test_a_stale_attempt_changes_nothing_and_is_recorded(backend: Backend)
     before = await backend.job(current.id)
     assert await end(store, stale, Succeeded('"late"')) == {stale.id}
     assert changed(before, await backend.job(current.id)) == {}
-    assert len(await store.queue.attempts(current.id)) == 1
+    assert len(await store.jobs.attempts(current.id)) == 1
     [event] = await backend.sql(f"select event, data from headway_events where job_id = '{current.id}'")
     assert event["event"] == "settle_refused"
     assert msgspec.json.decode(event["data"]) == {"attempt": 1, "outcome": "completed"}
@@ -293,7 +296,7 @@ async def test_settling_a_batch_keeps_its_members_apart(backend: Backend) -> Non
     store = backend.store
     for _ in range(3):
         await enqueue(store, max_attempts=5)
-    old, good, bad = await store.queue.claim("default", node="n", lease=LEASE, limit=3)
+    old, good, bad = await store.work.claim("default", node="n", lease=LEASE, limit=3)
     await end(store, old, Released())
     new = await claim_one(store)
     batch: list[tuple[Claimed, Outcome]] = [
@@ -302,11 +305,11 @@ async def test_settling_a_batch_keeps_its_members_apart(backend: Backend) -> Non
         (good, Succeeded()),
         (bad, Raised("{}", retryable=False)),
     ]
-    stale = await store.queue.settle([settle(attempt_of(job), outcome, 0.0) for job, outcome in batch])
+    stale = await store.work.settle([settle(attempt_of(job), outcome, 0.0) for job, outcome in batch])
     assert stale == {old.id}
-    statuses = [(await store.queue.get(job.id)).status for job in (new, good, bad)]
+    statuses = [(await store.jobs.get(job.id)).status for job in (new, good, bad)]
     assert statuses == [Status.COMPLETED, Status.COMPLETED, Status.FAILED]
-    outcomes = columns(await store.queue.attempts(new.id), "attempt", "outcome", "error")
+    outcomes = columns(await store.jobs.attempts(new.id), "attempt", "outcome", "error")
     assert outcomes == [(1, "released", None), (2, "completed", None)]
     assert await backend.count("headway_events", "event = 'settle_refused'") == 1
 
@@ -315,32 +318,32 @@ async def test_settling_a_job_that_does_not_exist(backend: Backend) -> None:
     ghost = Settlement(
         job_id="job_ghost", attempt=1, status=Status.COMPLETED, outcome="completed", reason="", failures=0
     )
-    assert await backend.store.queue.settle([ghost]) == {"job_ghost"}
-    assert await backend.store.queue.settle([]) == frozenset()
+    assert await backend.store.work.settle([ghost]) == {"job_ghost"}
+    assert await backend.store.work.settle([]) == frozenset()
 
 
 async def test_only_the_lease_decides_who_is_dead(backend: Backend) -> None:
     store = backend.store
     for _ in range(3):
         await enqueue(store, max_attempts=2)
-    frozen, alive, done = await store.queue.claim("default", node="n", lease=LEASE, limit=3)
+    frozen, alive, done = await store.work.claim("default", node="n", lease=LEASE, limit=3)
     await end(store, done, Succeeded())
     await backend.advance(LEASE - SOON)
-    assert await store.queue.expire(10) == []
-    await store.queue.extend([(alive.id, 1)], lease=HOUR)
+    assert await store.housekeeping.expire(10) == []
+    await store.work.extend([(alive.id, 1)], lease=HOUR)
     await backend.advance(2 * SOON)
-    assert await store.queue.expire(10) == [frozen.id]
-    assert await store.queue.expire(10) == []
+    assert await store.housekeeping.expire(10) == [frozen.id]
+    assert await store.housekeeping.expire(10) == []
     row = await backend.job(frozen.id)
     assert (row["status"], row["failures"], row["lease_until"]) == ("RETRYING", 0, None)
-    [attempt] = await store.queue.attempts(frozen.id)
+    [attempt] = await store.jobs.attempts(frozen.id)
     assert (attempt["outcome"], "LeaseExpired" in attempt["error"]) == ("expired", True)
     assert await end(store, frozen, Succeeded()) == {frozen.id}  # It woke up and is too late.
     await backend.advance(HOUR)
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     assert (await claim_one(store)).id == frozen.id
     await backend.advance(2 * HOUR)
-    assert set(await store.queue.expire(10)) == {frozen.id, alive.id}
+    assert set(await store.housekeeping.expire(10)) == {frozen.id, alive.id}
     assert [(await backend.job(job.id))["status"] for job in (frozen, alive)] == ["RETRYING", "RETRYING"]
 
 
@@ -351,11 +354,11 @@ async def test_expire_is_bounded_and_starts_jobs_again_soon(backend: Backend, fi
     backoff = Backoff(first=first, most=first)
     await store.queue.enqueue([new_job(max_attempts=3, backoff=backoff) for _ in range(5)])
     for losses in (1, 2):
-        await store.queue.promote(10)
-        assert len(await store.queue.claim("default", node=f"n{losses}", lease=LEASE, limit=9)) == 5
+        await store.housekeeping.promote(10)
+        assert len(await store.work.claim("default", node=f"n{losses}", lease=LEASE, limit=9)) == 5
         await backend.advance(HOUR)
-        assert len(await store.queue.expire(3)) == 3
-        assert len(await store.queue.expire(3)) == 2
+        assert len(await store.housekeeping.expire(3)) == 3
+        assert len(await store.housekeeping.expire(3)) == 2
         for row in await backend.sql("select run_at, updated_at from headway_jobs"):
             wait = row["run_at"] - row["updated_at"]
             assert wait == 0 if losses == 1 else min(first, LOSS_WAIT_MAX) // 2 <= wait <= min(first, LOSS_WAIT_MAX)
@@ -364,12 +367,12 @@ async def test_expire_is_bounded_and_starts_jobs_again_soon(backend: Backend, fi
 async def test_two_janitors_expire_each_job_once(shared: Backend) -> None:
     other = await shared.another()
     await shared.store.queue.enqueue([new_job(max_attempts=3) for _ in range(60)])
-    await shared.store.queue.claim("default", node="n", lease=LEASE, limit=60)
+    await shared.store.work.claim("default", node="n", lease=LEASE, limit=60)
     await shared.advance(HOUR)
-    found = await asyncio.gather(*(store.queue.expire(20) for store in (shared.store, other) * 4))
+    found = await asyncio.gather(*(store.housekeeping.expire(20) for store in (shared.store, other) * 4))
     counts = Counter(job_id for ids in found for job_id in ids)
     assert set(counts.values()) <= {1}
-    left = await shared.store.queue.expire(100)
+    left = await shared.store.housekeeping.expire(100)
     assert len(counts) + len(left) == 60
     assert await shared.count("headway_attempts") == 60
     assert await shared.count("headway_events") == 0
@@ -377,31 +380,31 @@ async def test_two_janitors_expire_each_job_once(shared: Backend) -> None:
 
 @pytest.mark.parametrize("status", [status for status in Status if not status.is_final])
 async def test_cancel(backend: Backend, status: Status) -> None:
-    queue = backend.store.queue
+    store = backend.store
     job_id = await bring_to(backend.store, status)
-    job = await queue.cancel(job_id, author="ada", reason="wrong file")
+    job = await store.queue.cancel(job_id, author="ada", reason="wrong file")
     assert job.reason == "cancelled by ada: wrong file"
     [event] = await backend.sql(f"select event, data from headway_events where job_id = '{job_id}'")
     assert msgspec.json.decode(event["data"]) == {"reason": "cancelled by ada: wrong file"}
     if status is Status.RUNNING:
         assert (job.status, event["event"]) == (Status.RUNNING, "cancel_requested")
         before = await backend.job(job_id)
-        assert (await queue.cancel(job_id, author="bob")).status is Status.RUNNING  # Asked already.
+        assert (await store.queue.cancel(job_id, author="bob")).status is Status.RUNNING  # Asked already.
         assert changed(before, await backend.job(job_id)) == {}
     else:
         assert (job.status, event["event"]) == (Status.CANCELLED, "cancelled")
         assert job.finished_at is not None
         with pytest.raises(AlreadyFinal):
-            await queue.cancel(job_id, author="ada")
+            await store.queue.cancel(job_id, author="ada")
 
 
 async def test_cancel_by_the_beginning_of_an_id_or_not_at_all(backend: Backend) -> None:
-    queue = backend.store.queue
+    store = backend.store
     job_id = await enqueue(backend.store, id="job_abc123")
-    assert (await queue.cancel("job_abc", author="ada")).status is Status.CANCELLED
+    assert (await store.queue.cancel("job_abc", author="ada")).status is Status.CANCELLED
     assert (await backend.job(job_id))["status"] == "CANCELLED"
     with pytest.raises(JobNotFound):
-        await queue.cancel("job_zzz", author="ada")
+        await store.queue.cancel("job_zzz", author="ada")
 
 
 @pytest.mark.parametrize("outcome", [Raised("{}"), TimedOut("{}"), Released(), Parked("?"), LeaseExpired()])
@@ -413,12 +416,12 @@ async def test_a_job_that_was_asked_to_stop_does_not_run_again(backend: Backend,
     await store.queue.cancel(job.id, author="ada")
     if isinstance(outcome, LeaseExpired):
         await backend.advance(2 * LEASE)
-        assert await store.queue.expire(10) == [job.id]
+        assert await store.housekeeping.expire(10) == [job.id]
     else:
         assert await end(store, job, outcome) == frozenset()
-    ended = await store.queue.get(job.id)
+    ended = await store.jobs.get(job.id)
     assert (ended.status, ended.parked) == (Status.CANCELLED, None)
-    assert len(await store.queue.attempts(job.id)) == 1
+    assert len(await store.jobs.attempts(job.id)) == 1
 
 
 async def _line(store: Store, length: int) -> list[str]:
@@ -442,10 +445,10 @@ async def test_a_line_stays_a_line_when_its_middle_is_cancelled(backend: Backend
     ids = await _line(store, 5)
     for position in gone:
         await store.queue.cancel(ids[position], author="test")
-    await store.queue.promote(100)
+    await store.housekeeping.promote(100)
     left = [job_id for position, job_id in enumerate(ids) if position not in gone]
     assert await _statuses(backend, left) == "R" + "B" * (len(left) - 1)
-    first = await store.queue.get(left[0])
+    first = await store.jobs.get(left[0])
     await end(store, first, Succeeded())
     for position in range(1, len(left)):  # Each end frees exactly the next one, in the order of the line.
         assert await _statuses(backend, left[position:]) == "P" + "B" * (len(left) - position - 1)
@@ -456,7 +459,7 @@ async def test_a_line_stays_a_line_when_its_middle_is_cancelled(backend: Backend
 async def test_cancelling_the_ready_head_of_a_line_frees_the_next(backend: Backend) -> None:
     store = backend.store
     ids = await _line(store, 3)
-    await end(store, await store.queue.get(ids[0]), Succeeded())
+    await end(store, await store.jobs.get(ids[0]), Succeeded())
     assert await _statuses(backend, ids) == "CPB"
     await store.queue.cancel(ids[1], author="test")
     assert await _statuses(backend, ids) == "CCP"
@@ -475,9 +478,9 @@ async def test_racing_cancels_in_one_line_keep_it_a_line(shared: Backend) -> Non
         rows = {job_id: (await shared.job(job_id))["blocked_by"] for job_id in ids}
         assert rows[ids[4]] == ids[0]
         assert rows[ids[5]] == ids[4]
-        await shared.store.queue.promote(100)
+        await shared.store.housekeeping.promote(100)
         assert await _statuses(shared, ids) == "RCCCBB"
-        await end(shared.store, await shared.store.queue.get(ids[0]), Succeeded())
+        await end(shared.store, await shared.store.jobs.get(ids[0]), Succeeded())
         await run_one(shared.store)
         await run_one(shared.store)
         assert await _statuses(shared, ids) == "CCCCCC"
@@ -489,13 +492,13 @@ async def test_promote_waits_for_the_predecessor_and_the_time(backend: Backend) 
     waiting = await enqueue(store, blocked_by=before)
     later = await enqueue(store, blocked_by=before, run_at=now + HOUR)
     orphan = await enqueue(store, blocked_by="job_pruned")
-    assert await store.queue.promote(10) == 1
+    assert await store.housekeeping.promote(10) == 1
     assert await _statuses(backend, [before, waiting, later, orphan]) == "PBBP"
     await run_one(store, queue="before")
-    assert await store.queue.promote(10) == 1
+    assert await store.housekeeping.promote(10) == 1
     assert await _statuses(backend, [before, waiting, later, orphan]) == "CPBP"
     await backend.advance(HOUR + SECOND)
-    assert await store.queue.promote(10) == 1
+    assert await store.housekeeping.promote(10) == 1
     row = await backend.job(later)
     assert (row["status"], row["version"]) == ("PENDING", 2)
     assert row["ready_at"] == row["updated_at"] > row["created_at"] + HOUR
@@ -504,14 +507,14 @@ async def test_promote_waits_for_the_predecessor_and_the_time(backend: Backend) 
 async def test_promote_takes_the_longest_due_first_and_no_more_than_asked(backend: Backend) -> None:
     store, now = backend.store, await backend.now()
     ids = [await enqueue(store, run_at=now + minute * MINUTE) for minute in (3, 1, 2, 600)]
-    assert await store.queue.next_promotion() == now + MINUTE
+    assert await store.housekeeping.next_promotion() == now + MINUTE
     await backend.advance(5 * MINUTE)
-    assert await store.queue.promote(1) == 1
+    assert await store.housekeeping.promote(1) == 1
     assert await _statuses(backend, ids) == "SPSS"
-    assert await store.queue.promote(10) == 2
+    assert await store.housekeeping.promote(10) == 2
     assert await _statuses(backend, ids) == "PPPS"
-    assert await store.queue.next_promotion() == now + 600 * MINUTE
-    assert [job.id for job in await store.queue.claim("default", node="n", lease=LEASE, limit=9)] == [
+    assert await store.housekeeping.next_promotion() == now + 600 * MINUTE
+    assert [job.id for job in await store.work.claim("default", node="n", lease=LEASE, limit=9)] == [
         ids[1],
         ids[2],
         ids[0],
@@ -519,17 +522,17 @@ async def test_promote_takes_the_longest_due_first_and_no_more_than_asked(backen
 
 
 async def test_nothing_waits(backend: Backend) -> None:
-    assert await backend.store.queue.next_promotion() is None
-    assert await backend.store.queue.promote(10) == 0
-    assert await backend.store.queue.expire(10) == []
-    assert await backend.store.queue.prune(DAY, 10) == 0
+    assert await backend.store.housekeeping.next_promotion() is None
+    assert await backend.store.housekeeping.promote(10) == 0
+    assert await backend.store.housekeeping.expire(10) == []
+    assert await backend.store.housekeeping.prune(DAY, 10) == 0
 
 
 async def test_racing_promoters_promote_once(shared: Backend) -> None:
     other = await shared.another()
     await shared.store.queue.enqueue([new_job(delay=MINUTE) for _ in range(200)])
     await shared.advance(HOUR)
-    counts = await asyncio.gather(*(store.queue.promote(30) for store in (shared.store, other) * 8))
+    counts = await asyncio.gather(*(store.housekeeping.promote(30) for store in (shared.store, other) * 8))
     assert sum(counts) == 200 - await shared.count("headway_jobs", "status = 'SCHEDULED'")
     assert await shared.count("headway_jobs", "version > 2") == 0
 
@@ -539,20 +542,20 @@ async def test_a_broken_line_holds_up_nobody(backend: Backend, ended_first: int)
     """Two jobs of one exclusive schedule that both believe to be next: one goes, one waits, nothing fails."""
     store = backend.store
     running = [await enqueue(store, schedule="s", exclusive=flag) for flag in (True, False)]
-    jobs = await store.queue.claim("default", node="n", lease=LEASE, limit=2)
+    jobs = await store.work.claim("default", node="n", lease=LEASE, limit=2)
     behind = [await enqueue(store, schedule="s", exclusive=True, blocked_by=job_id) for job_id in running]
     neighbour = await enqueue(store, blocked_by="job_pruned", queue="other")
     await end(store, jobs[ended_first], Succeeded())
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     assert (await backend.job(neighbour))["status"] == "PENDING"
     assert await _statuses(backend, behind) == "BB"  # The other one still runs.
-    assert await store.queue.next_promotion() is None  # So the promoter has nothing to hurry for.
+    assert await store.housekeeping.next_promotion() is None  # So the promoter has nothing to hurry for.
     await end(store, jobs[1 - ended_first], Succeeded())
-    await store.queue.promote(10)
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
+    await store.housekeeping.promote(10)
     assert sorted(await _statuses(backend, behind)) == ["B", "P"]
     first = await run_one(store)
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     second = await run_one(store)
     assert {first.id, second.id} == set(behind)
 
@@ -561,48 +564,48 @@ async def test_prune_keeps_what_is_young_or_alive(backend: Backend) -> None:
     store = backend.store
     live = [await bring_to(store, status) for status in Status if not status.is_final]
     old = [await bring_to(store, status) for status in Status if status.is_final]
-    await end(store, await store.queue.get(old[0]), Cancelled())  # Stale: leaves an event of its own.
+    await end(store, await store.jobs.get(old[0]), Cancelled())  # Stale: leaves an event of its own.
     await backend.advance(2 * DAY)
     young = await bring_to(store, Status.COMPLETED)
-    assert await store.queue.prune(3 * DAY, 100) == 0
-    assert await store.queue.prune(DAY, 3) == 3
-    assert await store.queue.prune(DAY, 100) == 1
+    assert await store.housekeeping.prune(3 * DAY, 100) == 0
+    assert await store.housekeeping.prune(DAY, 3) == 3
+    assert await store.housekeeping.prune(DAY, 100) == 1
     for job_id in old:
         with pytest.raises(JobNotFound):
-            await store.queue.get(job_id)
-        assert await store.queue.attempts(job_id) == []
+            await store.jobs.get(job_id)
+        assert await store.jobs.attempts(job_id) == []
     assert await backend.count("headway_events") == 0
     for job_id in (*live, young):
-        await store.queue.get(job_id)
-    assert len(await store.queue.attempts(young)) == 1
+        await store.jobs.get(job_id)
+    assert len(await store.jobs.attempts(young)) == 1
 
 
 async def test_a_key_can_be_used_again_after_its_retention(backend: Backend) -> None:
-    queue = backend.store.queue
+    store = backend.store
     await enqueue(backend.store, key="k")
     await run_one(backend.store)
     await backend.advance(2 * DAY)
-    assert await queue.prune(DAY, 100) == 1
-    assert (await queue.enqueue([new_job(key="k", args='{"other":1}')]))[0].is_new
+    assert await store.housekeeping.prune(DAY, 100) == 1
+    assert (await store.queue.enqueue([new_job(key="k", args='{"other":1}')]))[0].is_new
 
 
 async def test_reading_jobs(backend: Backend) -> None:
-    queue = backend.store.queue
+    store = backend.store
     ids = [await enqueue(backend.store, queue="a" if n % 2 else "b", tenant="t", task=f"t{n}") for n in range(5)]
-    assert [job.id for job in await queue.page()] == ids[::-1]
-    assert [job.id for job in await queue.page(limit=2)] == [ids[4], ids[3]]
-    assert [job.id for job in await queue.page(limit=2, before=ids[3])] == [ids[2], ids[1]]
-    assert [job.id for job in await queue.page(queue="a")] == [ids[3], ids[1]]
-    assert [job.id for job in await queue.page(task="t2", status="PENDING", tenant="t")] == [ids[2]]
-    assert await queue.page(schedule="none") == []
-    assert (await queue.get(ids[0])).id == ids[0]
+    assert [job.id for job in await store.jobs.page()] == ids[::-1]
+    assert [job.id for job in await store.jobs.page(limit=2)] == [ids[4], ids[3]]
+    assert [job.id for job in await store.jobs.page(limit=2, before=ids[3])] == [ids[2], ids[1]]
+    assert [job.id for job in await store.jobs.page(queue="a")] == [ids[3], ids[1]]
+    assert [job.id for job in await store.jobs.page(task="t2", status="PENDING", tenant="t")] == [ids[2]]
+    assert await store.jobs.page(schedule="none") == []
+    assert (await store.jobs.get(ids[0])).id == ids[0]
     with pytest.raises(JobNotFound, match="several"):
-        await queue.get("job_0")
+        await store.jobs.get("job_0")
     for missing in ("", "job_", "job_x%", "' or 1=1 --"):
         with pytest.raises(JobNotFound):
-            await queue.get(missing)
-    assert [(depth["name"], depth["pending"]) for depth in await queue.depths()] == [("a", 2), ("b", 3)]
-    await queue.claim("a", node="n", lease=LEASE, limit=1)
+            await store.jobs.get(missing)
+    assert [(depth["name"], depth["pending"]) for depth in await store.statistics.depths()] == [("a", 2), ("b", 3)]
+    await store.work.claim("a", node="n", lease=LEASE, limit=1)
     await enqueue(backend.store, delay=HOUR)
-    assert (await queue.waiting())["SCHEDULED"] == 1
-    assert (await queue.waiting())["RUNNING"] == 1
+    assert (await store.statistics.waiting())["SCHEDULED"] == 1
+    assert (await store.statistics.waiting())["RUNNING"] == 1

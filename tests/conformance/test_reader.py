@@ -16,20 +16,20 @@ from tests.conformance.backend import Backend
 
 
 async def test_a_job_that_is_known_is_shown_as_it_is_now(shared: Backend) -> None:
-    reader, queue = JobReader(shared.store), shared.store.queue
+    reader, store = JobReader(shared.store), shared.store
     job_id = await enqueue(shared.store)
     assert (await reader.get(job_id)).status is Status.PENDING
     claimed = await claim_one(shared.store)
     running = await reader.get(job_id)
     assert (running.status, running.version) == (Status.RUNNING, 2)
     assert await reader.get(job_id) is running  # Nothing has changed, so nothing but the stamp is read.
-    await queue.extend([(job_id, claimed.attempt)], lease=10 * LEASE)  # No other version, and yet a later end.
+    await store.work.extend([(job_id, claimed.attempt)], lease=10 * LEASE)  # No other version, and yet a later end.
     extended = await reader.get(job_id)
     assert extended.version == 2
     assert extended.lease_until is not None
     assert running.lease_until is not None
     assert extended.lease_until > running.lease_until + 8 * LEASE
-    await queue.cancel(job_id, author="me")
+    await store.queue.cancel(job_id, author="me")
     assert (await reader.get(job_id)).cancel_requested_at is not None
 
 

@@ -105,14 +105,14 @@ async def test_a_locked_file_is_waited_for_then_unavailable_then_works(
         await enqueue(other)
     with pytest.raises(StoreUnavailable, match="locked"):
         await other.queue.enqueue([new_job(), new_job()])
-    assert await other.queue.page() == []  # Readers do not wait for writers.
+    assert await other.jobs.page() == []  # Readers do not wait for writers.
     waiting = asyncio.create_task(enqueue(store))  # This one has more patience.
     await asyncio.wait([waiting], timeout=0.2)  # short: a slow machine only makes this weaker.
     assert not waiting.done()
     writer.execute("rollback")
     await waiting
     await enqueue(other)
-    assert len(await store.queue.page()) == 2
+    assert len(await store.jobs.page()) == 2
     writer.close()
     await other.close()
 
@@ -125,10 +125,10 @@ async def test_a_full_disk_is_said_to_be_full_and_writes_nothing(path: str, stor
     big = [new_job(args='{"x":"' + "y" * 5_000 + '"}') for _ in range(50)]
     with pytest.raises(StoreFull, match="full"):
         await store.queue.enqueue(big)
-    assert await store.queue.page() == []
+    assert await store.jobs.page() == []
     raw.execute(f"pragma max_page_count = {pages + 1_000}")
     await store.queue.enqueue(big)
-    assert len(await store.queue.page()) == 50
+    assert len(await store.jobs.page()) == 50
 
 
 async def test_a_slow_thread_is_not_waited_for_without_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +142,10 @@ async def test_a_slow_thread_is_not_waited_for_without_end(store: Store, monkeyp
     with pytest.raises(StoreUnavailable, match="did not answer"):
         await store.driver.run(begin)
     with pytest.raises(StoreUnavailable):  # Everybody behind it is told too.
-        await store.queue.page()
+        await store.jobs.page()
     hold.set()
     monkeypatch.setattr(sqlite, "STATEMENT_S_MAX", DEADLINE_S)
-    assert await store.queue.page() == []
+    assert await store.jobs.page() == []
 
 
 async def test_a_closed_store_says_so_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ async def test_a_closed_store_says_so_at_once(path: str, monkeypatch: pytest.Mon
     await store.close()
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(StoreUnavailable):
-            await store.queue.page()
+            await store.jobs.page()
 
 
 async def test_what_was_asked_for_before_the_end_is_done(path: str) -> None:
@@ -165,7 +165,7 @@ async def test_what_was_asked_for_before_the_end_is_done(path: str) -> None:
     await store.close()
     await asyncio.gather(*work)
     again = await Store.open(f"sqlite:///{path}", Clock())
-    assert len(await again.queue.page()) == 20
+    assert len(await again.jobs.page()) == 20
     await again.close()
 
 
@@ -256,10 +256,10 @@ async def test_inline_is_the_same_without_a_thread() -> None:
     connection = SqliteConnection(":memory:", now=lambda: 5_000_000)
     store = Store.on(InlineSqliteDriver(connection), Clock())
     with pytest.raises(SchemaMismatch):
-        await store.queue.page()
+        await store.jobs.page()
     await migrate(store.driver)
     job = await enqueue(store)
-    assert (await store.queue.get(job)).created_at == 5_000_000
+    assert (await store.jobs.get(job)).created_at == 5_000_000
     assert (await store.watch(lambda topic: None)).mode == "poll"
     connection.raw.close()
 

@@ -58,10 +58,10 @@ async def test_one_name_in_three_tenants(backend: Backend) -> None:
     # Jobs by hand and for past instants, by name and tenant.
     by_hand = {tenant: await schedules.trigger("report", tenant=tenant, author=tenant) for tenant in TENANTS}
     for tenant, job_id in by_hand.items():
-        jobs = await store.queue.page(schedule="report", tenant=tenant)
+        jobs = await store.jobs.page(schedule="report", tenant=tenant)
         assert job_id in [job.id for job in jobs]
         assert {(job.tenant, job.schedule_name) for job in jobs} == {(tenant, "report")}
-    default_jobs = await store.queue.page(schedule="report")
+    default_jobs = await store.jobs.page(schedule="report")
     assert {job.tenant for job in default_jobs} == {"default"}
     past = (since - HOUR, since - 30 * MINUTE)
     filled = [await schedules.backfill("report", *past, tenant=tenant) for tenant in ("acme", "globex")]

@@ -44,9 +44,9 @@ async def test_jobs_and_attempts(backend: Backend) -> None:
     store = backend.store
     job_id = await enqueue(store, tenant="acme", task="t", queue="q", priority=3, key="k", max_attempts=2)
     await run_one(store, Released(), "q")
-    [first] = await store.queue.attempts(job_id)
+    [first] = await store.jobs.attempts(job_id)
     await claim_one(store, "q")
-    running = await store.queue.get(job_id)
+    running = await store.jobs.get(job_id)
     [row] = await backend.sql("select * from headway_jobs_v")
     assert {name: row[name] for name in ("id", "tenant", "task", "status", "queue", "priority", "key", "attempts")} == {
         "id": job_id,
@@ -124,14 +124,14 @@ async def test_the_events_of_a_job_tell_its_whole_life_in_order(backend: Backend
         seen.append(events)
 
     await backend.advance(HOUR)
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     await look()
     first = await claim_one(store)
     await look()
     await end(store, first, Raised("{}", retry_in=MINUTE))
     await look()
     await backend.advance(HOUR)
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     await look()
     second = await claim_one(store)
     await look()
@@ -165,7 +165,7 @@ async def test_the_events_of_jobs_that_were_never_claimed(backend: Backend) -> N
     ready = await enqueue(store)
     later = await enqueue(store, delay=MINUTE)
     await backend.advance(HOUR)
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     for job_id in (ready, later):
         await store.queue.cancel(job_id, author="ada")
     assert columns(await _events(backend, ready), "event") == [("enqueued",), ("cancelled",)]

@@ -24,8 +24,9 @@ from headway.core.lifecycle import (
 )
 from headway.core.model import ARGS_BYTES_MAX, Claimed, Report
 from headway.store import Store
-from headway.store.queue import _enqueue_from, _expire, _keep_step, _report
+from headway.store.housekeeping import _expire
 from headway.store.transaction import Begin
+from headway.store.work import _enqueue_from, _keep_step, _report
 from tests.conformance.arrange import LEASE, claim_one, end, enqueue, new_job, run_one, spec
 from tests.conformance.backend import Backend, Interrupted, changed, columns
 
@@ -39,7 +40,7 @@ def _success(job: Claimed, result: str | None = None) -> Settlement:
 async def _claim(store: Store, count: int, **options: Any) -> list[Claimed]:
     """Enqueue so many jobs and claim them."""
     await store.queue.enqueue([new_job(**options) for _ in range(count)])
-    jobs = await store.queue.claim("default", node="worker-1", lease=LEASE, limit=count)
+    jobs = await store.work.claim("default", node="worker-1", lease=LEASE, limit=count)
     assert len(jobs) == count
     return jobs
 
@@ -59,7 +60,7 @@ async def test_a_claim_says_all_that_a_worker_needs(backend: Backend) -> None:
     )
     plain = new_job(queue="media")
     await backend.store.queue.enqueue([given, plain])
-    job, other = await backend.store.queue.claim("media", node="n", lease=LEASE, limit=2)
+    job, other = await backend.store.work.claim("media", node="n", lease=LEASE, limit=2)
     for name in ("id", "task", "args", "tenant", "queue", "priority", "max_attempts", "backoff", "timeout", "metadata"):
         assert getattr(job, name) == getattr(given, name), name
     assert (job.schedule, job.occurrence_at, job.attempt, job.failures, job.log_bytes) == ("s", 5, 1, 0, 0)
@@ -74,7 +75,7 @@ async def test_successes_are_fenced_one_by_one(backend: Backend, among_others: b
     """With nothing else to settle they take a shorter way through the store, and mean the same."""
     store = backend.store
     stale, known, fresh, failed = await _claim(store, 4, max_attempts=5)
-    await store.queue.report([Report(job_id=job.id, attempt=1, progress=40) for job in (fresh, failed)])
+    await store.work.report([Report(job_id=job.id, attempt=1, progress=40) for job in (fresh, failed)])
     await end(store, stale, Released())
     again = await claim_one(store)
     await end(store, known, Succeeded("1"))  # Its answer is lost, so it comes once more.
@@ -82,7 +83,7 @@ async def test_successes_are_fenced_one_by_one(backend: Backend, among_others: b
     batch = [_success(stale, '"late"'), _success(known, "1"), _success(fresh, '{"ö":"\\u0000"}')]
     others = [settle(failed, Raised(ERROR), 0.5)] if among_others else []
     ghost = msgspec.structs.replace(batch[0], job_id="job_ghost")
-    assert await store.queue.settle([*batch, *others, ghost]) == {stale.id, "job_ghost"}
+    assert await store.work.settle([*batch, *others, ghost]) == {stale.id, "job_ghost"}
     assert again.id == stale.id
     for job_id, row in before.items():
         assert changed(row, await backend.job(job_id)) == {}
@@ -111,20 +112,20 @@ async def test_attempts_and_events_are_derived_and_in_order(backend: Backend) ->
     store = backend.store
     job_id = await enqueue(store, max_attempts=3, delay=SECOND)
     await backend.advance(MINUTE)
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     await run_one(store, Raised(ERROR, retry_in=0))
-    await store.queue.promote(10)
+    await store.housekeeping.promote(10)
     await run_one(store, Released("draining"))
     last = await claim_one(store)
-    running = await store.queue.events(job_id)
+    running = await store.jobs.events(job_id)
     await end(store, last, Succeeded())
-    attempts = await store.queue.attempts(job_id)
+    attempts = await store.jobs.attempts(job_id)
     assert columns(attempts, "attempt", "outcome") == [(1, "failed"), (2, "released"), (3, "completed")]
-    job = await store.queue.get(job_id)
+    job = await store.jobs.get(job_id)
     for name, value in {"node": "worker-1", "started_at": job.started_at, "ended_at": job.finished_at}.items():
         assert attempts[-1][name] == value
     assert all(one["ended_at"] <= two["started_at"] for one, two in pairwise(attempts))
-    events = await store.queue.events(job_id)
+    events = await store.jobs.events(job_id)
     assert [event["event"] for event in events] == [
         "enqueued",
         *("promoted", "claimed", "settled"),
@@ -135,8 +136,8 @@ async def test_attempts_and_events_are_derived_and_in_order(backend: Backend) ->
     assert [event["at"] for event in events] == sorted(event["at"] for event in events)
     assert (events[0]["at"], events[-1]["at"]) == (job.created_at, job.finished_at)
     assert msgspec.json.decode(events[-1]["data"]) == {"attempt": 3, "outcome": "completed", "reason": ""}
-    assert await store.queue.events(job_id, limit=2) == events[:2]
-    assert await store.queue.events("job_none") == []
+    assert await store.jobs.events(job_id, limit=2) == events[:2]
+    assert await store.jobs.events("job_none") == []
 
 
 async def test_a_report_is_kept_as_far_as_it_goes(backend: Backend) -> None:
@@ -146,17 +147,17 @@ async def test_a_report_is_kept_as_far_as_it_goes(backend: Backend) -> None:
     full = Report(
         job_id=job.id, attempt=1, progress=30, detail='{"step":"x"}', metadata='{"b":2}', lines=((5, "stdout", "ö"),)
     )
-    assert await store.queue.report([full]) == frozenset()
+    assert await store.work.report([full]) == frozenset()
     after = await backend.job(job.id)
     assert set(changed(before, after)) == {"progress", "detail", "metadata", "log_bytes", "version", "updated_at"}
     assert (after["progress"], after["detail"], after["metadata"]) == (30, '{"step":"x"}', '{"b":2}')
     now = await backend.now()
     part = Report(job_id=job.id, attempt=1, progress=31, lines=((None, "log", "nul \x00 and half"), (7, "stderr", "")))
-    assert await store.queue.report([part]) == frozenset()
+    assert await store.work.report([part]) == frozenset()
     last = await backend.job(job.id)
     assert set(changed(after, last)) == {"progress", "log_bytes", "version", "updated_at"}
     assert last["log_bytes"] > after["log_bytes"] > 0
-    log = await store.queue.log(job.id)
+    log = await store.jobs.log(job.id)
     # PostgreSQL cannot keep a NUL; the line that has one must not take the rest of the batch with it.
     assert columns(log, "attempt", "stream", "line") == [
         (1, "stdout", "ö"),
@@ -167,7 +168,7 @@ async def test_a_report_is_kept_as_far_as_it_goes(backend: Backend) -> None:
     assert abs(log[1]["at"] - now) < MINUTE
     await end(store, job, Released())
     assert (await claim_one(store)).log_bytes == last["log_bytes"]
-    assert await store.queue.report([]) == frozenset()
+    assert await store.work.report([]) == frozenset()
 
 
 async def test_a_report_of_a_stale_attempt_leaves_nothing(backend: Backend) -> None:
@@ -178,7 +179,7 @@ async def test_a_report_of_a_stale_attempt_leaves_nothing(backend: Backend) -> N
     new = await claim_one(store)
     await end(store, done, Succeeded())
     before, held = await backend.job(done.id), await backend.job(new.id)
-    assert await store.queue.report([Report(job_id=old.id, attempt=old.attempt, progress=9)]) == {old.id}
+    assert await store.work.report([Report(job_id=old.id, attempt=old.attempt, progress=9)]) == {old.id}
     assert changed(held, await backend.job(new.id)) == {}
     for with_lines in (True, False):
         reports = [
@@ -190,7 +191,7 @@ async def test_a_report_of_a_stale_attempt_leaves_nothing(backend: Backend) -> N
                 (good, ((4, "log", "good"),)),
             )
         ]
-        assert await store.queue.report(reports) == {old.id, done.id}
+        assert await store.work.report(reports) == {old.id, done.id}
     lines = await backend.sql("select job_id, attempt, line from headway_log order by line")
     assert columns(lines, "job_id", "attempt", "line") == [(good.id, 1, "good"), (new.id, 2, "new")]
     assert (await backend.job(new.id))["progress"] == 52
@@ -201,53 +202,53 @@ async def test_the_log_in_pages(backend: Backend) -> None:
     store = backend.store
     one, two = await _claim(store, 2)
     for start in (0, 5):
-        await store.queue.report(
+        await store.work.report(
             [
                 Report(job_id=job.id, attempt=1, lines=tuple((0, "log", f"{n}") for n in range(start, start + 5)))
                 for job in (one, two)
             ]
         )
-    first = await store.queue.log(one.id, limit=4)
-    rest = await store.queue.log(one.id, after=first[-1]["seq"])
+    first = await store.jobs.log(one.id, limit=4)
+    rest = await store.jobs.log(one.id, after=first[-1]["seq"])
     assert [line["line"] for line in (*first, *rest)] == [str(n) for n in range(10)]
-    assert [line["line"] for line in await store.queue.log(two.id)] == [str(n) for n in range(10)]
-    assert len(await store.queue.log(one.id, limit=-5)) == 1
-    assert await store.queue.log(one.id, after=rest[-1]["seq"]) == []
+    assert [line["line"] for line in await store.jobs.log(two.id)] == [str(n) for n in range(10)]
+    assert len(await store.jobs.log(one.id, limit=-5)) == 1
+    assert await store.jobs.log(one.id, after=rest[-1]["seq"]) == []
 
 
 async def test_steps_survive_into_the_next_attempt(backend: Backend) -> None:
     store = backend.store
     [first] = await _claim(store, 1, max_attempts=3)
     other = await enqueue(store, queue="other")
-    await store.queue.keep_step(first.id, 1, "download", '"/tmp/ö"')
-    await store.queue.keep_step(first.id, 1, "download", '"again"')  # Its answer was lost; the first one stays.
+    await store.work.keep_step(first.id, 1, "download", '"/tmp/ö"')
+    await store.work.keep_step(first.id, 1, "download", '"again"')  # Its answer was lost; the first one stays.
     await end(store, first, Raised(ERROR, retry_in=0))
     with pytest.raises(LeaseLost, match="over"):
-        await store.queue.keep_step(first.id, 1, "late", "1")
-    await store.queue.promote(10)
+        await store.work.keep_step(first.id, 1, "late", "1")
+    await store.housekeeping.promote(10)
     second = await claim_one(store)
     with pytest.raises(LeaseLost):
-        await store.queue.keep_step(first.id, 1, "late", "1")
-    await store.queue.keep_step(second.id, 2, "upload", "2")
-    assert await store.queue.steps([first.id, other, "job_none"]) == {first.id: {"download": '"/tmp/ö"', "upload": "2"}}
-    assert await store.queue.steps([]) == {}
+        await store.work.keep_step(first.id, 1, "late", "1")
+    await store.work.keep_step(second.id, 2, "upload", "2")
+    assert await store.work.steps([first.id, other, "job_none"]) == {first.id: {"download": '"/tmp/ö"', "upload": "2"}}
+    assert await store.work.steps([]) == {}
 
 
 async def test_jobs_of_an_attempt_exist_only_while_it_runs(backend: Backend) -> None:
     store = backend.store
     [job] = await _claim(store, 1, max_attempts=3)
     children = [new_job(parent=job.id, queue="children", key="k"), new_job(parent=job.id, queue="children")]
-    rows = await store.queue.enqueue_from(job.id, 1, children)
+    rows = await store.work.enqueue_from(job.id, 1, children)
     assert [(row.id, row.is_new) for row in rows] == [(child.id, True) for child in children]
-    assert (await store.queue.get(children[0].id)).parent == job.id
-    [again] = await store.queue.enqueue_from(job.id, 1, [new_job(key="k")])  # As a later attempt would.
+    assert (await store.jobs.get(children[0].id)).parent == job.id
+    [again] = await store.work.enqueue_from(job.id, 1, [new_job(key="k")])  # As a later attempt would.
     assert (again.id, again.is_new) == (children[0].id, False)
     await end(store, job, Released())
     for attempt in (1, 2):
         with pytest.raises(LeaseLost):
-            await store.queue.enqueue_from(job.id, attempt, [new_job(parent=job.id, queue="children")])
+            await store.work.enqueue_from(job.id, attempt, [new_job(parent=job.id, queue="children")])
     with pytest.raises(LeaseLost):
-        await store.queue.enqueue_from("job_none", 1, [new_job(queue="children")])
+        await store.work.enqueue_from("job_none", 1, [new_job(queue="children")])
     assert await backend.count("headway_jobs", "queue = 'children'") == 2
 
 
@@ -265,17 +266,17 @@ def _child(job: Claimed) -> Any:
 
 WRITES: dict[str, Write] = {
     "report": (
-        lambda store, job: store.queue.report(_lines(job)),
+        lambda store, job: store.work.report(_lines(job)),
         lambda job: lambda: _report(_lines(job)),
         "select at from headway_log where job_id = '{}'",
     ),
     "keep_step": (
-        lambda store, job: store.queue.keep_step(job.id, job.attempt, "s", "1"),
+        lambda store, job: store.work.keep_step(job.id, job.attempt, "s", "1"),
         lambda job: lambda: _keep_step(job.id, job.attempt, "s", "1"),
         "select at from headway_steps where job_id = '{}'",
     ),
     "enqueue_from": (
-        lambda store, job: store.queue.enqueue_from(job.id, job.attempt, _child(job)),
+        lambda store, job: store.work.enqueue_from(job.id, job.attempt, _child(job)),
         lambda job: lambda: _enqueue_from(job.id, job.attempt, _child(job)),
         "select created_at from headway_jobs where parent = '{}'",
     ),
@@ -332,13 +333,13 @@ async def test_racing_expirers_and_writers(shared: Backend) -> None:
             for number, job in enumerate(jobs)
             for write, _, _ in WRITES.values()
         ),
-        *(stores[number].queue.expire(4) for number in range(3)),
+        *(stores[number].housekeeping.expire(4) for number in range(3)),
     )
     told = iter(refused)
     for job in jobs:
         for _, _, trace in WRITES.values():
             assert len(await shared.sql(trace.format(job.id))) == (0 if next(told) else 1)
-    await shared.store.queue.expire(99)  # Those that were just being written for.
+    await shared.store.housekeeping.expire(99)  # Those that were just being written for.
     assert await shared.count("headway_attempts", "outcome = 'expired'") == len(jobs)
 
 
@@ -346,41 +347,39 @@ async def test_tasks_that_are_skipped_are_left_to_others(backend: Backend) -> No
     store, claimed = backend.store, []
     ids = [await enqueue(store, task=task, priority=n) for n, task in enumerate(("a", "b", "c", "a", "ö'\""))]
     for skip in (["a", "b", "c", "ö'\""], ("a", "ö'\""), {"b"}, ()):
-        claimed.append(
-            [job.id for job in await store.queue.claim("default", node="n", lease=LEASE, limit=2, skip=skip)]
-        )
+        claimed.append([job.id for job in await store.work.claim("default", node="n", lease=LEASE, limit=2, skip=skip)])
     assert claimed == [[], [ids[2], ids[1]], [ids[4], ids[3]], [ids[0]]]
 
 
 async def test_ready_queues(backend: Backend) -> None:
     store = backend.store
-    assert await store.queue.ready_queues() == []
+    assert await store.work.ready_queues() == []
     for queue in ("b", "a", "b", "Z", "größe"):
         await enqueue(store, queue=queue)
     await enqueue(store, queue="later", delay=HOUR)
     await enqueue(store, queue="running")
     await claim_one(store, "running")
-    assert sorted(await store.queue.ready_queues()) == sorted(["Z", "a", "b", "größe"])
+    assert sorted(await store.work.ready_queues()) == sorted(["Z", "a", "b", "größe"])
     await claim_one(store, "a")
-    assert sorted(await store.queue.ready_queues()) == sorted(["Z", "b", "größe"])
+    assert sorted(await store.work.ready_queues()) == sorted(["Z", "b", "größe"])
 
 
 async def test_who_is_asked_to_stop(backend: Backend) -> None:
     store = backend.store
     ours = await _claim(store, 3, max_attempts=3)
     await enqueue(store)
-    [theirs] = await store.queue.claim("default", node="worker-2", lease=LEASE, limit=1)
-    assert await store.queue.asked_to_stop("worker-1") == {}
+    [theirs] = await store.work.claim("default", node="worker-2", lease=LEASE, limit=1)
+    assert await store.work.asked_to_stop("worker-1") == {}
     for job in (ours[0], ours[1], theirs):
         await store.queue.cancel(job.id, author="ada", reason="enough")
     reason = "cancelled by ada: enough"
-    assert await store.queue.asked_to_stop("worker-1") == {(ours[0].id, 1): reason, (ours[1].id, 1): reason}
-    assert await store.queue.asked_to_stop("worker-2") == {(theirs.id, 1): reason}
+    assert await store.work.asked_to_stop("worker-1") == {(ours[0].id, 1): reason, (ours[1].id, 1): reason}
+    assert await store.work.asked_to_stop("worker-2") == {(theirs.id, 1): reason}
     await end(store, ours[0], Cancelled())
     await end(store, ours[1], Released())  # It was asked to stop, so it does not come back.
     await end(store, ours[2], Released())
-    assert await store.queue.asked_to_stop("worker-1") == {}
-    assert [(job.id, job.attempt) for job in await store.queue.claim("default", node="n", lease=LEASE, limit=9)] == [
+    assert await store.work.asked_to_stop("worker-1") == {}
+    assert [(job.id, job.attempt) for job in await store.work.claim("default", node="n", lease=LEASE, limit=9)] == [
         (ours[2].id, 2)
     ]
 
@@ -397,27 +396,27 @@ async def test_what_runs_and_what_comes_before(backend: Backend) -> None:
     await store.queue.enqueue([twin, low, late, early, high, new_job(queue="other", priority=9), new_job(delay=HOUR)])
     order = [high.id, early.id, late.id, twin.id, low.id]
     for place, job_id in enumerate(order):
-        assert await store.queue.ahead(await store.queue.get(job_id)) == place
-    assert await store.queue.ahead(await store.queue.get(low.id), limit=2) == 2
+        assert await store.jobs.ahead(await store.jobs.get(job_id)) == place
+    assert await store.jobs.ahead(await store.jobs.get(low.id), limit=2) == 2
     for _ in range(2):
         await claim_one(store)
         await backend.advance(SECOND)
-    assert [job.id for job in await store.queue.running()] == order[:2]
-    assert [job.id for job in await store.queue.running(limit=1)] == order[:1]
-    assert await store.queue.running_counts() == {"default": 2}
-    assert await store.queue.ahead(await store.queue.get(low.id)) == 2
+    assert [job.id for job in await store.jobs.running()] == order[:2]
+    assert [job.id for job in await store.jobs.running(limit=1)] == order[:1]
+    assert await store.statistics.running_counts() == {"default": 2}
+    assert await store.jobs.ahead(await store.jobs.get(low.id)) == 2
 
 
 async def test_logs_and_steps_are_pruned_with_their_job(backend: Backend) -> None:
     store = backend.store
     old, live = await _claim(store, 2)
     for job in (old, live):
-        await store.queue.report(_lines(job))
-        await store.queue.keep_step(job.id, 1, "s", "1")
-    await store.queue.extend([(live.id, 1)], lease=9 * DAY)
+        await store.work.report(_lines(job))
+        await store.work.keep_step(job.id, 1, "s", "1")
+    await store.work.extend([(live.id, 1)], lease=9 * DAY)
     await end(store, old, Succeeded())
     await backend.advance(2 * DAY)
-    assert await store.queue.prune(DAY, 100) == 1
+    assert await store.housekeeping.prune(DAY, 100) == 1
     for table in ("headway_log", "headway_steps"):
         assert columns(await backend.sql(f"select job_id from {table}"), "job_id") == [(live.id,)]
 
@@ -455,26 +454,26 @@ async def test_rows_that_cannot_be_read_hold_up_nobody(backend: Backend) -> None
         text = value if isinstance(value, str) else value[backend.name]
         await backend.sql(f"update headway_jobs set {column} = {text} where id = 'job_{number:03}'")
     good = await enqueue(store, max_attempts=9)
-    jobs = await store.queue.claim("default", node="n", lease=LEASE, limit=99)
+    jobs = await store.work.claim("default", node="n", lease=LEASE, limit=99)
     assert {job.id: job.unreadable is None for job in jobs} == {**bad, good: True}
     assert all(len(job.args) <= ARGS_BYTES_MAX for job in jobs)
-    assert {job.id for job in await store.queue.page(limit=200)} == {job.id for job in await store.queue.running()}
-    assert all([(await store.queue.get(job_id)).id == job_id for job_id in bad])
+    assert {job.id for job in await store.jobs.page(limit=200)} == {job.id for job in await store.jobs.running()}
+    assert all([(await store.jobs.get(job_id)).id == job_id for job_id in bad])
     await backend.advance(LEASE + SECOND)
-    assert len(await store.queue.expire(99)) == len(jobs)
-    await store.queue.promote(99)
-    again = await store.queue.claim("default", node="n", lease=LEASE, limit=99)
+    assert len(await store.housekeeping.expire(99)) == len(jobs)
+    await store.housekeeping.promote(99)
+    again = await store.work.claim("default", node="n", lease=LEASE, limit=99)
     assert len(again) == len(jobs)
     outcomes = [
         settle(job, Parked(job.unreadable, "unreadable") if job.unreadable else Raised(ERROR), 0.5) for job in again
     ]
-    assert await store.queue.settle(outcomes) == frozenset()
+    assert await store.work.settle(outcomes) == frozenset()
     parked = await backend.sql("select id from headway_jobs where status = 'BLOCKED' and parked = 'unreadable'")
     assert {row["id"] for row in parked} == {job_id for job_id, is_fit in bad.items() if not is_fit}
     for job_id in bad:  # They can be cancelled and run again like others.
         await store.queue.cancel(job_id, author="ada")
         assert (await store.queue.retry(job_id, author="ada")).status is Status.PENDING
-    assert len(await store.queue.claim("default", node="n", lease=LEASE, limit=99)) == len(bad)
+    assert len(await store.work.claim("default", node="n", lease=LEASE, limit=99)) == len(bad)
 
 
 async def test_a_success_of_a_schedule_moves_its_line(backend: Backend) -> None:
@@ -484,6 +483,6 @@ async def test_a_success_of_a_schedule_moves_its_line(backend: Backend) -> None:
     behind = await enqueue(store, schedule="s", exclusive=True, blocked_by=first)
     plain = await enqueue(store, queue="other")
     jobs = [await claim_one(store), await claim_one(store, "other")]
-    assert await store.queue.settle([_success(job) for job in jobs]) == frozenset()
-    statuses = [(await store.queue.get(job_id)).status for job_id in (first, behind, plain)]
+    assert await store.work.settle([_success(job) for job in jobs]) == frozenset()
+    statuses = [(await store.jobs.get(job_id)).status for job_id in (first, behind, plain)]
     assert statuses == [Status.COMPLETED, Status.PENDING, Status.COMPLETED]

@@ -160,13 +160,13 @@ async def _furnish(store: Store) -> dict[str, str]:
     outcomes: dict[str, Outcome] = {"DEAD": Raised('{"type": "IOError"}', retryable=False), "ENDED": Succeeded("{}")}
     for name, outcome in outcomes.items():
         ids[name] = await _enqueue(store, "worked")
-        [claimed] = await store.queue.claim("worked", node="node_web-1", lease=HOUR, limit=1)
-        await store.queue.settle([settle(claimed, outcome, 0.5)])
+        [claimed] = await store.work.claim("worked", node="node_web-1", lease=HOUR, limit=1)
+        await store.work.settle([settle(claimed, outcome, 0.5)])
     ids["RUNNING"] = await _enqueue(store, "worked")
-    [claimed] = await store.queue.claim("worked", node="node_web-1", lease=HOUR, limit=1)
+    [claimed] = await store.work.claim("worked", node="node_web-1", lease=HOUR, limit=1)
     lines = ((None, "log", "first"),)
     said = Report(job_id=claimed.job_id, attempt=1, progress=40, detail='{"step": "a"}', metadata="{}", lines=lines)
-    await store.queue.report([said])
+    await store.work.report([said])
     ids["WAITING"] = await _enqueue(store, "media")
     ids["WEBHOOK"] = webhook.id
     ids["DELIVERY"] = (await store.webhooks.deliveries(limit=1))[0].id

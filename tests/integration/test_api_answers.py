@@ -78,7 +78,7 @@ def test_a_repeated_key_is_answered_with_the_job_as_it_is_by_now(home: House) ->
 
     async def start(store: Store) -> None:
         job = await claim_one(store, "repeated")
-        await store.queue.report([Report(job_id=job.id, attempt=job.attempt, progress=40)])
+        await store.work.report([Report(job_id=job.id, attempt=job.attempt, progress=40)])
 
     home.on_store(start)
     running = [facts(told) for told in repeat()]
@@ -130,7 +130,7 @@ def test_a_list_of_jobs_is_unchanged_until_a_job_changes(home: House) -> None:
             one["why"] for one in before
         ]
         report = Report(job_id=job.id, attempt=job.attempt, progress=40)
-        home.on_store(lambda store: store.queue.report([report]))
+        home.on_store(lambda store: store.work.report([report]))
 
     unchanged(home.acme, change, "/api/jobs?type=listed")
 

@@ -188,10 +188,10 @@ def test_a_job_is_run_again_with_other_arguments(home: House) -> None:
     assert answer.status_code == 201, answer.text
     again = answer.json()
     assert (again["rerun_of"], again["queue"], again["args"]["day"]) == (letter, "edited", "tuesday")
-    stored = home.on_store(lambda store: store.queue.get(again["id"])).args
+    stored = home.on_store(lambda store: store.jobs.get(again["id"])).args
     assert json.loads(stored) == {"day": "tuesday", "password": "secret", "n": 1}  # Who does not see it can keep it.
     plain = home.acme.post(f"/api/jobs/{letter}/retry").json()
-    assert home.on_store(lambda store: store.queue.get(plain["id"])).args.count("monday") == 1
+    assert home.on_store(lambda store: store.jobs.get(plain["id"])).args.count("monday") == 1
     lines = home.root.get("/api/trail", params={"target": letter}).json()["items"]
     assert [line["detail"] for line in lines] == [{"new": plain["id"]}, {"other_args": True, "new": again["id"]}]
     assert "args" in error_of(home.acme.post(f"/api/jobs/{letter}/retry", json={"args": [1]}))
@@ -211,7 +211,7 @@ def test_the_log_comes_newest_first(home: House) -> None:
     async def say(store: Store) -> None:
         job = await claim_one(store, "logged")
         lines = tuple((None, "log", f"line {number}") for number in range(5))
-        await store.queue.report([Report(job_id=job.id, attempt=job.attempt, lines=lines)])
+        await store.work.report([Report(job_id=job.id, attempt=job.attempt, lines=lines)])
 
     home.on_store(say)
     found: list[str] = []

@@ -384,7 +384,7 @@ async def test_what_is_written_wakes_who_tells_it(own_store: str, monkeypatch: p
     serving = asyncio.ensure_future(server.serve(Api(opened, Settings(), clock), listening, stopping))
     try:
         job_id = await arrange.enqueue(other)
-        [job] = await other.queue.claim("default", node="worker", lease=HOUR, limit=1)
+        [job] = await other.work.claim("default", node="worker", lease=HOUR, limit=1)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         async with (
             asyncio.timeout(HANG_S),
@@ -394,7 +394,7 @@ async def test_what_is_written_wakes_who_tells_it(own_store: str, monkeypatch: p
             told = events(response)
             assert (await anext(told))[0] == "status"
             for progress in range(1, 6):
-                await other.queue.report([Report(job_id=job_id, attempt=job.attempt, progress=progress)])
+                await other.work.report([Report(job_id=job_id, attempt=job.attempt, progress=progress)])
                 kind, _, data = await anext(told)
                 assert (kind, data["progress"]) == ("progress", progress)
     finally:

@@ -52,9 +52,9 @@ class House:
         return [row.id for row in await self.store.queue.enqueue(made)]
 
     async def finish(self, result: str) -> str:
-        [job] = await self.store.queue.claim("default", node="node", lease=300 * SECOND, limit=1)
+        [job] = await self.store.work.claim("default", node="node", lease=300 * SECOND, limit=1)
         attempt = Attempt(job_id=job.id, attempt=job.attempt, failures=0, max_attempts=job.max_attempts)
-        assert not await self.store.queue.settle([settle(attempt, Succeeded(result=result), 0.5)])
+        assert not await self.store.work.settle([settle(attempt, Succeeded(result=result), 0.5)])
         return job.id
 
     @contextmanager
@@ -145,10 +145,10 @@ async def test_large_results_and_tracebacks_are_left_out_of_lists_and_told_whole
     await house.enqueue(args="{}")
     done = await house.finish(FINE)
     [failed] = await house.enqueue(args=FINE, max_attempts=1)
-    [job] = await house.store.queue.claim("default", node="node", lease=300 * SECOND, limit=1)
+    [job] = await house.store.work.claim("default", node="node", lease=300 * SECOND, limit=1)
     error = encode_args({"type": "IOError", "message": "full", "traceback": "line\n" * 2_000})
     attempt = Attempt(job_id=job.id, attempt=job.attempt, failures=0, max_attempts=1)
-    await house.store.queue.settle([settle(attempt, Raised(error, retryable=False), 0.5)])
+    await house.store.work.settle([settle(attempt, Raised(error, retryable=False), 0.5)])
     async with house.client() as client:
         listed = {job["id"]: job for job in (await client.get("/api/jobs")).json()["items"]}
         assert (listed[done]["result"], listed[done]["omitted"]) == (None, ["result"])
@@ -160,7 +160,7 @@ async def test_large_results_and_tracebacks_are_left_out_of_lists_and_told_whole
         assert (await client.get(f"/api/jobs/{failed}")).json()["error"]["traceback"] == "line\n" * 2_000
         again = await client.post(f"/api/jobs/{failed}/retry", json={"args": {"x": [1], "token": "***"}})
         assert again.status_code == 201  # What was masked came from arguments that no list has.
-        stored = await house.store.queue.get(again.json()["id"])
+        stored = await house.store.jobs.get(again.json()["id"])
         assert json.loads(stored.args) == {"x": [1], "token": "s3cr3t"}
 
 

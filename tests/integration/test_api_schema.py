@@ -108,10 +108,10 @@ async def fill(url: str) -> tuple[dict[str, str], str, str, tuple[str, str]]:
 
 async def fail(app: Headway) -> str:
     """Have a job fail for good."""
-    job, queue = await app.enqueue("report", tenant=TENANT, queue="once"), (await app.store()).queue
-    (claimed,) = await queue.claim("once", node="node", lease=SECOND, limit=1)
+    job, store = await app.enqueue("report", tenant=TENANT, queue="once"), await app.store()
+    (claimed,) = await store.work.claim("once", node="node", lease=SECOND, limit=1)
     error = '{"type": "OSError", "message": "gone", "traceback": "…"}'
-    await queue.settle([lifecycle.settle(claimed, lifecycle.Raised(error=error, retryable=False), 0.5)])
+    await store.work.settle([lifecycle.settle(claimed, lifecycle.Raised(error=error, retryable=False), 0.5)])
     return job.id
 
 

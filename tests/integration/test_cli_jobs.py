@@ -52,17 +52,17 @@ class Hand:
 
     def claim(self, queue: str = "default", lease: int = HOUR) -> Claimed:
         """Take the next job."""
-        [claimed] = self.do(lambda store: store.queue.claim(queue, node="node_web-1", lease=lease, limit=1))
+        [claimed] = self.do(lambda store: store.work.claim(queue, node="node_web-1", lease=lease, limit=1))
         return claimed
 
     def report(self, claimed: Claimed, **more: Any) -> None:
         """Say how far it is."""
         said = Report(job_id=claimed.job_id, attempt=claimed.attempt, **more)
-        self.do(lambda store: store.queue.report([said]))
+        self.do(lambda store: store.work.report([said]))
 
     def end(self, claimed: Claimed, outcome: Outcome) -> None:
         """Settle it."""
-        self.do(lambda store: store.queue.settle([settle(claimed, outcome, 0.5)]))
+        self.do(lambda store: store.work.settle([settle(claimed, outcome, 0.5)]))
 
     def fail(self, cli: Cli, task: str = "report", *options: str, error: str = "ConnectionError: refused") -> str:
         """Make a dead letter."""
@@ -96,7 +96,7 @@ def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, hand: Han
     job_id = new(cli, "report", "--max-attempts", "2", "-a", "day=1", "--job-timeout", "5m", "--expires", "1h")
     hand.live()
     hand.end(hand.claim(), Raised(REFUSED, retry_in=0))
-    hand.do(lambda store: store.queue.promote(10))
+    hand.do(lambda store: store.housekeeping.promote(10))
     detail = {
         "step": "b",
         "done": 3,
@@ -215,7 +215,7 @@ def test_logs_have_their_lines_in_order(cli: Cli, hand: Hand) -> None:
     claimed = hand.claim()
     hand.report(claimed, lines=((None, "log", "one"), (None, "stderr", "two \x1b[2J")))
     hand.end(claimed, Raised(REFUSED, retry_in=0))
-    hand.do(lambda store: store.queue.promote(10))
+    hand.do(lambda store: store.housekeeping.promote(10))
     hand.report(hand.claim(), lines=((None, "log", "three"),))
     lines = cli("jobs", "logs", job_id, "--json").json
     assert [(line["attempt"], line["stream"], line["line"]) for line in lines] == [
@@ -285,7 +285,7 @@ def test_wait_is_silent_and_its_code_is_the_outcome(
     cli("migrate")
 
     def work() -> None:
-        wait_until(lambda: hand.do(lambda store: store.queue.ready_queues()), "the job to be there")
+        wait_until(lambda: hand.do(lambda store: store.work.ready_queues()), "the job to be there")
         hand.end(hand.claim(), outcome)
 
     with hand.soon(work):
@@ -331,7 +331,7 @@ def test_cancel_waits_until_it_has_stopped(cli: Cli, hand: Hand) -> None:
     claimed = hand.claim()
 
     def stop() -> None:
-        wait_until(lambda: hand.do(lambda store: store.queue.asked_to_stop("node_web-1")), "it to be asked to stop")
+        wait_until(lambda: hand.do(lambda store: store.work.asked_to_stop("node_web-1")), "it to be asked to stop")
         hand.end(claimed, Cancelled("stopped"))
 
     with hand.soon(stop):

@@ -66,6 +66,7 @@ from headway.server.api import ROUTES
 from headway.server.routes import jobs, openapi
 from headway.server.routes import streams as follow
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
+from headway.store.jobs import PAGE_MAX
 from headway.store.migrations import migrate
 from headway.tasks import context, task
 from headway.wire import base, shapes
@@ -368,7 +369,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "tags of a job": number(model.TAGS_MAX),
         "priority": f"to {number(model.PRIORITY_MAX)}",
         "`max_attempts`": f"1 to {number(model.ATTEMPTS_MAX)}",
-        "page of jobs or occurrences": number(queue.PAGE_MAX),
+        "page of jobs or occurrences": number(PAGE_MAX),
         "arguments, result or metadata of a job in a list over HTTP": number(shapes.LISTED_BYTES_MAX),
         "cron text": f"{expression.TEXT_LENGTH_MAX} characters; a list in it {expression.LIST_ITEMS_MAX} items; years "
         f"{expression.YEAR_MIN}–{expression.YEAR_MAX}",
@@ -611,10 +612,10 @@ async def _fill(url: str) -> None:
 async def _run_twice(store: Store, job_id: str) -> None:
     """Have a job handed back and completed, and what its first attempt says after that refused."""
     for outcome in (lifecycle.Released(), lifecycle.Succeeded()):
-        (claimed,) = await store.queue.claim("twice", node="node", lease=HOUR, limit=1)
-        await store.queue.settle([lifecycle.settle(claimed, outcome, 0.5)])
+        (claimed,) = await store.work.claim("twice", node="node", lease=HOUR, limit=1)
+        await store.work.settle([lifecycle.settle(claimed, outcome, 0.5)])
     stale = lifecycle.Attempt(job_id=job_id, attempt=1, failures=0, max_attempts=1)
-    assert await store.queue.settle([lifecycle.settle(stale, lifecycle.Succeeded(), 0.5)]) == {job_id}
+    assert await store.work.settle([lifecycle.settle(stale, lifecycle.Succeeded(), 0.5)]) == {job_id}
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Headway]:
 
 
 async def stored(app: Headway, handle: JobHandle) -> Any:
-    return await (await app.store()).queue.get(handle.id)
+    return await (await app.store()).jobs.get(handle.id)
 
 
 async def deliveries(app: Headway) -> list[str]:

@@ -232,7 +232,7 @@ async def test_who_follows_hears_it_before_the_store_has_it(parts: Parts, tmp_pa
 
         async def is_stored() -> bool:
             lines = (await client.get(f"/api/jobs/{job_id}/log")).json()["items"]
-            return bool(lines) and (await store.queue.get(job_id)).progress == 1
+            return bool(lines) and (await store.jobs.get(job_id)).progress == 1
 
         await async_wait_until(is_stored, "the first words to be stored")
         (tmp_path / "go.stored").touch()
@@ -241,7 +241,7 @@ async def test_who_follows_hears_it_before_the_store_has_it(parts: Parts, tmp_pa
             await async_wait_until(half, f"{name} to hear of the half")
         got = (await client.get(f"/api/jobs/{job_id}")).json()
         listed = (await client.get("/api/jobs", params={"type": "speak"})).json()["items"][0]
-        stored = await store.queue.get(job_id)
+        stored = await store.jobs.get(job_id)
         assert (got["progress"], got["metadata"]["rows"]) == (42, 21)
         assert listed["progress"] == 42
         assert stored.progress == 1, "it is not stored yet"
@@ -249,7 +249,7 @@ async def test_who_follows_hears_it_before_the_store_has_it(parts: Parts, tmp_pa
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*following)
         final = (await client.get(f"/api/jobs/{job_id}")).json()
-        stored = await store.queue.get(job_id)
+        stored = await store.jobs.get(job_id)
     for name, told in heard.items():
         states = [data for _, _, data in told if "progress" in data and data["id"] == job_id]
         assert states[-1]["status"] == "COMPLETED", name
@@ -332,11 +332,11 @@ async def test_without_redis_it_goes_on_as_without_and_back_again(tmp_path: Path
                 await asyncio.to_thread(break_it)
                 lost = lambda before=before: parts.said("engine_unavailable") > before  # noqa: E731
                 await async_wait_until(lost, f"{fault}: the worker to notice")
-                first = (await store.queue.get(job_id)).version
+                first = (await store.jobs.get(job_id)).version
                 await grows(number, 20, f"{fault}: more to come")
 
                 async def is_stored_again(first: int = first) -> bool:
-                    return (await store.queue.get(job_id)).version > first
+                    return (await store.jobs.get(job_id)).version > first
 
                 await async_wait_until(is_stored_again, f"{fault}: the store to be told again")
                 await asyncio.to_thread(mend_it)
@@ -346,7 +346,7 @@ async def test_without_redis_it_goes_on_as_without_and_back_again(tmp_path: Path
             (tmp_path / "go").touch()
             async with asyncio.timeout(DEADLINE_S):
                 await following
-            stored = await store.queue.get(job_id)
+            stored = await store.jobs.get(job_id)
         numbers = [data["metadata"].get("number", 0) for _, _, data in heard if "metadata" in data]
         assert numbers == sorted(numbers)
         assert json.loads(stored.metadata or "{}")["number"] == int(stored.result or 0) == heard[-1][2]["result"]
@@ -383,7 +383,7 @@ async def desk(redis: RedisServer, folder: Path, prefix: str) -> AsyncIterator[D
     hub = Hub(store, clock, view)
     try:
         [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work", max_attempts=3)])
-        [claimed] = await store.queue.claim("default", node="node_1", lease=60 * SECOND, limit=1)
+        [claimed] = await store.work.claim("default", node="node_1", lease=60 * SECOND, limit=1)
         yield Desk(store, clock, hub, view, row.id, claimed)
     finally:
         await view.close()
@@ -424,17 +424,17 @@ async def test_only_the_attempt_that_counts_is_shown(redis: RedisServer, tmp_pat
             await tell(said(it.job_id, 1, 5, 30), shows=30)
             await tell(said(it.job_id, 1, 6, 100), shows=99)
             assert heard[-1].id is None
-            await it.store.queue.report([Report(job_id=it.job_id, attempt=1, progress=50, detail='{"serial": 9}')])
+            await it.store.work.report([Report(job_id=it.job_id, attempt=1, progress=50, detail='{"serial": 9}')])
             await tell(said(it.job_id, 1, 8, 20), shows=50)  # What is stored is newer.
-            job = await it.store.queue.get(it.job_id)
+            job = await it.store.jobs.get(it.job_id)
             assert (job.attempt, job.progress) == (1, 50), "nothing of this is written"
-            await it.store.queue.settle([settle(it.claimed, Released("again"), 0.5)])
-            [again] = await it.store.queue.claim("default", node="node_2", lease=60 * SECOND, limit=1)
+            await it.store.work.settle([settle(it.claimed, Released("again"), 0.5)])
+            [again] = await it.store.work.claim("default", node="node_2", lease=60 * SECOND, limit=1)
             await tell(said(it.job_id, 1, 99, 77), shows=0)  # A worker that stood still, and does not know yet.
             await tell(said(it.job_id, 2, 1, 5), shows=5)
             await tell(said(it.job_id, 3, 99, 88), shows=5, got=0)  # An attempt that the store does not know of.
             await tell(said(it.job_id, 2, 2, 6), shows=6)
-            await it.store.queue.settle([settle(again, Cancelled("enough"), 0.5)])
+            await it.store.work.settle([settle(again, Cancelled("enough"), 0.5)])
             await tell(said(it.job_id, 2, 3, 66), shows=0)
             assert heard[-1].kind == "done"
         finally:

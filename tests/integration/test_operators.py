@@ -57,7 +57,7 @@ def test_two_operators_who_retry_one_dead_letter_at_once_run_it_once(
     command = ["dead", "retry", "--queue", f"raced-{way}", *ways(home)[way]]
     with ThreadPoolExecutor(2) as operators:
         codes = list(operators.map(lambda _: run(command), range(2)))
-    jobs = home.on_store(lambda store: store.queue.page(queue=f"raced-{way}"))
+    jobs = home.on_store(lambda store: store.jobs.page(queue=f"raced-{way}"))
     assert sorted(job.rerun_of for job in jobs if job.rerun_of is not None) == letters
     assert set(codes) <= {0, 1}
     assert 1 in codes  # Who came second is told so.

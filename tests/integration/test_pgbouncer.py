@@ -57,41 +57,41 @@ async def test_migrating_through_a_pooler(postgres_url: str, pgbouncer: PgBounce
 
 
 async def test_the_whole_life_of_jobs(store: Store) -> None:
-    queue = store.queue
+    store = store
     for _ in range(3):  # More than once, so that whatever is remembered of a connection would be wrong by now.
-        await queue.enqueue([new_job(max_attempts=2) for _ in range(20)])
+        await store.queue.enqueue([new_job(max_attempts=2) for _ in range(20)])
         await enqueue(store, delay=1)
-        [first] = await queue.enqueue([new_job(key="k")])
-        assert (await queue.enqueue([new_job(key="k")]))[0].id == first.id
-        assert await queue.promote(100) >= 1  # And those that were lost in the round before.
-        jobs = await queue.claim("default", node="n", lease=LEASE, limit=10)
+        [first] = await store.queue.enqueue([new_job(key="k")])
+        assert (await store.queue.enqueue([new_job(key="k")]))[0].id == first.id
+        assert await store.housekeeping.promote(100) >= 1  # And those that were lost in the round before.
+        jobs = await store.work.claim("default", node="n", lease=LEASE, limit=10)
         assert len(jobs) == 10
-        assert len(await queue.extend([(job.id, job.attempt) for job in jobs], lease=LEASE)) == 10
+        assert len(await store.work.extend([(job.id, job.attempt) for job in jobs], lease=LEASE)) == 10
         outcomes: list[Outcome] = [Succeeded(), Raised("{}"), Released(), LeaseExpired(), Raised("{}", retryable=False)]
         attempts = [
             Attempt(job_id=job.id, attempt=job.attempt, failures=job.failures, max_attempts=job.max_attempts)
             for job in jobs
         ]
         settlements = [settle(attempt, outcome, 0) for attempt, outcome in zip(attempts, outcomes * 2, strict=True)]
-        assert await queue.settle(settlements) == frozenset()
-        assert await queue.settle(settlements) == frozenset()  # Once more, as after a lost answer.
+        assert await store.work.settle(settlements) == frozenset()
+        assert await store.work.settle(settlements) == frozenset()  # Once more, as after a lost answer.
         late = [settle(attempt, Cancelled(), 0) for attempt in attempts]
-        assert await queue.settle(late) == {job.id for job in jobs}
-        assert (await queue.get(jobs[0].id)).status is Status.COMPLETED
-        assert len(await queue.attempts(jobs[0].id)) == jobs[0].attempt
+        assert await store.work.settle(late) == {job.id for job in jobs}
+        assert (await store.jobs.get(jobs[0].id)).status is Status.COMPLETED
+        assert len(await store.jobs.attempts(jobs[0].id)) == jobs[0].attempt
         with pytest.raises(AlreadyFinal):
-            await queue.cancel(jobs[0].id, author="ada")
+            await store.queue.cancel(jobs[0].id, author="ada")
         waiting = await enqueue(store, queue="other", delay=HOUR)
-        assert (await queue.cancel(waiting, author="ada")).status is Status.CANCELLED
-        assert await queue.expire(10) == []
-        await queue.next_promotion()
-        assert await queue.prune(DAY, 10) == 0
-        assert await queue.page(status="FAILED")
-        assert await queue.depths()
-        assert await queue.waiting()
-        while ready := await queue.claim("default", node="n", lease=LEASE, limit=100):
+        assert (await store.queue.cancel(waiting, author="ada")).status is Status.CANCELLED
+        assert await store.housekeeping.expire(10) == []
+        await store.housekeeping.next_promotion()
+        assert await store.housekeeping.prune(DAY, 10) == 0
+        assert await store.jobs.page(status="FAILED")
+        assert await store.statistics.depths()
+        assert await store.statistics.waiting()
+        while ready := await store.work.claim("default", node="n", lease=LEASE, limit=100):
             rest = [Attempt(job_id=job.id, attempt=job.attempt, failures=0, max_attempts=1) for job in ready]
-            await queue.settle([settle(attempt, Succeeded(), 0) for attempt in rest])
+            await store.work.settle([settle(attempt, Succeeded(), 0) for attempt in rest])
 
 
 async def _due(store: Store, name: str) -> list[Plan]:
@@ -149,7 +149,7 @@ async def test_many_clients_at_once(migrated_url: str, pgbouncer: PgBouncer, sto
 
     async def work(one: Store) -> int:
         done = 0
-        while jobs := await one.queue.claim("default", node="n", lease=LEASE, limit=3):
+        while jobs := await one.work.claim("default", node="n", lease=LEASE, limit=3):
             for job in jobs:
                 assert not await end(one, job, Succeeded())
                 done += 1
@@ -203,5 +203,5 @@ async def test_leases_race_through_a_pooler(migrated_url: str, pgbouncer: PgBoun
 async def test_jobs_of_one_claim_are_claimed_once(store: Store) -> None:
     await enqueue(store)
     job = await claim_one(store)
-    assert await store.queue.claim("default", node="n", lease=LEASE, limit=1) == []
+    assert await store.work.claim("default", node="n", lease=LEASE, limit=1) == []
     assert job.attempt == 1

@@ -133,7 +133,7 @@ async def test_nobody_answers(address: str) -> None:
     store = Store.on(PostgresDriver(address), Clock())
     words = r"cannot connect to PostgreSQL at 127\.0\.0\.1:1(,127\.0\.0\.1:2)?/x: .*; .*does HEADWAY_STORE name"
     with pytest.raises(StoreUnavailable, match=words) as caught:
-        await store.queue.page()
+        await store.jobs.page()
     assert "s3cret" not in str(caught.value)
     await store.close()
 
@@ -141,13 +141,13 @@ async def test_nobody_answers(address: str) -> None:
 async def test_a_database_that_does_not_exist(postgres_server: PostgresServer) -> None:
     store = Store.on(PostgresDriver(postgres_server.url("missing")), Clock())
     with pytest.raises(StoreUnavailable, match=r"/missing.*; create the database, or name another"):
-        await store.queue.page()
+        await store.jobs.page()
 
 
 async def test_an_address_that_makes_no_sense() -> None:
     store = Store.on(PostgresDriver("postgresql://host:port/x"), Clock())
     with pytest.raises(StoreError) as caught:
-        await store.queue.page()
+        await store.jobs.page()
     assert not isinstance(caught.value, StoreUnavailable)
 
 
@@ -180,7 +180,7 @@ async def test_a_full_pool_is_said_to_be_full(
         await waiting(operator, POOL_SIZE)
         monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 0.2)
         with pytest.raises(StoreUnavailable, match="in use"):
-            await store.queue.page()
+            await store.jobs.page()
     await asyncio.gather(*hung)
 
 
@@ -338,10 +338,10 @@ async def test_a_migration_under_our_feet(store: Store, operator: asyncpg.Connec
         await store.schedules.trigger("t")  # First of all, since it reads whole rows within a transaction.
         await store.schedules.put("s", spec("1d", priority=len(done)))
         await store.queue.enqueue([new_job(), new_job()])
-        jobs = await store.queue.claim("default", node="n", lease=LEASE, limit=2)
+        jobs = await store.work.claim("default", node="n", lease=LEASE, limit=2)
         assert len(jobs) == 2
         attempts = [Attempt(job_id=job.id, attempt=1, failures=0, max_attempts=1) for job in jobs]
-        assert not await store.queue.settle([settle(attempt, Succeeded(), 0) for attempt in attempts])
+        assert not await store.work.settle([settle(attempt, Succeeded(), 0) for attempt in attempts])
         await store.schedules.get("s")
         done.append(True)
 
@@ -408,13 +408,13 @@ async def test_a_read_only_phase(url: str, store: Store, postgres_server: Postgr
             " where application_name = 'headway' and datname = current_database()"
         )
     await async_wait_until(lambda: all(one.is_closed() for one in free(store)), "the connections to be closed")
-    assert len(await store.queue.page()) == 1  # Reading works, and leaves a connection in the pool.
+    assert len(await store.jobs.page()) == 1  # Reading works, and leaves a connection in the pool.
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="read-only"):
             await enqueue(store)
         with pytest.raises(StoreUnavailable, match="read-only"):
             await store.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE)
-    await store.queue.page()
+    await store.jobs.page()
     postgres_server.execute(sql.SQL("alter database {} reset default_transaction_read_only").format(name))
 
     async def can_write() -> str | None:  # A connection from that time may have to be met and dropped first.
@@ -431,7 +431,7 @@ async def test_a_cancelled_commit_is_whole_or_not_there(store: Store) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(number * 0.0005):  # Somewhere else each time.
                 await store.queue.enqueue([new_job(queue=f"q{number}") for _ in range(3)])
-    counts = {depth["name"]: depth["pending"] for depth in await store.queue.depths()}
+    counts = {depth["name"]: depth["pending"] for depth in await store.statistics.depths()}
     assert set(counts.values()) <= {3}
 
 
@@ -477,7 +477,7 @@ async def test_notifications_arrive(url: str, store: Store) -> None:
         job = await claim_one(other, "media")
         attempt = Attempt(job_id=job.id, attempt=job.attempt, failures=0, max_attempts=5)
         ears.topics.clear()
-        await other.queue.settle([settle(attempt, outcome, 0)])
+        await other.work.settle([settle(attempt, outcome, 0)])
         await ears.heard(topic)
     await enqueue(other, queue="media")
     await other.queue.cancel((await claim_one(other, "media")).id, author="ada")
@@ -485,7 +485,7 @@ async def test_notifications_arrive(url: str, store: Store) -> None:
     await enqueue(other, queue="media")
     await run_one(other, Parked("nobody knows it"), "media")
     ears.topics.clear()
-    await other.queue.unpark(["report"])
+    await other.work.unpark(["report"])
     await ears.heard("waiting")
     await other.queue.pause("media", author="ada")
     ears.topics.clear()
@@ -627,9 +627,9 @@ async def test_order_and_prefixes_do_not_depend_on_the_locale(icu_store: Store) 
     ids = ["job_0b", "job_0B", "job_0a", "job_1", "job_0ab", "job_0~"]
     for job_id in ids:
         await enqueue(store, id=job_id)
-    assert [job.id for job in await store.queue.page()] == sorted(ids, key=str.encode, reverse=True)
-    assert (await store.queue.get("job_1")).id == "job_1"
-    assert (await store.queue.get("job_0ab")).id == "job_0ab"
+    assert [job.id for job in await store.jobs.page()] == sorted(ids, key=str.encode, reverse=True)
+    assert (await store.jobs.get("job_1")).id == "job_1"
+    assert (await store.jobs.get("job_0ab")).id == "job_0ab"
 
     async def all_due() -> list[Plan]:
         plans = await due_plans(store)
@@ -637,10 +637,10 @@ async def test_order_and_prefixes_do_not_depend_on_the_locale(icu_store: Store) 
 
     plans = await async_wait_until(all_due, "all schedules to be due")
     assert await store.ledger.fire(plans, None) == frozenset()
-    jobs = await store.queue.claim("default", node="n", lease=LEASE, limit=1_000)
+    jobs = await store.work.claim("default", node="n", lease=LEASE, limit=1_000)
     assert len(jobs) == len(ids) + sum(made.fires for made in plans)
     attempts = [Attempt(job_id=job.id, attempt=1, failures=0, max_attempts=1) for job in jobs]
-    assert not await store.queue.settle([settle(attempt, Succeeded(), 0) for attempt in attempts])
+    assert not await store.work.settle([settle(attempt, Succeeded(), 0) for attempt in attempts])
 
 
 # What status and doctor say

@@ -261,9 +261,9 @@ async def test_who_hangs_does_not_keep_others_waiting(backend: SqliteBackend) ->
         await add(store, slow)
         for _ in range(3 * CONCURRENCY):  # More than there is room for, and all of it is due before the rest.
             await enqueue(store)
-        while await store.queue.claim("default", node="w", lease=MINUTE, limit=100):
+        while await store.work.claim("default", node="w", lease=MINUTE, limit=100):
             pass
-        ids = [job.id for job in await store.queue.page(limit=200)]
+        ids = [job.id for job in await store.jobs.page(limit=200)]
         await backend.sql(
             "update headway_jobs set status = 'COMPLETED', finished_at = updated_at, version = version + 1"
         )

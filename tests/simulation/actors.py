@@ -135,7 +135,13 @@ class NodeActor:
         process.skew = self._chance.choice((0, 0, 3600, -3600)) * SECOND
         process.driver.mishaps = self._place.mishaps
         store = process.store
-        world = World(ledger=store.ledger, queue=store.queue, leases=store.leases, nodes=store.nodes, watch=store.watch)
+        world = World(
+            ledger=store.ledger,
+            housekeeping=store.housekeeping,
+            leases=store.leases,
+            nodes=store.nodes,
+            watch=store.watch,
+        )
         settings = replace(self._place.scenario.settings, node=f"{self.kind}-{self._index}")
         self.process, self.node = process, self._make(process, world, settings)
         self.task = asyncio.get_running_loop().create_task(self.node.run(), name=process.id)
@@ -217,8 +223,8 @@ class WorkerActor(NodeActor):
         return tuple(name for name in TASKS if name != "rare" or self._index == 0)
 
     def _make(self, process: Process, world: World, settings: Settings) -> EngineNode:
-        queue, clock = process.store.queue, process.clock
-        self._supervisor = supervisor = Supervisor(queue, clock=clock, lease=settings.worker_lease, poll=settings.poll)
+        work, clock = process.store.work, process.clock
+        self._supervisor = supervisor = Supervisor(work, clock=clock, lease=settings.worker_lease, poll=settings.poll)
         is_calm = self._place.mishaps is NO_MISHAPS
         around = Surroundings(
             stage=self._place,
@@ -405,24 +411,24 @@ class OperatorActor:
 
     def _cancel(self, name: str) -> object:
         async def act() -> None:
-            queue = self._process.store.queue
-            jobs = await queue.page(schedule=name, limit=8)
+            store = self._process.store
+            jobs = await store.jobs.page(schedule=name, limit=8)
             live = [job for job in jobs if not job.status.is_final]
             if live:
                 job = self._chance.choice(live)
                 self._place.log("operator", "cancels", job.id, job.status)
-                await queue.cancel(job.id, author="operator")
+                await store.queue.cancel(job.id, author="operator")
 
         return act
 
     def _retry(self, name: str) -> object:
         async def act() -> None:
-            queue = self._process.store.queue
-            dead = await queue.dead(limit=8)
+            store = self._process.store
+            dead = await store.jobs.dead(limit=8)
             if dead:
                 job = self._chance.choice(dead)
                 self._place.log("operator", "retries", job.id, job.status)
-                await queue.retry(job.id, author="operator")
+                await store.queue.retry(job.id, author="operator")
                 self._place.saw("retried by hand")
 
         return act

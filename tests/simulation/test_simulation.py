@@ -19,7 +19,7 @@ from headway.core.errors import StoreUnavailable
 from headway.core.lifecycle import Attempt, LeaseExpired, Outcome, Released, Settlement
 from headway.core.model import Lease
 from headway.core.ports import Fence
-from headway.store import queue
+from headway.store import housekeeping
 from headway.store.transaction import Transaction
 from headway.worker import pace, settler, stopper
 from headway.worker.claimer import Claimer
@@ -306,7 +306,7 @@ def test_blaming_who_ran_beside_the_culprit_is_caught(monkeypatch: pytest.Monkey
             outcome = msgspec.structs.replace(outcome, beside=0)
         return lifecycle.settle(attempt, outcome, spread)
 
-    monkeypatch.setattr(queue, "settle", settle)
+    monkeypatch.setattr(housekeeping, "settle", settle)
     problems = caught(mishaps=OFTEN_KILLED, within=3 * CAUGHT_WITHIN)
     assert any("L6: given up, though others ran beside it" in problem for problem in problems)
 

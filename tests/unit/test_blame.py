@@ -163,7 +163,7 @@ async def test_what_a_worker_has_without_knowing_it_is_handed_back_at_once() -> 
     async with Stage() as stage:
         worker = Worker(stage.seat(), 1.0, settings)
         await asyncio.sleep(2.0)
-        worker.supervisor.claimer._work = LosesClaims(worker.seat.store.queue, 4)
+        worker.supervisor.claimer._work = LosesClaims(worker.seat.store.work, 4)
         await enqueue(stage, "a", "b")
         await until(lambda: jobs(stage, "status") == ["COMPLETED"] * 2, within_s=50.0)
         assert jobs(stage, "attempt", "failures") == [(5, 0)] * 2

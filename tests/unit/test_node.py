@@ -53,7 +53,9 @@ class Actor:
 def world_of(seat: Seat) -> World:
     """Give a node the real store of its seat."""
     store = seat.store
-    return World(ledger=store.ledger, queue=store.queue, leases=store.leases, nodes=store.nodes, watch=store.watch)
+    return World(
+        ledger=store.ledger, housekeeping=store.housekeeping, leases=store.leases, nodes=store.nodes, watch=store.watch
+    )
 
 
 async def put(stage: Stage, *names: str) -> None:
@@ -176,7 +178,7 @@ async def test_a_loop_that_loses_the_word_of_its_cancellation_does_not_keep_a_br
             await asyncio.sleep(2.0)
             raise ZeroDivisionError("a bug")
 
-        actor.seat.store.queue.next_promotion = deaf  # type: ignore[method-assign]
+        actor.seat.store.housekeeping.next_promotion = deaf  # type: ignore[method-assign]
         actor.seat.store.ledger.due = broken  # type: ignore[method-assign]
         async with asyncio.timeout(10.0):
             with pytest.raises(ExceptionGroup) as raised:
@@ -377,8 +379,8 @@ class Worker(Actor):
 
     def __init__(self, seat: Seat, job_s: float, settings: Settings = SETTINGS, *, schedules: bool = False) -> None:
         self.seat = seat
-        queue, clock = seat.store.queue, seat.clock
-        self.supervisor = Supervisor(queue, clock=clock, lease=settings.worker_lease, poll=settings.poll)
+        work, clock = seat.store.work, seat.clock
+        self.supervisor = Supervisor(work, clock=clock, lease=settings.worker_lease, poll=settings.poll)
         self.crew = self.supervisor.crew = Crew(self.supervisor, job_s)
         world = world_of(seat)
         self.node = EngineNode(world, settings, clock, schedules=schedules, supervisor=self.supervisor)

@@ -154,7 +154,7 @@ def picture(
 
 async def _tell_end(session: Session, store: Store, job_id: str) -> None:
     out, names = session.out, {node.id: node.name for node in await store.nodes.alive(3600 * SECOND)}
-    job, attempts = await store.queue.get(job_id), await store.queue.attempts(job_id)
+    job, attempts = await store.jobs.get(job_id), await store.jobs.attempts(job_id)
     if session.as_json:
         rows = [{key: row[key] for key in ("attempt", "outcome", "reason")} for row in attempts]
         out.json({"job": job.id, "status": str(job.status), "attempts": rows})

@@ -96,7 +96,7 @@ async def list_(
 
 async def _jobs(desk: Desk, filters: Filters, error: str | None, before: str | None, limit: int) -> list[Job]:
     if error is None:
-        return await paged(desk.store.queue.dead, filters, before, limit)
+        return await paged(desk.store.jobs.dead, filters, before, limit)
     letters, _ = await desk.store.failures.letters(error=_error(error), before=before, limit=limit, **filters)
     found: list[Job] = []
     for start in range(0, len(letters), PAGE):
@@ -281,7 +281,7 @@ async def _chosen(desk: Desk, ids: list[str] | None, filters: Filters, everythin
 
 
 async def _letter(desk: Desk, given: str) -> Letter:
-    job = await desk.store.queue.get(given if given.startswith("job_") else f"job_{given}")
+    job = await desk.store.jobs.get(given if given.startswith("job_") else f"job_{given}")
     if not job.status.is_final:
         raise NotFinal(f"{job.id} is {job.status}; it is no dead letter")
     if job.status not in ("FAILED", "TIMED_OUT") or job.reviewed_at is not None:

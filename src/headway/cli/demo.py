@@ -91,9 +91,9 @@ class Show:
         """Read what one frame shows."""
         await hear_time(self.store, self.clock)
         schedules = {schedule.name: schedule for schedule in await self.store.schedules.page()}
-        jobs = {job.id: job for job in await self.store.queue.page(limit=JOBS_READ)}
+        jobs = {job.id: job for job in await self.store.jobs.page(limit=JOBS_READ)}
         if self.hero_id and self.hero_id not in jobs:  # It has scrolled off the page, and the frame still needs it.
-            jobs[self.hero_id] = await self.store.queue.get(self.hero_id)
+            jobs[self.hero_id] = await self.store.jobs.get(self.hero_id)
         return Picture(
             now=self.clock.now(),
             elapsed=round((self.clock.monotonic() - self.began) * SECOND),
@@ -181,7 +181,7 @@ async def _play(session: Session, url: str, seconds: float | None, port: int | N
             out.say(f"Dashboard: {show.url}")
         await _run(show, url, seconds, api="may" if port is None else "must")
         report = await auditing.audit(store.ledger)
-        hero = await store.queue.get(show.hero_id)
+        hero = await store.jobs.get(show.hero_id)
     finally:
         await store.close()
     if session.as_json:

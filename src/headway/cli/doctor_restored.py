@@ -24,7 +24,7 @@ async def recover(session: Session) -> None:
         done = await desk.store.origin.recover()
         await _record(desk, done)
         pending = sum(queue["pending"] for queue in await desk.queues())
-        jobs = {"PENDING": pending, **await desk.store.queue.waiting()}
+        jobs = {"PENDING": pending, **await desk.store.statistics.waiting()}
     if session.as_json:
         session.out.json({"token": done.token, "jobs_raised": done.jobs, "jobs": jobs})
         return

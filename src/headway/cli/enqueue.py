@@ -72,7 +72,7 @@ async def enqueue(
     async with _enqueued(session, task, read_args(arg, args), options) as (desk, job_id):
         if watch or wait:
             return await stay(session, desk, job_id, draws=watch, timeout_s=timeout_s)
-        await tell(session, await desk.store.queue.get(job_id), desk)
+        await tell(session, await desk.store.jobs.get(job_id), desk)
     return 0
 
 

@@ -63,7 +63,7 @@ async def list_(
 ) -> None:
     """List jobs, newest first."""
     async with session.open() as desk:
-        found = await desk.told(await paged(desk.store.queue.page, chosen.read(desk.now), before, limit + 1))
+        found = await desk.told(await paged(desk.store.jobs.page, chosen.read(desk.now), before, limit + 1))
         names = await desk.node_names() if any(job.status is Status.RUNNING for job in found) else {}
         now, shapes = desk.now, [desk.job_shape(job, names=names) for job in found[:limit]]
     if session.as_json:
@@ -104,8 +104,8 @@ async def show(session: Session, job_id: IdArgument) -> None:
     async with session.open() as desk:
         [job] = await desk.told([await _job(desk, job_id)])
         reason = await desk.why(job)
-        attempts = [attempt_shape(attempt) for attempt in await desk.store.queue.attempts(job.id)]
-        reruns = await desk.store.queue.reruns(job.id)
+        attempts = [attempt_shape(attempt) for attempt in await desk.store.jobs.attempts(job.id)]
+        reruns = await desk.store.jobs.reruns(job.id)
         names = await desk.node_names()
         shape = {**desk.job_shape(job, why=reason), "history": attempts, "reruns": reruns}
     if session.as_json:
@@ -274,7 +274,7 @@ async def logs(
 
 
 async def _log(store: Store, job_id: str, after: int = 0) -> AsyncIterator[dict[str, Any]]:
-    while page := await store.queue.log(job_id, after=after, limit=LOG_PAGE):
+    while page := await store.jobs.log(job_id, after=after, limit=LOG_PAGE):
         for line in page:
             yield line
         after = page[-1]["seq"]
@@ -284,7 +284,7 @@ async def _follow_log(desk: Desk, job_id: str, after: int, writer: "_LogWriter")
     wake = asyncio.Event()
     is_over = False
     while not is_over:
-        is_over = (await desk.store.queue.get(job_id)).status.is_final  # Before the look, so that it is the last one.
+        is_over = (await desk.store.jobs.get(job_id)).status.is_final  # Before the look, so that it is the last one.
         lines = [line async for line in _log(desk.store, job_id, after)]
         writer.write(lines)
         after = lines[-1]["seq"] if lines else after
@@ -336,7 +336,7 @@ async def events(session: Session, job_id: IdArgument) -> None:
     """Show the history of a job: every change of its state, when, why and by whom."""
     async with session.open() as desk:
         job = await _job(desk, job_id)
-        found = await desk.store.queue.events(job.id)
+        found = await desk.store.jobs.events(job.id)
         names = await desk.node_names()
     if session.as_json:
         session.out.json([{**event, "at": stamp(event["at"]), "data": read_json(event["data"])} for event in found])
@@ -426,7 +426,7 @@ async def cancel(
         job = await desk.acting(deeds.cancel(found, reason)).queue.cancel(found.id, author=AUTHOR, reason=reason)
         if wait and not job.status.is_final:
             await stay(session, desk, job.id, draws=False, timeout_s=timeout_s)
-            job = await desk.store.queue.get(job.id)
+            job = await desk.store.jobs.get(job.id)
             return 0 if job.status is Status.CANCELLED else FAILED if job.status.is_final else INTERRUPTED
         await tell(session, job, desk)
     return 0
@@ -491,4 +491,4 @@ def _how_many(outcome: Shape) -> str:
 
 
 async def _job(desk: Desk, job_id: str) -> Job:
-    return await desk.store.queue.get(job_id if job_id.startswith("job_") else f"job_{job_id}")
+    return await desk.store.jobs.get(job_id if job_id.startswith("job_") else f"job_{job_id}")

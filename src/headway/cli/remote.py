@@ -102,7 +102,7 @@ class RemoteDesk(Desk):
 
     def job_shape(self, job: Job, *, names: Mapping[str, str] | None = None, why: str | None = None) -> Shape:
         """Return a job as the API has written it, which may have looked further than was asked for."""
-        shape = self._remote.jobs[job.id]
+        shape = self._remote.told_jobs[job.id]
         if why is None:
             why = str(shape["why"]) if job.status is Status.RUNNING else glance(job, self.now)
         return {**shape, "why": why}
@@ -236,10 +236,10 @@ class RemoteStore:
         self.client = client
         self.clock = clock
         self.heard: Instant = 0
-        self.jobs: dict[str, Shape] = {}
+        self.told_jobs: dict[str, Shape] = {}
         self.told_schedules: dict[str, Shape] = {}
         self.stats: Shape = {}
-        self.queue = _Queue(self)
+        self.queue = self.jobs = _Queue(self)
         self.failures = _Failures(self)
         self.schedules = _Schedules(self)
         self.access = _Access(self)
@@ -251,7 +251,7 @@ class RemoteStore:
     def job(self, shape: Shape) -> Job:
         """Read a job, and remember how it was written."""
         job = _understood(lambda shape: job_of(shape, self.clock.now()), shape)
-        self.jobs[job.id] = shape
+        self.told_jobs[job.id] = shape
         self.heard = max(self.heard, job.updated_at)
         return job
 

@@ -360,7 +360,7 @@ async def trigger(
         made = await acting.schedules.trigger_once(
             schedule.name, None, tenant=schedule.tenant, author=AUTHOR, args=other_args
         )
-        job = await desk.store.queue.get(made.job_id)
+        job = await desk.store.jobs.get(made.job_id)
         shape = desk.job_shape(job)
     if session.as_json:
         outcome = "started" if made.is_new else "not started"

@@ -76,7 +76,7 @@ async def gather(desk: Desk) -> Picture:
     situation = await desk.situation()
     if situation.tenant is not None:
         raise Denied("this shows what concerns all tenants; a token for all of them is needed")
-    return Picture(situation=situation, running=await desk.told(await desk.store.queue.running(RUNNING_READ)))
+    return Picture(situation=situation, running=await desk.told(await desk.store.jobs.running(RUNNING_READ)))
 
 
 def _write(session: Session, picture: Picture) -> None:

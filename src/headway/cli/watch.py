@@ -72,7 +72,7 @@ class _Looker:
         self._looked_at: Instant = 0
 
     async def look(self) -> Sight:
-        [job] = await self._desk.told([await self._desk.store.queue.get(self._job_id)])
+        [job] = await self._desk.told([await self._desk.store.jobs.get(self._job_id)])
         now = self._desk.now
         if job.status is Status.RUNNING and job.node is not None and job.node not in self._names:
             self._names |= await self._desk.node_names()
@@ -138,10 +138,10 @@ async def stay(session: Session, desk: Desk, job_id: str, *, draws: bool, timeou
         async with asyncio.timeout(timeout_s):
             job = await wait(desk, job_id)
     except TimeoutError:
-        await tell(session, await desk.store.queue.get(job_id), desk)
+        await tell(session, await desk.store.jobs.get(job_id), desk)
         raise TimeoutError(f"{job_id} has not ended in this time; it goes on") from None
     except asyncio.CancelledError:  # Ctrl-C.
-        session.out.note(clean(f"stopped waiting; {goes_on(await desk.store.queue.get(job_id))}"))
+        session.out.note(clean(f"stopped waiting; {goes_on(await desk.store.jobs.get(job_id))}"))
         return INTERRUPTED
     await tell(session, job, desk)
     return code_of(job)

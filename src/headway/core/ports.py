@@ -151,8 +151,8 @@ class Engine(Protocol):
         ...
 
 
-class Queue(Protocol):
-    """What housekeeping needs of the queue."""
+class Promotion(Protocol):
+    """What the promoter needs of the queue."""
 
     async def promote(self, limit: int) -> int:
         """Make waiting jobs ready whose time has come and whose predecessor has ended; return how many."""
@@ -162,17 +162,25 @@ class Queue(Protocol):
         """Return when the next waiting job is due; the store's time when one is ready to be promoted now."""
         ...
 
+
+class Cleanup(Protocol):
+    """What the janitor needs of the queue."""
+
     async def expire(self, limit: int) -> list[str]:
-        """Settle running attempts whose lease has run out; return their job ids."""
+        """Settle running attempts whose lease has expired; return their job ids."""
         ...
 
     async def end_overdue(self, limit: int) -> int:
-        """Cancel jobs that did not start within their time; return how many."""
+        """Cancel jobs that did not start in time; return how many."""
         ...
 
     async def prune(self, retention: Duration, limit: int) -> int:
-        """Delete history older than the retention; return how many rows went."""
+        """Delete history older than the retention; return how many rows were deleted."""
         ...
+
+
+class Housekeeping(Promotion, Cleanup, Protocol):
+    """What the housekeeping loops of a node need of the queue."""
 
 
 class AuditLog(Protocol):
@@ -183,47 +191,39 @@ class AuditLog(Protocol):
         ...
 
 
-class Work(Protocol):
-    """What a worker needs of the queue. An attempt that is over can write nothing, and is told so."""
+class SuspectClaims(Protocol):
+    """What a worker needs to run suspects: jobs that may have crashed a worker, and so run apart from others."""
+
+    async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
+        """Find ready suspects of these tasks in these queues, or in any; `claim` does not return suspects."""
+        ...
+
+    async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
+        """Claim a suspect; return it and for how long it runs apart, or None if another worker was first."""
+        ...
+
+
+class Claims(SuspectClaims, Protocol):
+    """What a worker needs to take jobs from the queue."""
 
     async def ready_queues(self) -> list[str]:
-        """Return the queues in which anything is ready."""
+        """Return the queues that have ready jobs."""
         ...
 
     async def claim(
         self, queue: str, *, node: str, lease: Duration, limit: int, skip: Collection[str] = ()
     ) -> list[Claimed]:
-        """Take up to `limit` ready jobs of a queue, highest priority first, then oldest; none of tasks in `skip`."""
-        ...
-
-    async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
-        """Find ready jobs of these tasks, and of these queues or any, that have to run apart; `claim` leaves them."""
-        ...
-
-    async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
-        """Take a job that has to run apart; return it and for how long it has to; None when others were first."""
+        """Claim up to `limit` ready jobs, highest priority first, then oldest; skip the tasks in `skip`."""
         ...
 
     async def hand_back_unknown(
         self, node: str, *, known: Collection[tuple[str, int]], given_up: Collection[tuple[str, int]]
     ) -> list[str]:
-        """Hand back what a node has and does not know of; of what it has given up, only what has run out."""
+        """Hand back attempts that the node holds but does not know; those in `given_up` once their lease expired."""
         ...
 
-    async def extend(self, attempts: Iterable[tuple[str, int]], *, lease: Duration) -> dict[str, bool]:
-        """Extend attempts given as (job id, attempt). Those still running come back, with whether to stop."""
-        ...
-
-    async def asked_to_stop(self, node: str) -> dict[tuple[str, int], str]:
-        """Return the running attempts of a node that shall stop, each with the reason."""
-        ...
-
-    async def settle(self, settlements: Sequence[Settlement]) -> frozenset[str]:
-        """Write what ended attempts make of their jobs; return the ids of stale ones, which change nothing."""
-        ...
-
-    async def report(self, reports: Sequence[Report]) -> frozenset[str]:
-        """Write progress, metadata and log lines; return the ids of stale attempts, of which nothing is kept."""
+    async def unpark(self, tasks: Iterable[str], cause: str = "") -> int:
+        """Make parked jobs of these tasks ready again, all or those parked for one cause; return how many."""
         ...
 
     async def step_sizes(self, job_ids: Iterable[str]) -> dict[str, int]:
@@ -234,16 +234,44 @@ class Work(Protocol):
         """Return the stored results of finished steps, as JSON text by job and name."""
         ...
 
+
+class AttemptLeases(Protocol):
+    """What a worker needs to keep its running attempts."""
+
+    async def extend(self, attempts: Iterable[tuple[str, int]], *, lease: Duration) -> dict[str, bool]:
+        """Extend attempts given as (job id, attempt). Return those still running, with whether to stop them."""
+        ...
+
+    async def asked_to_stop(self, node: str) -> dict[tuple[str, int], str]:
+        """Return the running attempts of a node that were asked to stop, each with the reason."""
+        ...
+
+
+class Settlements(Protocol):
+    """What a worker needs to end its attempts."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> frozenset[str]:
+        """Write what ended attempts make of their jobs; return the job ids of stale ones, which change nothing."""
+        ...
+
+
+class Reports(Protocol):
+    """What a worker needs to store progress."""
+
+    async def report(self, reports: Sequence[Report]) -> frozenset[str]:
+        """Write progress, metadata and log lines; return the job ids of stale attempts, which change nothing."""
+        ...
+
+
+class Work(Claims, AttemptLeases, Settlements, Reports, Protocol):
+    """What a worker needs of the queue. A stale attempt can write nothing, and its worker is told so."""
+
     async def keep_step(self, job_id: str, attempt: int, name: str, result: str) -> None:
         """Store the result of a finished step; raise `LeaseLost` when the attempt is over."""
         ...
 
     async def enqueue_from(self, job_id: str, attempt: int, jobs: Sequence[NewJob]) -> list[EnqueuedRow]:
-        """Insert jobs that an attempt makes, all or none; raise `LeaseLost` when it is over."""
-        ...
-
-    async def unpark(self, tasks: Iterable[str], cause: str = "") -> int:
-        """Let parked jobs of these tasks be looked at again, all or those parked for one cause; return how many."""
+        """Enqueue jobs from a running attempt, all or none; raise `LeaseLost` when the attempt is over."""
         ...
 
 

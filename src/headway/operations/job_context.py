@@ -37,12 +37,12 @@ async def why(store: Store, job: Job, now: Instant, *, tenant: str | None = None
 async def look_around(store: Store, job: Job, now: Instant, *, tenant: str | None = None) -> Around:
     """Read what is around a job, as far as a tenant may know it."""
     if job.status.is_final:
-        return Around(now=now, reruns=tuple(await store.queue.reruns(job.id)))
+        return Around(now=now, reruns=tuple(await store.jobs.reruns(job.id)))
     nodes = tuple(await alive(store))
     match job.status:
         case Status.PENDING:
             pause = (await pauses(store, tenant=tenant)).get(job.queue)
-            ahead = await store.queue.ahead(job, tenant=tenant)
+            ahead = await store.jobs.ahead(job, tenant=tenant)
             return Around(now=now, nodes=nodes, pause=pause, ahead=ahead, is_for_tenant=tenant is not None)
         case Status.BLOCKED if job.blocked_by is not None:
             before = await _job(store, job.blocked_by)
@@ -70,12 +70,12 @@ async def _rivals(store: Store, job: Job, before: Job | None) -> tuple[Job, ...]
     found: list[Job] = []
     for status in (Status.RUNNING, Status.PENDING, Status.RETRYING, Status.SCHEDULED):
         rivals = JobFilter(status=status, schedule=schedule_name(job.schedule), tenant=job.tenant)
-        found += await store.queue.chosen(rivals, limit=RIVALS_SHOWN, largest=0)
+        found += await store.jobs.chosen(rivals, limit=RIVALS_SHOWN, largest=0)
     return tuple(found[:RIVALS_SHOWN])
 
 
 async def _job(store: Store, job_id: str) -> Job | None:
     try:
-        return await store.queue.get(job_id)
+        return await store.jobs.get(job_id)
     except JobNotFound:  # Pruned.
         return None

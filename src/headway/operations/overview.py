@@ -93,7 +93,7 @@ async def look(
 ) -> Situation:
     """Read the situation; `trouble` is what keeps the store from taking writes, as far as one has looked."""
     if tenant is None:
-        queues, waiting = await queue_shapes(store), await store.queue.waiting()
+        queues, waiting = await queue_shapes(store), await store.statistics.waiting()
     else:
         queues, waiting = await _jobs_of(store, tenant)
     living, schedules = await alive(store), await store.ledger.summary(tenant=tenant)
@@ -144,7 +144,7 @@ def _succeeds(node: Node, gone: Node) -> bool:
 
 async def _dead(store: Store, tenant: str | None) -> list[dict[str, Any]]:
     """Count dead letters by task, each with the errors that they ended with."""
-    rows = await store.queue.dead_counts(DEAD_COUNTED_MAX, tenant=tenant)
+    rows = await store.statistics.dead_counts(DEAD_COUNTED_MAX, tenant=tenant)
     groups = await store.failures.groups(tenant=tenant, limit=DEAD_READ_MAX) if rows else []
     for row in rows:
         found = [group for group in groups if group.task == row["task"]]
@@ -172,8 +172,8 @@ async def queue_shapes(store: Store, tenant: str | None = None) -> list[Shape]:
     """Read the queues in which anything waits or runs, and those that are paused; of a tenant where it has jobs."""
     if tenant is not None:
         return (await _jobs_of(store, tenant))[0]
-    waiting = {row["name"]: row for row in await store.queue.depths()}
-    running, paused = await store.queue.running_counts(), await pauses(store)
+    waiting = {row["name"]: row for row in await store.statistics.depths()}
+    running, paused = await store.statistics.running_counts(), await pauses(store)
     return [
         _queue_shape(name, waiting.get(name), running.get(name, 0), paused)
         for name in sorted({*waiting, *running, *paused})
@@ -182,7 +182,7 @@ async def queue_shapes(store: Store, tenant: str | None = None) -> list[Shape]:
 
 async def _jobs_of(store: Store, tenant: str) -> tuple[list[Shape], dict[str, int]]:
     """Read what one tenant has waiting and running: by queue, and by status."""
-    rows, paused = await store.queue.live_counts(tenant), await pauses(store, tenant=tenant)
+    rows, paused = await store.statistics.live_counts(tenant), await pauses(store, tenant=tenant)
     waiting = {row["name"]: {**row, "pending": row["jobs"]} for row in rows if row["status"] == PENDING}
     running = {row["name"]: row["jobs"] for row in rows if row["status"] == RUNNING}
     statuses: dict[str, int] = {}

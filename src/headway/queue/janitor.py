@@ -11,7 +11,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.events import LeasesExpired, Pruned, emit
 from headway.core.instants import DAY, SECOND, Duration
-from headway.core.ports import AuditLog, Ledger, Queue
+from headway.core.ports import AuditLog, Cleanup, Ledger
 
 BATCH: Final = 500
 REVIVE_EVERY_S: Final = 5.0
@@ -23,7 +23,7 @@ class Janitor:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: Cleanup,
         ledger: Ledger,
         *,
         clock: Clock,

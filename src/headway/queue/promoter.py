@@ -6,7 +6,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.events import JobsPromoted, emit
 from headway.core.instants import SECOND, Duration
-from headway.core.ports import Queue
+from headway.core.ports import Promotion
 
 BATCH: Final = 1_000
 REST_S_MIN: Final = 0.001
@@ -15,7 +15,7 @@ REST_S_MIN: Final = 0.001
 class Promoter:
     """Moves SCHEDULED, RETRYING and BLOCKED jobs on. `tick` is run by a `Loop`."""
 
-    def __init__(self, queue: Queue, *, clock: Clock, is_mine: Callable[[], bool], poll: Duration) -> None:
+    def __init__(self, queue: Promotion, *, clock: Clock, is_mine: Callable[[], bool], poll: Duration) -> None:
         self._queue = queue
         self._clock = clock
         self._is_mine = is_mine

@@ -111,7 +111,7 @@ class Quotas:
 
     async def _unfinished(self, tenant: str) -> int:
         self._admitted.pop(tenant, None)
-        counts = await self._store.queue.live_counts(tenant, limit=self._settings.tenant_jobs)
+        counts = await self._store.statistics.live_counts(tenant, limit=self._settings.tenant_jobs)
         return sum(row["jobs"] for row in counts)
 
     async def schedules(self, principal: Principal, more: int) -> None:

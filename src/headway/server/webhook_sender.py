@@ -229,7 +229,7 @@ class Deliverer:
         if found and not found[0].omitted:
             return job_message(delivery.event, found[0])
         async with self._offload.turn(delivery.tenant):
-            job = await self._store.queue.get(delivery.job_id)
+            job = await self._store.jobs.get(delivery.job_id)
             return await self._offload.run(length_of(job), job_message, delivery.event, job)
 
     def _url(self, delivery: Delivery, endpoint: Endpoint) -> str | None:

@@ -1,10 +1,11 @@
 """The store: the only package that knows SQL. SQLite and PostgreSQL behind one face.
 
 store = await Store.open("postgresql://…", clock)
-store.ledger · store.schedules · store.queue · store.leases · store.nodes      what the ports of the engine promise
-store.feed · store.access · store.webhooks · store.measures · store.erasure     what the status API shows and keeps
-store.bulk · store.failures                                                     many jobs at once; failed jobs by error
-store.origin                                                                    whether it was restored from a backup
+store.ledger · store.work · store.housekeeping · store.leases · store.nodes     the ports of the loops
+store.queue · store.schedules · store.bulk · store.erasure                      what producers and operators change
+store.jobs · store.statistics · store.failures · store.feed · store.measures    what they read
+store.access · store.webhooks                                                   tokens, sessions, audit log; webhooks
+store.origin                                                                    detects a store restored from a backup
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from headway.store.coordination import StoreLeases, StoreNodes
 from headway.store.erasure import StoreErasure
 from headway.store.failures import StoreFailures
 from headway.store.feed import StoreFeed
+from headway.store.housekeeping import StoreHousekeeping
+from headway.store.jobs import StoreJobs
 from headway.store.ledger import StoreLedger
 from headway.store.measures import StoreMeasures
 from headway.store.migrations import check_schema, migrate
@@ -29,8 +32,10 @@ from headway.store.queue import StoreQueue
 from headway.store.restore_detection import StoreOrigin
 from headway.store.schedules import StoreSchedules
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
+from headway.store.statistics import StoreStatistics
 from headway.store.transaction import Driver
 from headway.store.webhooks import StoreWebhooks
+from headway.store.work import StoreWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,10 @@ class Store:
     ledger: StoreLedger
     schedules: StoreSchedules
     queue: StoreQueue
+    work: StoreWork
+    housekeeping: StoreHousekeeping
+    jobs: StoreJobs
+    statistics: StoreStatistics
     leases: StoreLeases
     nodes: StoreNodes
     feed: StoreFeed
@@ -60,6 +69,10 @@ class Store:
             StoreLedger(driver, clock),
             StoreSchedules(driver, clock),
             StoreQueue(driver, clock),
+            StoreWork(driver),
+            StoreHousekeeping(driver, clock),
+            StoreJobs(driver),
+            StoreStatistics(driver),
             StoreLeases(driver),
             StoreNodes(driver, clock),
             StoreFeed(driver),

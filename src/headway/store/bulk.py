@@ -14,11 +14,11 @@ from headway.core.errors import DefinitionError
 from headway.core.lifecycle import Status
 from headway.core.model import ScheduleSpec
 from headway.store.job_filter import JobFilter
+from headway.store.job_rows import job_row
 from headway.store.queue import (
     ERASED,
     cancel_in_line,
     cancel_words,
-    job_row,
     last_in_line,
     record_events,
     repeated,

@@ -15,7 +15,7 @@ from headway.core.instants import Instant
 from headway.core.lifecycle import Status
 from headway.core.model import Job
 from headway.store.job_filter import tenant_of
-from headway.store.queue import WHOLE, read_listed_job
+from headway.store.job_rows import ANY_SIZE, read_listed_job
 from headway.store.transaction import Driver, Row, as_json, call
 
 COUNTED_MAX: Final = 10_000
@@ -234,7 +234,7 @@ class StoreFailures:
         rows = await self._driver.fetch(call("dead_letters_among", ids=as_json(sorted(set(job_ids))), head=HEAD))
         return {row["id"]: _letter(row) for row in rows}
 
-    async def jobs(self, job_ids: Sequence[str], *, largest: int = WHOLE) -> list[Job]:
+    async def jobs(self, job_ids: Sequence[str], *, largest: int = ANY_SIZE) -> list[Job]:
         """Read these jobs, newest first; arguments and results with more bytes than that are left out."""
         rows = await self._driver.fetch(call("failed_jobs", ids=as_json(sorted(set(job_ids))), largest=largest))
         return [read_listed_job(row) for row in rows]

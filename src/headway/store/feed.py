@@ -15,7 +15,7 @@ import msgspec
 from headway.core.instants import MINUTE, SECOND, Duration, Instant
 from headway.core.lifecycle import Status
 from headway.core.model import Job
-from headway.store.queue import WHOLE, read_listed_job, read_tags
+from headway.store.job_rows import ANY_SIZE, read_listed_job, read_tags
 from headway.store.transaction import Driver, Row, Rows, as_json, call
 
 EVERYTHING: Final = "*"
@@ -94,7 +94,7 @@ class StoreFeed:
         rows = await self._driver.fetch(call("versions", ids=as_json(sorted(job_ids))))
         return {row["id"]: row["version"] for row in rows}
 
-    async def jobs(self, job_ids: Iterable[str], *, largest: int = WHOLE) -> list[Job]:
+    async def jobs(self, job_ids: Iterable[str], *, largest: int = ANY_SIZE) -> list[Job]:
         """Read these jobs; texts with more bytes than that are left out, and named in `omitted`."""
         rows = await self._by_id("jobs_by_id", job_ids, peek_max=JOBS_PEEK_MAX, largest=largest)
         return [read_listed_job(row) for row in rows]

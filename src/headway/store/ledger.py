@@ -33,7 +33,9 @@ from headway.core.model import (
 )
 from headway.core.ports import Due, Fence, Shards
 from headway.core.triggers import At
-from headway.store.queue import PAGE_MAX, JobRow, cancel, insert, job_row
+from headway.store.job_rows import JobRow, job_row
+from headway.store.jobs import PAGE_MAX
+from headway.store.queue import cancel, insert
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
 
 HELD_FOR: Final = MINUTE

@@ -31,6 +31,8 @@ from headway.core.triggers import After
 from headway.scheduling.planner import next_instant
 from headway.store import schedule_definitions as defining
 from headway.store.job_filter import literally
+from headway.store.job_rows import job_row
+from headway.store.jobs import PAGE_MAX
 from headway.store.ledger import (
     FOREVER,
     NOTHING_LIVE,
@@ -40,7 +42,7 @@ from headway.store.ledger import (
     read_schedule,
     show_schedule,
 )
-from headway.store.queue import PAGE_MAX, insert, job_row
+from headway.store.queue import insert
 from headway.store.schedule_definitions import Author, absent, locked, settle_past
 from headway.store.transaction import ConstraintViolated, Driver, Transaction, as_json, call
 

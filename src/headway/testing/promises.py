@@ -27,7 +27,7 @@ class Promises:
     async def broken(self) -> list[str]:
         """Return every broken promise in words; nothing when all are kept."""
         jobs = {job.id: job async for job in all_jobs(self._store)}
-        attempts = {job_id: await self._store.queue.attempts(job_id) for job_id in jobs}
+        attempts = {job_id: await self._store.jobs.attempts(job_id) for job_id in jobs}
         return [
             *await self._ledger(jobs),
             *(problem for job in jobs.values() for problem in self._final(job, attempts[job.id])),
@@ -102,7 +102,7 @@ class Promises:
             spans = {a["attempt"]: (a["started_at"], a["ended_at"]) for a in attempts[job.id]}
             if job.status is Status.RUNNING and job.started_at is not None:
                 spans[job.attempt] = (job.started_at, INSTANT_MAX)
-            for line in await self._store.queue.log(job.id, limit=10_000):
+            for line in await self._store.jobs.log(job.id, limit=10_000):
                 since, until = spans.get(line["attempt"], (0, 0))
                 if not since <= line["at"] <= until:
                     found.append(f"S3: {job.id} has a log line of attempt {line['attempt']}, which did not run then")
@@ -117,7 +117,7 @@ class Promises:
 async def all_jobs(store: Store, **filters: Any) -> AsyncIterator[Job]:
     """Read all jobs, newest first."""
     before: str | None = None
-    while page := await store.queue.page(**filters, before=before, limit=PAGE):
+    while page := await store.jobs.page(**filters, before=before, limit=PAGE):
         for job in page:
             yield job
         before = page[-1].id

@@ -283,7 +283,7 @@ class World:
     def attempts(self, job: JobHandle | str) -> list[dict[str, Any]]:
         """Return the ended attempts of a job: number, outcome, reason, when it started and ended."""
         job_id = job if isinstance(job, str) else job.id
-        rows = at_once(self.store.queue.attempts(job_id))
+        rows = at_once(self.store.jobs.attempts(job_id))
         return [
             {**row, **{name: _moment(row[name]) for name in ("ready_at", "started_at", "ended_at")}} for row in rows
         ]
@@ -291,7 +291,7 @@ class World:
     def log(self, job: JobHandle | str) -> list[str]:
         """Return the log lines of a job."""
         job_id = job if isinstance(job, str) else job.id
-        return [line["line"] for line in at_once(self.store.queue.log(job_id, limit=10_000))]
+        return [line["line"] for line in at_once(self.store.jobs.log(job_id, limit=10_000))]
 
     def occurrences(self, schedule: str, *, tenant: str = DEFAULT_TENANT) -> list[Decision]:
         """Return what was decided for a schedule of a tenant, oldest first."""
@@ -436,15 +436,15 @@ class World:
 
     async def _look_ahead(self) -> float:
         """Find the time before which nothing can happen by itself."""
-        queue, now = self.store.queue, self._loop.time()
-        times = [await queue.next_promotion()]
+        store, now = self.store, self._loop.time()
+        times = [await store.housekeeping.next_promotion()]
         if self._schedulers:
             times.append(await self.store.ledger.next_due(EVERYTHING))
         # A living worker extends its leases after a third of their time.
         early = self._settings.worker_lease * 2 // 3
-        times += [job.lease_until - early for job in await queue.running() if job.lease_until is not None]
+        times += [job.lease_until - early for job in await store.jobs.running() if job.lease_until is not None]
         horizon = min(((at - self._start) / SECOND for at in times if at is not None), default=float("inf"))
-        is_anything_waiting = await queue.depths() or (await queue.waiting()).get(Status.BLOCKED)
+        is_anything_waiting = await store.statistics.depths() or (await store.statistics.waiting()).get(Status.BLOCKED)
         return min(horizon, now + LOOK_S) if is_anything_waiting else horizon
 
     @contextmanager

@@ -29,7 +29,7 @@ from headway.core.errors import StoreError
 from headway.core.events import subscribed
 from headway.core.instants import SECOND
 from headway.core.model import JsonObject, Node
-from headway.core.ports import AuditLog, Leases, Ledger, Nodes, Queue, WakeUps
+from headway.core.ports import AuditLog, Housekeeping, Leases, Ledger, Nodes, WakeUps
 from headway.core.process_metrics import Tally
 from headway.core.settings import Settings
 from headway.queue import announcer
@@ -55,7 +55,7 @@ class World:
     """Everything that a node needs of the outside."""
 
     ledger: Ledger
-    queue: Queue
+    housekeeping: Housekeeping
     leases: Leases
     nodes: Nodes
     watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
@@ -285,12 +285,12 @@ class EngineNode:
 
     def _promoter(self) -> Loop:
         poll = self._settings.poll
-        promoter = Promoter(self._world.queue, clock=self._clock, is_mine=self._keeps_house, poll=poll)
+        promoter = Promoter(self._world.housekeeping, clock=self._clock, is_mine=self._keeps_house, poll=poll)
         return Loop("promoter", promoter.tick, clock=self._clock, rest_s_max=poll / SECOND)
 
     def _janitor(self) -> Loop:
         janitor = Janitor(
-            self._world.queue,
+            self._world.housekeeping,
             self._world.ledger,
             clock=self._clock,
             is_mine=self._keeps_house,

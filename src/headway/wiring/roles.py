@@ -37,7 +37,7 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
 
     return World(
         ledger=store.ledger,
-        queue=store.queue,
+        housekeeping=store.housekeeping,
         leases=store.leases if admission is None else admission,
         nodes=store.nodes,
         watch=watch,
@@ -58,7 +58,7 @@ def worker_node(
     """Wire the worker role, and the scheduler's too if asked for, to a store. The supervisor still needs its crew."""
     store, world = _world(store, settings, clock)
     supervisor = Supervisor(
-        store.queue,
+        store.work,
         clock=clock,
         lease=settings.worker_lease,
         poll=settings.poll,

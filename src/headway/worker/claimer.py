@@ -11,7 +11,7 @@ from headway.core.events import AttemptsLost, Timed, emit
 from headway.core.instants import MINUTE, SECOND, Duration
 from headway.core.lifecycle import Outcome, Parked, Released
 from headway.core.model import REASON_LENGTH_MAX, Claimed, Node, storable
-from headway.core.ports import Work
+from headway.core.ports import Claims
 from headway.worker.child_pool_port import CrewPort
 from headway.worker.held import HeldAttempts
 from headway.worker.hints import HintTaker
@@ -35,7 +35,7 @@ class Claimer:
 
     def __init__(
         self,
-        work: Work,
+        work: Claims,
         held: HeldAttempts,
         ended: Callable[[Claimed, Outcome], None],
         *,

@@ -6,7 +6,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.instants import SECOND, Duration
 from headway.core.lifecycle import Cancelled
-from headway.core.ports import Work
+from headway.core.ports import AttemptLeases
 from headway.worker.held import HeldAttempts
 
 WATCH_EVERY_S: Final = 0.2
@@ -15,7 +15,9 @@ WATCH_EVERY_S: Final = 0.2
 class Keeper:
     """Keeps the leases of the attempts that this worker holds."""
 
-    def __init__(self, work: Work, held: HeldAttempts, *, clock: Clock, lease: Duration, poll_s: float) -> None:
+    def __init__(
+        self, work: AttemptLeases, held: HeldAttempts, *, clock: Clock, lease: Duration, poll_s: float
+    ) -> None:
         self._work = work
         self._held = held
         self._clock = clock

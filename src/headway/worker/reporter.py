@@ -21,7 +21,7 @@ from headway.core.model import (
     Report,
     storable,
 )
-from headway.core.ports import Latest, Live, Work
+from headway.core.ports import Latest, Live, Reports
 from headway.worker.held import QUIET_S, Held, HeldAttempts
 
 REPORT_EVERY_S: Final = 0.5
@@ -34,7 +34,7 @@ LINES_MAX: Final = 2_000  # In one write: leases are extended between two of the
 class Reporter:
     """Writes what running attempts say about themselves."""
 
-    def __init__(self, work: Work, held: HeldAttempts, *, clock: Clock, live: Live | None = None) -> None:
+    def __init__(self, work: Reports, held: HeldAttempts, *, clock: Clock, live: Live | None = None) -> None:
         self._work = work
         self._held = held
         self._clock = clock

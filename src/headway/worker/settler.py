@@ -14,7 +14,7 @@ from headway.core.errors import StoreError, StoreFull, StoreUnavailable
 from headway.core.events import AttemptsLost, JobsSettled, Timed, emit
 from headway.core.lifecycle import Outcome, Settlement, Status, settle
 from headway.core.model import REASON_LENGTH_MAX, Claimed, storable
-from headway.core.ports import Work
+from headway.core.ports import Settlements
 from headway.worker.held import QUIET_S, Held, HeldAttempts
 from headway.worker.reporter import Reporter
 
@@ -24,7 +24,7 @@ SETTLE_MAX: Final = 2_000
 class Settler:
     """Writes how attempts of this worker have ended."""
 
-    def __init__(self, work: Work, held: HeldAttempts, reporter: Reporter, *, clock: Clock) -> None:
+    def __init__(self, work: Settlements, held: HeldAttempts, reporter: Reporter, *, clock: Clock) -> None:
         self._work = work
         self._held = held
         self._reporter = reporter

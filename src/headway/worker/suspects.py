@@ -15,7 +15,7 @@ from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import MINUTE, SECOND, Duration
 from headway.core.model import Claimed, Suspect
-from headway.core.ports import Work
+from headway.core.ports import SuspectClaims
 from headway.worker.held import HeldAttempts
 
 LOOK_MAX: Final = 50
@@ -34,7 +34,7 @@ class Suspects:
 
     def __init__(
         self,
-        work: Work,
+        work: SuspectClaims,
         held: HeldAttempts,
         *,
         clock: Clock,

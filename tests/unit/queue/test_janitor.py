@@ -26,7 +26,7 @@ class House:
         self.seat = seat
         self.is_mine = True
         self.janitor = Janitor(
-            seat.store.queue,
+            seat.store.housekeeping,
             seat.store.ledger,
             clock=seat.clock,
             is_mine=lambda: self.is_mine,
@@ -48,15 +48,15 @@ class House:
         """Enqueue a job and claim it."""
         job = NewJob(id=self.seat.clock.new_id("job"), task="work", max_attempts=max_attempts)
         await self.seat.store.queue.enqueue([job])
-        await self.seat.store.queue.claim("default", node="worker", lease=round(LEASE_S * SECOND), limit=10)
+        await self.seat.store.work.claim("default", node="worker", lease=round(LEASE_S * SECOND), limit=10)
         return job.id
 
     async def complete(self, job_id: str) -> None:
         attempt = Attempt(job_id=job_id, attempt=1, failures=0, max_attempts=2)
-        assert not await self.seat.store.queue.settle([settle(attempt, Succeeded(), 0.0)])
+        assert not await self.seat.store.work.settle([settle(attempt, Succeeded(), 0.0)])
 
     async def status(self, job_id: str) -> str:
-        return str((await self.seat.store.queue.get(job_id)).status)
+        return str((await self.seat.store.jobs.get(job_id)).status)
 
 
 @virtual
@@ -87,7 +87,7 @@ async def test_a_live_job_is_never_taken_for_its_age() -> None:
         job = await house.claimed()
         for _ in range(20):
             await asyncio.sleep(LEASE_S - 1)
-            await house.seat.store.queue.extend([(job, 1)], lease=round(LEASE_S * SECOND))
+            await house.seat.store.work.extend([(job, 1)], lease=round(LEASE_S * SECOND))
             await house.janitor.tick()
         assert await house.status(job) == "RUNNING"
 

@@ -23,7 +23,7 @@ class House:
         self.seat = seat
         self.is_mine = True
         self.promoter = Promoter(
-            seat.store.queue, clock=seat.clock, is_mine=lambda: self.is_mine, poll=round(POLL_S * SECOND)
+            seat.store.housekeeping, clock=seat.clock, is_mine=lambda: self.is_mine, poll=round(POLL_S * SECOND)
         )
 
     async def enqueue(self, delay_s: float) -> str:
@@ -31,7 +31,7 @@ class House:
         return (await self.seat.store.queue.enqueue([job]))[0].id
 
     async def status(self, job_id: str) -> str:
-        return str((await self.seat.store.queue.get(job_id)).status)
+        return str((await self.seat.store.jobs.get(job_id)).status)
 
 
 @virtual
@@ -109,7 +109,7 @@ async def test_what_cannot_be_promoted_is_asked_for_ever_less_often(monkeypatch:
         async def none(limit: int) -> int:
             return 0
 
-        monkeypatch.setattr(house.seat.store.queue, "promote", none)
+        monkeypatch.setattr(house.seat.store.housekeeping, "promote", none)
         rests = [await house.promoter.tick() for _ in range(30)]
         assert rests == sorted(rests)
         assert rests[0] < 0.01

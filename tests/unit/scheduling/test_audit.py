@@ -527,10 +527,10 @@ class World:
             await self.decide()
 
     async def finish_jobs(self) -> None:
-        await self.store.queue.promote(1_000)
-        for job in await self.store.queue.claim("default", node="n", lease=MINUTE, limit=1_000):
+        await self.store.housekeeping.promote(1_000)
+        for job in await self.store.work.claim("default", node="n", lease=MINUTE, limit=1_000):
             attempt = Attempt(job_id=job.id, attempt=job.attempt, failures=0, max_attempts=1, schedule=job.schedule)
-            await self.store.queue.settle([settle(attempt, Succeeded(), 0.5)])
+            await self.store.work.settle([settle(attempt, Succeeded(), 0.5)])
 
     async def audit(
         self, key: str | None = None, since: Instant | None = None, until: Instant | None = None
@@ -689,7 +689,7 @@ async def test_a_range_of_time_sees_runs_that_reach_into_it() -> None:
 async def test_what_was_pruned_is_not_missing() -> None:
     world = await tampered()
     await world.finish_jobs()
-    assert await world.store.queue.prune(100 * MINUTE, 10_000)
+    assert await world.store.housekeeping.prune(100 * MINUTE, 10_000)
     report = await world.clean()
     assert report.recorded < 200
     world.sql("delete from headway_occurrences where schedule = 's' and instant = ?", at(185))
@@ -767,7 +767,7 @@ async def test_decisions_made_while_the_audit_runs_are_not_phantoms() -> None:
 async def test_decisions_pruned_while_the_audit_runs_are_no_gaps() -> None:
     world = await tampered()
     await world.finish_jobs()
-    busy = Meanwhile(world, "revisions", lambda: world.store.queue.prune(100 * MINUTE, 10_000))
+    busy = Meanwhile(world, "revisions", lambda: world.store.housekeeping.prune(100 * MINUTE, 10_000))
     assert (await audit(busy)).ok  # type: ignore[arg-type]
     assert (await world.clean()).recorded < 200
 

@@ -287,7 +287,7 @@ async def test_a_replacement_waits_for_what_still_runs_and_not_for_what_ended_me
         spec = ScheduleSpec(task="work", trigger=Every("10s"), overlap=Overlap.REPLACE)
         await leader.seat.store.schedules.put("a", spec)
         running = await other.store.schedules.trigger("a")
-        await other.store.queue.claim("default", node="worker", lease=60 * SECOND, limit=1)
+        await other.store.work.claim("default", node="worker", lease=60 * SECOND, limit=1)
         waiting = await other.store.schedules.trigger("a")
         await asyncio.sleep(9.9)
         leader.seat.driver.asking_s = 0.1

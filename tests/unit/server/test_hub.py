@@ -104,9 +104,9 @@ async def test_a_stream_that_nobody_reads_ends(store: Store, hub: Hub, monkeypat
 async def test_lines_of_versions_that_are_read_together_are_told_once(store: Store, hub: Hub) -> None:
     job_id = await enqueue(store)
     follower = await hub.follow_job(job_id)
-    await store.queue.claim("default", node="test", lease=60 * SECOND, limit=1)
+    await store.work.claim("default", node="test", lease=60 * SECOND, limit=1)
     for number in range(3):
-        await store.queue.report([saying(job_id, number)])
+        await store.work.report([saying(job_id, number)])
     await hub.tick()
     told = [event.sse.decode() for event in follower.take() if event.kind == "log"]
     assert [text.count('"line":') for text in told] == [1, 1, 1], told
@@ -118,10 +118,10 @@ async def test_who_follows_everything_is_told_all_also_where_the_store_fails_mea
     everything, _ = await hub.follow_everything(lambda job: True)
     job_ids = [await enqueue(store)]
     await hub.follow_job(job_ids[0])
-    await store.queue.claim("default", node="test", lease=60 * SECOND, limit=1)
+    await store.work.claim("default", node="test", lease=60 * SECOND, limit=1)
     await hub.tick()
     everything.take()
-    await store.queue.report([saying(job_ids[0], 5)])
+    await store.work.report([saying(job_ids[0], 5)])
     job_ids += [await enqueue(store) for _ in range(3)]
 
     async def away(*_: object) -> list[Line]:

@@ -86,7 +86,7 @@ class Room:
     async def keep(self, progress: int, lines: Collection[int] = ()) -> None:
         texts = tuple((at, "log", f"line {at}") for at in lines)
         detail = json.dumps({"serial": self.serial})
-        await self.store.queue.report(
+        await self.store.work.report(
             [Report(job_id=self.job_id, attempt=1, progress=progress, detail=detail, lines=texts)]
         )
         await self.hub.tick()
@@ -112,7 +112,7 @@ async def room() -> AsyncIterator[Room]:
         made = Hub(store, clock, words)
         services = SimpleNamespace(hub=made, gate=None, is_closing=False)
         [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work", tenant="acme")])
-        await store.queue.claim("default", node="node_1", lease=60 * SECOND, limit=1)
+        await store.work.claim("default", node="node_1", lease=60 * SECOND, limit=1)
         yield Room(store, made, words, row.id, SimpleNamespace(services=services, clock=clock, store=store))
 
 

@@ -141,7 +141,7 @@ async def test_queues_have_a_bounded_number_of_labels_that_stay() -> None:
         assert depth["q000"] == 2
         assert depth["other"] == 3 + 20, "a queue of that name, and those without a label"
         await enqueue(seat, "zz-large", 100)
-        await seat.store.queue.claim("q000", node="node_a", lease=MINUTE, limit=10)
+        await seat.store.work.claim("q000", node="node_a", lease=MINUTE, limit=10)
         await asyncio.sleep(2)
         found = await scrape(metrics)
         depth, oldest = (

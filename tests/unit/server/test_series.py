@@ -34,7 +34,7 @@ class Still(Clock):
 
 def series(queue: Queue) -> tuple[Series, Still]:
     clock = Still()
-    return Series(type("Store", (), {"queue": queue})(), clock), clock
+    return Series(type("Store", (), {"statistics": queue})(), clock), clock
 
 
 def row(at: str, step: int, status: str, ended: int, half: int = 0, most: int = 0) -> dict[str, Any]:

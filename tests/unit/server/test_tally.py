@@ -153,7 +153,7 @@ async def test_a_worker_counts_its_statements_and_what_the_store_refused() -> No
             post.seat.driver.answering_s = 0.02
             [good, stale] = await post.take(2, max_attempts=5)
             stage.sql("update headway_jobs set lease_until = 1 where id = ?", stale.id)
-            assert await stage.seat("node_b").store.queue.expire(10) == [stale.id]
+            assert await stage.seat("node_b").store.housekeeping.expire(10) == [stale.id]
             post.supervisor.reported([Report(job_id=stale.id, attempt=stale.attempt, progress=50)])
             await post.supervisor.report()
             post.supervisor.ended(good, Succeeded("1"))

@@ -75,7 +75,7 @@ class Post:
         self.seat: Seat = stage.seat("node_w")
         self.crew = Bystanders()
         self.supervisor = Supervisor(
-            self.seat.store.queue,
+            self.seat.store.work,
             clock=self.seat.clock,
             lease=round(LEASE_S * SECOND),
             poll=SECOND,
@@ -346,11 +346,11 @@ async def test_an_attempt_that_was_given_to_others_is_abandoned_and_can_write_no
     async with Stage() as stage:
         post = Post(stage)
         [job] = await post.take(max_attempts=3)
-        other = stage.seat("node_other").store.queue
+        other = stage.seat("node_other").store
         await asyncio.sleep(LEASE_S + 1)  # We stood still.
-        assert await other.expire(10) == [job.id]
-        await other.promote(10)
-        [again] = await other.claim("default", node="node_other", lease=60 * SECOND, limit=1)
+        assert await other.housekeeping.expire(10) == [job.id]
+        await other.housekeeping.promote(10)
+        [again] = await other.work.claim("default", node="node_other", lease=60 * SECOND, limit=1)
         post.supervisor.ended(job, Succeeded('"stale"'))
         await post.supervisor.settle()
         assert post.job(job, "status", "attempt", "result") == ("RUNNING", 2, None)

@@ -88,7 +88,7 @@ async def list_dead(call: Call) -> Answer:
     tenant = _tenant(call, query.get("tenant"))
     filters = {"task": query.get("type"), "queue": query.get("queue"), "schedule": query.get("schedule")}
     if "error" not in query:
-        found = await call.store.queue.dead(
+        found = await call.store.jobs.dead(
             **filters, tenant=tenant, before=before, limit=limit, largest=LISTED_BYTES_MAX
         )
         return await page_of_jobs(call, found, limit)
@@ -155,8 +155,8 @@ def _told(body: LettersBody, chosen: list[Letter], done: list[str], more: bool, 
 
 
 async def _retried(call: Call, letter: Job | Letter) -> Job:
-    queue = call.acting(deeds.retry_dead(letter)).queue
-    return await queue.retry(letter.id, author=call.principal.name, only_dead=True)
+    store = call.acting(deeds.retry_dead(letter))
+    return await store.queue.retry(letter.id, author=call.principal.name, only_dead=True)
 
 
 def _by_tenant(letters: Iterable[Letter]) -> dict[str, list[str]]:

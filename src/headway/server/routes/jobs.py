@@ -266,7 +266,7 @@ async def list_jobs(call: Call) -> Answer:
     chosen = chosen_by(call, call.query)
     if chosen is None:
         return Answer({"items": [], "next_cursor": None})
-    found = await call.store.queue.chosen(chosen, before=before, limit=limit, largest=LISTED_BYTES_MAX)
+    found = await call.store.jobs.chosen(chosen, before=before, limit=limit, largest=LISTED_BYTES_MAX)
     return await page_of_jobs(call, await call.services.reader.overlaid(found), limit)
 
 
@@ -320,7 +320,7 @@ async def latest_job(call: Call) -> Answer:
     """Read the newest job of a kind."""
     query = call.query
     status = query.get("status")
-    found = await call.store.queue.latest(
+    found = await call.store.jobs.latest(
         query["type"], tenant=_tenant(call, query.get("tenant")), key=query.get("key"), status=status
     )
     if found is None:
@@ -333,7 +333,7 @@ async def latest_job(call: Call) -> Answer:
 async def attempts_of_job(call: Call) -> Answer:
     """Read the attempts of a job that have ended."""
     job = await visible_job(call, call.path("job_id"))
-    found = await call.store.queue.attempts(job.id, newest=ATTEMPTS_SHOWN)
+    found = await call.store.jobs.attempts(job.id, newest=ATTEMPTS_SHOWN)
     left = PAGE_BYTES_MAX if call.principal.may("operator") else 0
     items = []
     for attempt in reversed(found):  # Where not all tracebacks fit into the answer, the newest do.
@@ -357,9 +357,9 @@ async def log_of_job(call: Call) -> Answer:
         raise Refused(422, "invalid", "cursor: not one of this list")
     if call.query.get("order") == "desc":
         before = None if cursor is None else int(cursor)
-        lines = await call.store.queue.log_newest(job.id, before=before, limit=limit)
+        lines = await call.store.jobs.log_newest(job.id, before=before, limit=limit)
     else:
-        lines = await call.store.queue.log(job.id, after=int(cursor or 0), limit=limit)
+        lines = await call.store.jobs.log(job.id, after=int(cursor or 0), limit=limit)
     items = [line_shape(line) for line in lines]
     return Answer({"items": items, "next_cursor": str(lines[-1]["seq"]) if len(lines) == limit else None})
 
@@ -369,7 +369,7 @@ async def history_of_job(call: Call) -> Answer:
     job = await visible_job(call, call.path("job_id"))
     items = [
         {**event, "at": stamp(event["at"]), "data": read_json(event["data"])}
-        for event in await call.store.queue.events(job.id)
+        for event in await call.store.jobs.events(job.id)
     ]
     return Answer({"items": items, "next_cursor": None})
 

@@ -53,7 +53,7 @@ _facts_of: Final[WeakKeyDictionary[Driver, Facts]] = WeakKeyDictionary()
 async def get_stats(call: Call) -> Answer:
     """Say how things are in figures."""
     situation = await _situation(call)
-    ended, window = await call.store.queue.ended_counts(HOUR, tenant=call.tenant)
+    ended, window = await call.store.statistics.ended_counts(HOUR, tenant=call.tenant)
     shape = situation_shape(situation)
     failed = sum(ended.get(status, 0) for status in (Status.FAILED, Status.TIMED_OUT))
     finished = failed + ended.get(Status.COMPLETED, 0)

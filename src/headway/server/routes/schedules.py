@@ -400,7 +400,7 @@ async def trigger_schedule(call: Call) -> Answer:
     await call.caller.admit_jobs(1)
     acting = call.acting(deeds.trigger_schedule(old))
     made = await acting.schedules.trigger_once(old.name, key, author=call.principal.name, args=args, tenant=old.tenant)
-    job = await call.store.queue.get(made.job_id)
+    job = await call.store.jobs.get(made.job_id)
     page = msgspec.json.decode((await job_answer(call, job)).body)
     answer = {**page, "outcome": "started" if made.is_new else "not started", "message": made.why}
     return Answer(answer, 201 if made.is_new else 200, {"Location": f"/api/jobs/{job.id}"})

@@ -41,7 +41,7 @@ class Series:
         step = WINDOWS[window] // POINTS
         until = (self._clock.now() // step + 1) * step
         since = until - POINTS * step
-        rows, oldest = await self._store.queue.ended_series(
+        rows, oldest = await self._store.statistics.ended_series(
             since, step, tenant=tenant, task=task, queue=queue, limit=JOBS_MAX
         )
         if oldest is not None:  # What came before was not looked at, and of the step that it falls in not all.

@@ -1,0 +1,147 @@
+"""Read jobs with their attempts, events and logs. Nothing here writes."""
+
+from typing import Any, Final
+
+from headway.core.errors import JobNotFound
+from headway.core.instants import Instant
+from headway.core.model import Job
+from headway.store.job_filter import JobFilter, has_index, tenant_of
+from headway.store.job_rows import ANY_SIZE, read_job, read_listed_job
+from headway.store.transaction import Driver, as_json, call
+
+PAGE_MAX: Final = 200
+LOG_PAGE_MAX: Final = 10_000
+_LAST_ID: Final = "~"  # Sorts after every id.
+_LAST_SEQ: Final = 2**63 - 1
+_LINE: Final = ("seq", "attempt", "at", "stream", "line", "version")
+
+
+class StoreJobs:
+    """Jobs as people and programs read them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def get(self, job_id: str) -> Job:
+        """Read one job by its id, or by the beginning of its id when that is unique."""
+        rows = await self._driver.fetch(call("job", id=job_id))
+        if not rows and len(job_id) >= 4 and job_id.startswith("job_"):
+            rows = await self._driver.fetch(call("jobs_by_prefix", low=job_id, high=job_id + _LAST_ID))
+        if len(rows) != 1:
+            raise JobNotFound(f"no job has the id {job_id!r}" if not rows else f"several jobs begin with {job_id!r}")
+        return read_job(rows[0])
+
+    async def page(
+        self,
+        *,
+        status: str | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        tenant: str | None = None,
+        schedule: str | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        words: str | None = None,
+        since: Instant | None = None,
+        until: Instant | None = None,
+        finished_after: Instant | None = None,
+        finished_before: Instant | None = None,
+        rerun_of: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> list[Job]:
+        """Read a page of jobs, newest first; `words` may be anywhere in task, key, schedule, id or reason."""
+        chosen = JobFilter(
+            status=status,
+            task=task,
+            queue=queue,
+            tenant=tenant,
+            schedule=schedule,
+            key=key,
+            tag=tag,
+            words=words,
+            since=since,
+            until=until,
+            finished_after=finished_after,
+            finished_before=finished_before,
+            rerun_of=rerun_of,
+        )
+        return await self.chosen(chosen, before=before, limit=limit)
+
+    async def chosen(
+        self, chosen: JobFilter, *, before: str | None = None, limit: int = 50, largest: int = ANY_SIZE
+    ) -> list[Job]:
+        """Read a page of the jobs that a filter chooses, newest first; texts with more bytes than that are left out."""
+        statement = "jobs_of_tenant" if chosen.has_index else "jobs"
+        if chosen.rerun_of is not None:
+            statement = "jobs_rerunning"
+        most = max(1, min(limit, PAGE_MAX))
+        place = {"before": before or _LAST_ID, "limit": most, "largest": largest}
+        rows = await self._driver.fetch(call(statement, **chosen.parameters(), **place))
+        return [read_listed_job(row) for row in rows]
+
+    async def latest(
+        self, task: str, *, tenant: str | None = None, key: str | None = None, status: str | None = None
+    ) -> Job | None:
+        """Read the newest job of a task, or the newest that has this status."""
+        statement = "latest_of_tenant" if has_index(tenant) else "latest"
+        rows = await self._driver.fetch(call(statement, task=task, tenant=tenant, key=key, status=status))
+        return read_job(rows[0]) if rows else None
+
+    async def running(self, limit: int = PAGE_MAX, *, largest: int = ANY_SIZE) -> list[Job]:
+        """Read the jobs that run, those that began first in front."""
+        rows = await self._driver.fetch(call("running", limit=limit, largest=largest))
+        return [read_listed_job(row) for row in rows]
+
+    async def ahead(self, job: Job, limit: int = 10_000, *, tenant: str | None = None) -> int:
+        """Count the ready jobs, or those of one tenant, that come before a ready one; so many are looked at."""
+        place = {"queue": job.queue, "priority": job.priority, "run_at": job.run_at, "id": job.id, "tenant": tenant}
+        jobs: int = (await self._driver.fetch(call("ahead", **place, limit=limit)))[0]["jobs"]
+        return jobs
+
+    async def dead(
+        self,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        tenant: str | None = None,
+        schedule: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
+        largest: int = ANY_SIZE,
+    ) -> list[Job]:
+        """Read a page of dead letters, newest first; `schedule` is one of the tenant, or of the default tenant."""
+        whose = tenant_of(tenant, schedule)
+        filters = {"task": task, "queue": queue, "tenant": whose, "schedule": schedule, "largest": largest}
+        limit = max(1, min(limit, PAGE_MAX))
+        rows = await self._driver.fetch(call("dead", **filters, before=before or _LAST_ID, limit=limit))
+        return [read_listed_job(row) for row in rows]
+
+    async def attempts(self, job_id: str, *, newest: int = 1_000_000) -> list[dict[str, Any]]:
+        """Read the ended attempts of a job, oldest first; of more than that the newest."""
+        columns = ("attempt", "node", "ready_at", "started_at", "ended_at", "outcome", "reason", "error")
+        rows = await self._driver.fetch(call("attempts", id=job_id, limit=newest))
+        return [{column: row[column] for column in columns} for row in reversed(rows)]
+
+    async def events(self, job_id: str, limit: int = 1_000) -> list[dict[str, Any]]:
+        """Read the history of a job, oldest first; times as the store writes them for people."""
+        columns = ("seq", "event", "data")
+        rows = await self._driver.fetch(call("events", id=job_id, limit=limit))
+        return [{**{column: row[column] for column in columns}, "at": row["seq"] // 8} for row in rows]
+
+    async def reruns(self, job_id: str) -> list[str]:
+        """Return the jobs that repeat this one."""
+        return [row["id"] for row in await self._driver.fetch(call("reruns", ids=as_json([job_id])))]
+
+    async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[dict[str, Any]]:
+        """Read a page of a job's log, oldest first."""
+        rows = await self._driver.fetch(call("log", id=job_id, after=after, limit=max(1, min(limit, LOG_PAGE_MAX))))
+        return [{column: row[column] for column in _LINE} for row in rows]
+
+    async def log_newest(self, job_id: str, *, before: int | None = None, limit: int = 1_000) -> list[dict[str, Any]]:
+        """Read a page of a job's log, newest first, from the line before number `before` on."""
+        last = _LAST_SEQ if before is None else before
+        rows = await self._driver.fetch(
+            call("log_newest", id=job_id, before=last, limit=max(1, min(limit, LOG_PAGE_MAX)))
+        )
+        return [{column: row[column] for column in _LINE} for row in rows]

@@ -1,0 +1,220 @@
+"""The worker's side of the queue: claim jobs, extend their leases, report, and settle attempts.
+
+Every change of a running job is guarded by (id, attempt, RUNNING): an attempt that lost its job matches no row, changes
+nothing, and is told so.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from headway.core.errors import LeaseLost
+from headway.core.instants import DURATION_MAX, INSTANT_MAX, Duration
+from headway.core.lifecycle import APART_MAX, Released, Settlement, Status, settle
+from headway.core.model import LOG_LINE_OVERHEAD, Claimed, EnqueuedRow, NewJob, Report, Suspect
+from headway.store.job_rows import count_in, read_claimed, read_lost_attempt
+from headway.store.queue import enqueue, with_earlier
+from headway.store.settlement import completed, refuse, settle_attempts
+from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Transaction, as_json, call
+
+QUEUES_MAX: Final = 1_000
+HELD_MAX: Final = 100_000
+
+
+def _waited(row: Row) -> Duration:
+    waited: Duration = row["now"] - count_in(row["ready_at"], INSTANT_MAX)
+    return count_in(waited, DURATION_MAX)
+
+
+def _hand_back_unknown(
+    node: str, known: Collection[tuple[str, int]], given_up: Collection[tuple[str, int]]
+) -> Transaction[list[str]]:
+    rows = yield call("held_by_node", node=node, limit=HELD_MAX)
+    unknown = [
+        row
+        for row in rows
+        if (attempt := (row["id"], row["attempt"])) not in known
+        and (
+            attempt not in given_up or count_in(row["lease_until"], INSTANT_MAX) < row["now"]
+        )  # Until then its code may not be dead yet.
+    ]
+    reason = Released("handed back: its worker did not hear that it had it, or could not keep its lease")
+    if unknown:
+        yield from settle_attempts([settle(read_lost_attempt(row), reason, 0.0) for row in unknown])
+    return [row["id"] for row in unknown]
+
+
+def _report_call(reports: Sequence[Report]) -> Call:
+    rows = [
+        _ReportRow(
+            report.job_id,
+            report.attempt,
+            report.progress,
+            report.detail,
+            report.metadata,
+            sum(len(line) + LOG_LINE_OVERHEAD for _, _, line in report.lines),
+        )
+        for report in reports
+    ]
+    return call("report", reports=as_json(rows))
+
+
+class _ReportRow(msgspec.Struct, frozen=True):
+    """A report as the row that the statement `report` unfolds."""
+
+    job_id: str
+    job_attempt: int
+    to_progress: int | None
+    to_detail: str | None
+    to_metadata: str | None
+    more_log: int
+
+
+def _stale(reports: Sequence[Report], rows: Sequence[Row]) -> frozenset[str]:
+    written = {(row["id"], row["attempt"]) for row in rows}
+    return frozenset(report.job_id for report in reports if (report.job_id, report.attempt) not in written)
+
+
+def _report(reports: Sequence[Report]) -> Transaction[frozenset[str]]:
+    """Write reports and, of attempts that are not over, the lines; the update keeps them from ending meanwhile."""
+    rows = yield _report_call(reports)
+    written = {(row["id"], row["attempt"]) for row in rows}
+    lines = [
+        {"job_id": report.job_id, "attempt": report.attempt, "at": at, "stream": stream, "line": line}
+        for report in reports
+        if (report.job_id, report.attempt) in written
+        for at, stream, line in report.lines
+    ]
+    if lines:
+        yield call("record_log", lines=as_json(lines))
+    return _stale(reports, rows)
+
+
+def _hold(job_id: str, attempt: int) -> Transaction[Row]:
+    rows = yield call("hold_attempt", id=job_id, attempt=attempt)
+    if not rows:
+        raise LeaseLost(f"attempt {attempt} of {job_id} is over")
+    return rows[0]
+
+
+def _keep_step(job_id: str, attempt: int, name: str, result: str) -> Transaction[None]:
+    yield from _hold(job_id, attempt)
+    yield call("record_step", id=job_id, attempt=attempt, name=name, result=result)
+
+
+def _enqueue_from(job_id: str, attempt: int, jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
+    yield from _hold(job_id, attempt)
+    return (yield from enqueue(jobs))
+
+
+def _enqueued_before(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
+    """Find the jobs that an earlier call has made of these."""
+    rows = yield call("jobs_by_id", ids=as_json([job.id for job in jobs]), largest=0)
+    found = {row["id"]: EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows}
+    return (yield from with_earlier(jobs, found))
+
+
+class StoreWork:
+    """Implement the port `Work` on one store."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def ready_queues(self) -> list[str]:
+        """Return the queues in which anything is ready."""
+        return [row["queue"] for row in await self._driver.fetch(call("ready_queues", limit=QUEUES_MAX))]
+
+    async def claim(
+        self, queue: str, *, node: str, lease: Duration, limit: int, skip: Collection[str] = ()
+    ) -> list[Claimed]:
+        """Take ready jobs of a queue, highest priority first, then oldest."""
+        rows = await self._driver.fetch(
+            call("claim", queue=queue, node=node, lease=lease, limit=limit, skip=as_json(sorted(skip)))
+        )
+        jobs = [read_claimed(row) for row in rows]
+        if len(jobs) > 1:
+            jobs.sort(key=lambda job: (-job.priority, job.run_at, job.job_id))  # RETURNING has no order.
+        return jobs
+
+    async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
+        """Find ready jobs of these tasks, and of these queues or any, that have to run apart."""
+        rows = await self._driver.fetch(
+            call(
+                "apart",
+                tasks=as_json(sorted(tasks)),
+                queues=as_json(sorted(queues)),
+                any_queue=int(not queues),
+                limit=limit,
+            )
+        )
+        return [Suspect(row["id"], row["task"], count_in(row["company"]), _waited(row)) for row in rows]
+
+    async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
+        """Take a job that has to run apart; return it, and for how long it has to."""
+        rows = await self._driver.fetch(call("claim_apart", id=job_id, node=node, lease=lease))
+        if not rows:
+            return None
+        *columns, _, apart_for = rows[0]
+        return read_claimed(columns), count_in(apart_for, APART_MAX)
+
+    async def hand_back_unknown(
+        self, node: str, *, known: Collection[tuple[str, int]], given_up: Collection[tuple[str, int]]
+    ) -> list[str]:
+        """Hand back what a node has and does not know of; of what it gave up, only what has run out."""
+        return await self._driver.run(lambda: _hand_back_unknown(node, known, given_up))
+
+    async def extend(self, attempts: Iterable[tuple[str, int]], *, lease: Duration) -> dict[str, bool]:
+        """Extend running attempts; those that are over do not come back."""
+        rows = as_json([{"job_id": job_id, "job_attempt": attempt} for job_id, attempt in attempts])
+        extended = await self._driver.fetch(call("extend", attempts=rows, lease=lease))
+        return {row["id"]: row["cancel_requested_at"] is not None for row in extended}
+
+    async def asked_to_stop(self, node: str) -> dict[tuple[str, int], str]:
+        """Return the running attempts of a node that shall stop, each with the reason."""
+        rows = await self._driver.fetch(call("asked_to_stop", node=node))
+        return {(row["id"], row["attempt"]): row["reason"] for row in rows}
+
+    async def settle(self, settlements: Sequence[Settlement]) -> frozenset[str]:
+        """Write what ended attempts make of their jobs; return the ids of stale ones."""
+        if all(s.status is Status.COMPLETED and s.schedule is None for s in settlements):
+            rows = await self._driver.fetch(completed(settlements))  # The usual case: one statement, no transaction.
+            if len(rows) == len(settlements):
+                return frozenset()
+            written = {(row["id"], row["attempt"]) for row in rows}
+            absent = [s for s in settlements if (s.job_id, s.attempt) not in written]
+            return await self._driver.run(lambda: refuse(absent))
+        return await self._driver.run(lambda: settle_attempts(settlements))
+
+    async def report(self, reports: Sequence[Report]) -> frozenset[str]:
+        """Write progress, metadata and log lines of running attempts; return the ids of stale ones."""
+        if any(report.lines for report in reports):
+            return await self._driver.run(lambda: _report(reports))
+        return _stale(reports, await self._driver.fetch(_report_call(reports)))
+
+    async def step_sizes(self, job_ids: Iterable[str]) -> dict[str, int]:
+        """Return by job how many bytes `steps` would read."""
+        rows = await self._driver.fetch(call("step_sizes", ids=as_json(sorted(job_ids))))
+        return {row["job_id"]: int(row["size"] or 0) for row in rows}
+
+    async def steps(self, job_ids: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the stored results of finished steps, as JSON text by job and name."""
+        found: dict[str, dict[str, str]] = {}
+        for row in await self._driver.fetch(call("steps", ids=as_json(sorted(job_ids)))):
+            found.setdefault(row["job_id"], {})[row["name"]] = row["result"]
+        return found
+
+    async def keep_step(self, job_id: str, attempt: int, name: str, result: str) -> None:
+        """Store the result of a finished step; raise `LeaseLost` when the attempt is over."""
+        await self._driver.run(lambda: _keep_step(job_id, attempt, name, result))
+
+    async def enqueue_from(self, job_id: str, attempt: int, jobs: Sequence[NewJob]) -> list[EnqueuedRow]:
+        """Insert the jobs that a running attempt makes; raise `LeaseLost` when it is over. Repeating it is safe."""
+        try:
+            return await self._driver.run(lambda: _enqueue_from(job_id, attempt, jobs))
+        except ConstraintViolated:  # The answer to the first time was lost.
+            return await self._driver.run(lambda: _enqueued_before(jobs))
+
+    async def unpark(self, tasks: Iterable[str], cause: str = "") -> int:
+        """Let parked jobs of these tasks be looked at again, all or those parked for one cause; return how many."""
+        return len(await self._driver.fetch(call("unpark", tasks=as_json(sorted(tasks)), cause=cause)))
