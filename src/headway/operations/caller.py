@@ -83,6 +83,11 @@ class Caller:
         """The store's time."""
         return self.clock.now()
 
+    def require_role(self, role: str) -> None:
+        """Deny a caller whose role is not enough."""
+        if not self.principal.may(role):
+            raise Denied(f"the role {role} is needed, this token has {self.principal.role}")
+
     def require_all_tenants(self) -> None:
         """Deny a caller of one tenant what concerns all of them."""
         if self.tenant is not None:

@@ -10,12 +10,13 @@ The server makes a route of it (`headway.server.operation_routes`), the command 
 the JSON body otherwise, described by their annotations; the docstring says what it does.
 """
 
+import functools
 import inspect
 import re
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -91,7 +92,7 @@ def verb(
     is_repeatable: bool = False,
     stable: Callable[[Any, Caller], Any] | None = None,
 ) -> Callable[[F], F]:
-    """Declare an operation.
+    """Declare an operation; it refuses callers without the role.
 
     `is_repeatable` says that sending it twice does what sending it once does. `stable` returns what the ETag is made
     of, for results with fields that change as time passes.
@@ -115,8 +116,14 @@ def verb(
             is_repeatable=is_repeatable or method != "POST",
             stable=stable,
         )
-        setattr(function, _VERB, declared)
-        return function
+
+        @functools.wraps(function)
+        async def checked(group: Group, *args: Any, **given: Any) -> Any:
+            group.caller.require_role(role)
+            return await function(group, *args, **given)
+
+        setattr(checked, _VERB, declared)
+        return cast("F", checked)
 
     return declare
 
