@@ -139,7 +139,7 @@ def _pages(path: str, query: Mapping[str, Any], limit: int | None, **meaning: An
 # --- jobs
 
 
-def _new_key() -> str:
+def new_key() -> str:
     """Make a key that nobody else makes, so that a job whose answer was lost is not made twice."""
     return _KEYS.new_id("auto")
 
@@ -169,7 +169,7 @@ def _job_body(
         "args": dict(args or {}),
         "delay": duration_text(delay, "delay"),
         "run_at": instant_text(at, "at"),
-        "key": _new_key() if key is None else key,
+        "key": new_key() if key is None else key,
         "queue": queue,
         "priority": priority,
         "tenant": tenant,
@@ -278,7 +278,7 @@ class Schedules(Group[W_co]):
 
         The `outcome` beside what the job says is then `not started`, and `message` says why.
         """
-        body = {"args": None if args is None else dict(args), "key": _new_key() if key is None else key}
+        body = {"args": None if args is None else dict(args), "key": new_key() if key is None else key}
         query, meaning = query_of({"tenant": tenant}), {"is_keyed": True, "conflict": DuplicateKey, **_SCHEDULE}
         return _post(_schedule(name, "trigger"), body, query=query, **meaning)
 

@@ -2,19 +2,23 @@
 
 import inspect
 import re
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, Final, TypeVar, cast, get_args
 
 import msgspec
 
 from headway.client import AsyncClient
+from headway.client.calls import new_key
 from headway.client.requests import Request, ask, body_of, part, query_of
 from headway.core.clock import Clock
-from headway.core.errors import StoreError
+from headway.core.errors import Conflict, DefinitionError, HeadwayError, NotFound, StoreError
 from headway.operations.everything import Operations
 from headway.operations.queues import Queues
 from headway.operations.verbs import Group, Verb, verb_of
 from headway.operations.workers import Nodes, Workers
 
+E = TypeVar("E", bound=HeadwayError)
 G = TypeVar("G", bound=Group)
 _PATH_PART: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
@@ -48,31 +52,47 @@ class _RemoteGroup:
         signature = inspect.signature(function)
 
         async def call(*args: Any, **given: Any) -> Any:
-            bound = signature.bind(None, *args, **given)
-            reply = await self._client._wire.run(ask(_request(declared, bound.arguments)))
+            arguments = signature.bind(None, *args, **given).arguments
+            if (key := declared.idempotent_by) is not None and arguments.get(key) is None:
+                arguments[key] = new_key()
+            reply = await self._client._wire.run(ask(_request(declared, arguments)))
             return _read(reply.body, declared.result)
 
         return call
 
 
-def _request(declared: Verb, given: dict[str, Any]) -> Request:
-    places = {place: [one.name for one in declared.placed(place)] for place in ("path", "query", "body")}
-    path = _PATH_PART.sub(lambda match: part(str(given[match[1]])), declared.path)
-    query = query_of({name: given.get(name) for name in places["query"]})
-    body = {name: given[name] for name in places["body"] if name in given}
+def _request(declared: Verb, given: Mapping[str, Any]) -> Request:
+    def placed(place: str) -> dict[str, Any]:
+        return {one.key: given[one.name] for one in declared.placed(place) if given.get(one.name) is not None}
+
+    struct, repeats = declared.body_struct, declared.is_repeatable
+    body = placed("body") if struct is None else msgspec.to_builtins(given[struct.name])
     return Request(
         method=declared.method,
-        path=path,
-        query=query,
+        path=_PATH_PART.sub(lambda match: part(str(given[match[1]])), declared.path),
+        query=query_of(placed("query")),
+        headers=placed("header"),
         body=body_of(body) if body else None,
-        is_keyed=declared.is_repeatable,
+        is_keyed=declared.idempotent_by is not None or (repeats(given) if callable(repeats) else repeats),
+        missing=_meant(declared, NotFound),
+        conflict=_meant(declared, Conflict),
+        invalid=_meant(declared, DefinitionError),
     )
 
 
+def _meant(declared: Verb, kind: type[E]) -> type[E]:
+    """Return the error that a status means: the one of this kind that the operation names, if any."""
+    return next((error for error in declared.errors if issubclass(error, kind)), kind)
+
+
 def _read(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise StoreError(
-            f"the server's answer was not understood ({type(error).__name__}: {error}); is it another version?"
-        ) from None
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    for number, one in enumerate(kinds, 1):
+        try:
+            return msgspec.json.decode(body, type=one)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            if number == len(kinds):
+                raise StoreError(
+                    f"the server's answer was not understood ({type(error).__name__}: {error}); is it another version?"
+                ) from None
+    raise AssertionError(kind)

@@ -14,12 +14,13 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 
+from headway.core.errors import HeadwayError
 from headway.operations.caller import Caller
 from headway.wire.base import Page
 
@@ -43,6 +44,20 @@ class _InQuery:
 IN_QUERY: Final = _InQuery()
 
 
+@dataclass(frozen=True, slots=True)
+class InHeader:
+    """Marks a parameter that travels in this header."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Marks a parameter that has another name in the request, such as `from`."""
+
+    name: str
+
+
 class Group:
     """The operations on one kind of resource."""
 
@@ -52,11 +67,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter of an operation."""
+    """A parameter of an operation; `key` is its name in the request."""
 
     name: str
+    key: str
     kind: Any
-    place: str  # path, query or body
+    place: str  # path, query, header or body
     is_required: bool
     default: Any
 
@@ -75,12 +91,25 @@ class Verb:
     details: str
     parameters: tuple[Parameter, ...]
     result: Any
-    is_repeatable: bool
+    is_repeatable: bool | Callable[[Mapping[str, Any]], bool]
+    idempotent_by: str | None
+    errors: tuple[type[HeadwayError], ...]
+    is_bulk: bool
+    created: Callable[[Any], bool] | None
+    location: Callable[[Any], str] | None
     stable: Callable[[Any, Caller], Any] | None
+    etag: Callable[[Any], str] | None
 
     def placed(self, place: str) -> tuple[Parameter, ...]:
-        """Return the parameters in the path, the query or the body."""
+        """Return the parameters in the path, the query, the headers or the body."""
         return tuple(parameter for parameter in self.parameters if parameter.place == place)
+
+    @property
+    def body_struct(self) -> Parameter | None:
+        """The parameter that is the whole body: the only one there, and a struct."""
+        body = self.placed("body")
+        is_struct = len(body) == 1 and isinstance(body[0].kind, type) and issubclass(body[0].kind, msgspec.Struct)
+        return body[0] if is_struct else None
 
 
 def verb(
@@ -89,13 +118,22 @@ def verb(
     id: str,
     role: str,
     status: int = 200,
-    is_repeatable: bool = False,
+    is_repeatable: bool | Callable[[Mapping[str, Any]], bool] = False,
+    idempotent_by: str | None = None,
+    errors: tuple[type[HeadwayError], ...] = (),
+    is_bulk: bool = False,
+    created: Callable[[Any], bool] | None = None,
+    location: Callable[[Any], str] | None = None,
     stable: Callable[[Any, Caller], Any] | None = None,
+    etag: Callable[[Any], str] | None = None,
 ) -> Callable[[F], F]:
     """Declare an operation; it refuses callers without the role.
 
-    `is_repeatable` says that sending it twice does what sending it once does. `stable` returns what the ETag is made
-    of, for results with fields that change as time passes.
+    `is_repeatable` says, perhaps by the arguments, that sending it twice does what sending it once does.
+    `idempotent_by` names the parameter that makes it repeatable; remote callers fill it in. `errors` are those that
+    statuses of refusals mean to a remote caller: a `NotFound`, a `Conflict`, a `DefinitionError`. `is_bulk` allows
+    large bodies. `created` says of a result that it is new (201), and `location` where it is. `stable` returns what the
+    ETag is made of, for results with fields that change as time passes; `etag` returns an ETag of another form.
     """
     method, path = route.split(" ", 1)
 
@@ -114,7 +152,13 @@ def verb(
             parameters=tuple(_parameters(function, hints, method, {*_PATH_PART.findall(path)})),
             result=hints.get("return"),
             is_repeatable=is_repeatable or method != "POST",
+            idempotent_by=idempotent_by,
+            errors=errors,
+            is_bulk=is_bulk,
+            created=created,
+            location=location,
             stable=stable,
+            etag=etag,
         )
 
         @functools.wraps(function)
@@ -131,11 +175,14 @@ def verb(
 def _parameters(function: Any, hints: dict[str, Any], method: str, in_path: set[str]) -> typing.Iterator[Parameter]:
     for name, parameter in [*inspect.signature(function).parameters.items()][1:]:
         kind = hints[name]
-        in_query = method in ("GET", "DELETE") or IN_QUERY in getattr(kind, "__metadata__", ())
+        marks = getattr(kind, "__metadata__", ())
+        header = next((mark.name for mark in marks if isinstance(mark, InHeader)), None)
+        in_query = method in ("GET", "DELETE") or IN_QUERY in marks
         yield Parameter(
             name=name,
+            key=header or next((mark.name for mark in marks if isinstance(mark, Named)), name),
             kind=kind,
-            place="path" if name in in_path else "query" if in_query else "body",
+            place="path" if name in in_path else "header" if header else "query" if in_query else "body",
             is_required=parameter.default is inspect.Parameter.empty,
             default=parameter.default,
         )

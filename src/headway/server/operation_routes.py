@@ -1,14 +1,16 @@
 """Make HTTP routes of declared operations: read the parameters, call the operation, write its result."""
 
+import types
 import typing
 from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
+from headway.core.errors import NotFound
 from headway.core.instants import isoformat
 from headway.operations.caller import Caller
 from headway.operations.verbs import Group, Parameter, Verb, verbs_of
-from headway.server.web import Answer, Call, Handler, Param, Route, etag_of
+from headway.server.web import BODY_BYTES_MAX, BULK_BYTES_MAX, Answer, Call, Handler, Param, Route, etag_of
 from headway.wire import schemas
 from headway.wire.base import EXAMPLES, Page
 
@@ -31,36 +33,51 @@ def _route(group: type[Group], declared: Verb, tag: str) -> Route:
         what=declared.details,
         tag=tag,
         query=tuple(_query_param(parameter) for parameter in declared.placed("query")),
+        headers=tuple(parameter.key for parameter in declared.placed("header")),
         body=kind,
         body_is_optional=not any(parameter.is_required for parameter in body),
-        body_example=_body_example(body),
-        answers={declared.status: _example(declared.result)},
+        body_bytes_max=BULK_BYTES_MAX if declared.is_bulk else BODY_BYTES_MAX,
+        body_example=_body_example(declared),
+        answers=_answers(declared),
     )
+
+
+def _answers(declared: Verb) -> dict[int, Any]:
+    example = _example(declared.result)
+    answers = {declared.status: example} if declared.created is None else {201: example, declared.status: None}
+    is_missed = any(issubclass(error, NotFound) for error in declared.errors)
+    return {**answers, 404: None} if is_missed else answers
 
 
 def _handler(group: type[Group], declared: Verb, body_kind: Any) -> Handler:
     instants = {param.name for param in map(_query_param, declared.placed("query")) if param.kind == "instant"}
-    in_path, in_query = declared.placed("path"), {parameter.name for parameter in declared.placed("query")}
-    is_struct = isinstance(body_kind, type) and len(declared.placed("body")) == 1 and _is_struct(declared)
+    struct = declared.body_struct
+    in_path, in_query, in_headers = (declared.placed(place) for place in ("path", "query", "header"))
 
     async def handle(call: Call) -> Answer:
         given: dict[str, Any] = {parameter.name: call.path(parameter.name) for parameter in in_path}
-        for name, value in call.query.items():
-            if name in in_query:
-                given[name] = isoformat(value) if name in instants else value
+        for parameter in in_query:
+            if (key := parameter.key) in call.query:
+                given[parameter.name] = isoformat(call.query[key]) if key in instants else call.query[key]
+        for parameter in in_headers:
+            given[parameter.name] = call.request.headers.get(parameter.key)
         if body_kind is not None:
             body = await call.body(body_kind)
-            given |= {declared.placed("body")[0].name: body} if is_struct else msgspec.structs.asdict(body)
+            given |= msgspec.structs.asdict(body) if struct is None else {struct.name: body}
         caller = call.caller
-        result = await getattr(group(caller), declared.name)(**given)
-        return Answer(result, declared.status, etag=_etag(declared, result, caller))
+        return _answer(declared, caller, await getattr(group(caller), declared.name)(**given))
 
     handle.__name__ = declared.id
     return handle
 
 
-def _etag(declared: Verb, result: Any, caller: Caller) -> str | None:
-    return None if declared.stable is None else etag_of(declared.stable(result, caller))
+def _answer(declared: Verb, caller: Caller, result: Any) -> Answer:
+    is_new = declared.created is not None and declared.created(result)
+    headers = {} if declared.location is None else {"Location": declared.location(result)}
+    etag = None if declared.stable is None else etag_of(declared.stable(result, caller))
+    if declared.etag is not None:
+        headers["ETag"] = etag = declared.etag(result)
+    return Answer(result, 201 if is_new else declared.status, headers, etag=etag)
 
 
 # --- parameters
@@ -90,7 +107,7 @@ def _query_param(parameter: Parameter) -> Param:
     if (_note(notes, "extra_json_schema") or {}).get("format") == "date-time":
         kind = "instant"
     return Param(
-        parameter.name,
+        parameter.key,
         _note(notes, "description") or "",
         kind,
         low=_note(notes, "ge") or 0,
@@ -101,22 +118,13 @@ def _query_param(parameter: Parameter) -> Param:
     )
 
 
-def _is_struct(declared: Verb) -> bool:
-    return any(_struct_of(parameter) is not None for parameter in declared.placed("body"))
-
-
-def _struct_of(parameter: Parameter) -> Any:
-    plain, _ = _plain(parameter.kind)
-    return plain if isinstance(plain, type) and issubclass(plain, msgspec.Struct) else None
-
-
 def _body_kind(group: type[Group], declared: Verb) -> Any:
     """Return the type of the body: the one parameter that is a struct, or a struct of all parameters."""
     parameters = declared.placed("body")
     if not parameters:
         return None
-    if len(parameters) == 1 and (struct := _struct_of(parameters[0])) is not None:
-        return struct
+    if (struct := declared.body_struct) is not None:
+        return struct.kind
     fields = [
         (parameter.name, parameter.kind)
         if parameter.is_required
@@ -124,19 +132,22 @@ def _body_kind(group: type[Group], declared: Verb) -> Any:
         for parameter in parameters
     ]
     name = "".join(word.capitalize() for word in declared.id.split("_"))
-    return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True, module=group.__module__)
+    keys = {parameter.name: parameter.key for parameter in parameters}
+    return msgspec.defstruct(
+        name, fields, kw_only=True, forbid_unknown_fields=True, module=group.__module__, rename=keys
+    )
 
 
-def _body_example(parameters: tuple[Parameter, ...]) -> Any:
-    found = {}
-    for parameter in parameters:
-        examples = _note(_plain(parameter.kind)[1], "examples")
-        if examples:
-            found[parameter.name] = examples[0]
-    return found or None
+def _body_example(declared: Verb) -> Any:
+    if (struct := declared.body_struct) is not None:
+        return getattr(struct.kind, "EXAMPLE", None)
+    examples = {param.key: _note(_plain(param.kind)[1], "examples") for param in declared.placed("body")}
+    return {key: found[0] for key, found in examples.items() if found} or None
 
 
 def _example(kind: Any) -> Any:
+    if isinstance(kind, types.UnionType):
+        return _example(get_args(kind)[0])
     if get_origin(kind) is Page:
         return {"items": [_example(get_args(kind)[0])], "next_cursor": None}
     if get_origin(kind) is list:
