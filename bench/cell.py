@@ -27,7 +27,7 @@ from bench.crowd import ZONES
 from bench.scale import LEASE, multiply
 from headway.core.clock import Clock
 from headway.core.instants import SECOND, Instant, parse_instant
-from headway.core.model import ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron, Trigger
 from headway.scheduling.scheduler import LeaderMandate, Scheduler
 from headway.store import Store

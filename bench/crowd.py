@@ -9,7 +9,7 @@ from typing import Final
 
 from headway.core.clock import wall_now
 from headway.core.instants import SECOND, Instant, to_datetime
-from headway.core.model import ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron, Every, Trigger
 from headway.core.zones import zone
 from headway.store import Store

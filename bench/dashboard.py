@@ -19,7 +19,8 @@ from bench.figures import Figure, Target, plain
 from bench.places import Place, Run, database, opened
 from bench.scale import multiply
 from headway.core.instants import DAY, MINUTE, SECOND
-from headway.core.model import NewJob, ScheduleSpec
+from headway.core.jobs import NewJob
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron
 from tests.support.browser import find_browser, require_build
 from tests.support.server import ServerMissing

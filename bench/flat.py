@@ -16,8 +16,8 @@ from bench.figures import Figure, Target, compared
 from bench.places import Place, Run, database, opened
 from headway.core.clock import Clock
 from headway.core.instants import DAY, HOUR
+from headway.core.jobs import Claimed, NewJob
 from headway.core.lifecycle import Settlement, Status
-from headway.core.model import Claimed, NewJob
 from headway.store import Store
 
 CLAIM: Final = 100

@@ -15,7 +15,7 @@ from bench.places import Place, Run, database, opened
 from bench.process import scheduler_process
 from headway.core.clock import wall_now
 from headway.core.instants import SECOND, to_datetime
-from headway.core.model import ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import At, Cron, Every
 
 SETTLE_S: Final = 3.0

@@ -22,7 +22,7 @@ from bench.places import Place, Run, database, opened
 from headway.adapters.redis.live_progress import RedisLive
 from headway.core.clock import Clock
 from headway.core.instants import SECOND
-from headway.core.model import NewJob, Report
+from headway.core.jobs import NewJob, Report
 from headway.core.ports import Latest
 from tests.support.redis import RedisServer
 

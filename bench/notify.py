@@ -19,7 +19,7 @@ from typing import Final
 import asyncpg
 
 from headway.core.clock import Clock
-from headway.core.model import NewJob
+from headway.core.jobs import NewJob
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.postgres import POOL_SIZE

@@ -11,7 +11,7 @@ from bench.figures import Figure, Target, plain
 from bench.places import Place, Run, database, opened
 from headway.core.clock import wall_now
 from headway.core.instants import DAY, Duration
-from headway.core.model import ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 
 AHEAD_S: Final = 600.0  # Nothing comes due by itself while the outage is prepared.

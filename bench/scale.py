@@ -18,8 +18,8 @@ from bench.places import Place, Run, database, opened
 from bench.process import scheduler_process
 from headway.core.clock import Clock, wall_now
 from headway.core.instants import DAY, SECOND, Duration
-from headway.core.model import ScheduleSpec
 from headway.core.ports import Shards
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron
 from headway.scheduling.scheduler import LeaderMandate, Scheduler
 from headway.store import Store

@@ -24,8 +24,8 @@ from bench.places import Run, opened
 from bench.watch import Bystanders, Watched, family
 from headway.app import Headway
 from headway.core.events import Event, Timed, subscribed
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Succeeded
-from headway.core.model import Claimed
 from headway.core.settings import Settings
 from headway.store import open_driver
 from headway.store.migrations import migrate

@@ -17,20 +17,15 @@ from headway.coordination.locks import TTL_DEFAULT, Leader, LeaderTerm, Lock, Sy
 from headway.core.clock import Clock
 from headway.core.errors import InvalidTask, ScheduleNotFound
 from headway.core.instants import DurationLike, quote
+from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.lifecycle import Status
-from headway.core.model import (
-    DEFAULT_TENANT,
-    EnqueuedRow,
-    Job,
-    NewJob,
-    Occurrence,
-    Schedule,
-    check_name,
-    read_status,
-)
+from headway.core.occurrences import Occurrence
+from headway.core.schedules import Schedule
 from headway.core.settings import Settings
 from headway.core.sync_bridge import blocking_twin
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import Trigger
+from headway.core.validation import check_name, read_status
 from headway.operations import audit_log as deeds
 from headway.operations.job_context import why
 from headway.operations.schedule_sync import sync_schedules

@@ -5,7 +5,8 @@ import sqlite3
 from collections import Counter
 from typing import Any
 
-from headway.core.model import JsonObject, ScheduleSpec
+from headway.core.json_values import JsonObject
+from headway.core.schedules import ScheduleSpec
 from headway.scheduling.audit import audit
 from headway.store import Store
 from tests.chaos.arena import with_store

@@ -17,7 +17,7 @@ import pytest
 from headway import Headway
 from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
-from headway.core.model import Node
+from headway.core.nodes import Node
 from headway.core.settings import Settings
 from headway.operations.store_trouble import AWAY, READ_ONLY, examine
 from headway.store import Store, postgres

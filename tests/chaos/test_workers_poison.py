@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.instants import SECOND
-from headway.core.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
+from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
 from headway.worker.reporter import LINES_MAX
 from tests.chaos.worker_arena import MANY_S_MAX, WorkerArena, everywhere, wait_for
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 from zlib import crc32
 
 from headway.core.instants import DAY, SECOND
-from headway.core.model import ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from tests.chaos.ledger import check_audit, check_ledger
 from tests.chaos.worker_arena import FINAL, WorkerArena
 from tests.simulation.checkers import Checker, Liveness, Violation

@@ -21,7 +21,7 @@ import psycopg
 
 from headway import Headway
 from headway.core.errors import AlreadyFinal, StoreUnavailable
-from headway.core.model import NewJob
+from headway.core.jobs import NewJob
 from headway.core.settings import Settings
 from headway.store import open_driver
 from headway.store.migrations import migrate

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 from headway.core.instants import HOUR, SECOND, Instant
+from headway.core.jobs import Claimed, Job, NewJob
 from headway.core.lifecycle import (
     LOSS_WAIT_MAX,
     Attempt,
@@ -15,8 +16,9 @@ from headway.core.lifecycle import (
     TimedOut,
     settle,
 )
-from headway.core.model import Claimed, Job, LiveJobs, NewJob, Plan, Schedule, ScheduleSpec
+from headway.core.occurrences import LiveJobs, Plan
 from headway.core.ports import Shards
+from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.triggers import After, Every, Trigger
 from headway.scheduling.planner import plan
 from headway.store import Store

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from headway.core.instants import DAY, HOUR, SECOND
+from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import Parked, Raised, Succeeded, settle
-from headway.core.model import Claimed, Report
 from tests.conformance.arrange import LEASE, enqueue
 from tests.conformance.backend import Backend
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import asyncpg
 import pytest
 
+from headway.core.access import Login, Token
 from headway.core.clock import Clock, wall_now
 from headway.core.errors import DefinitionError, HeadwayError, NotFound
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND
-from headway.core.model import Login, Token
 from headway.store import Store
 from headway.store.access import Deed, Doer, hash_of
 from tests.conformance.arrange import enqueue

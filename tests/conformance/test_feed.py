@@ -6,8 +6,8 @@ import asyncpg
 import pytest
 
 from headway.core.instants import HOUR
+from headway.core.jobs import Report
 from headway.core.lifecycle import Status, Succeeded, settle
-from headway.core.model import Report
 from headway.store import feed as feed_module
 from headway.store.feed import EVERYTHING, low_of
 from tests.conformance.arrange import attempt_of, claim_one, enqueue

@@ -5,7 +5,7 @@ import pytest
 from headway.core.errors import AlreadyFinal, DuplicateKey, ScheduleChanged, ScheduleNotFound
 from headway.core.instants import HOUR, SECOND
 from headway.core.lifecycle import FINAL, Raised, Status
-from headway.core.model import schedule_name
+from headway.core.schedule_names import schedule_name
 from headway.store import Store
 from tests.conformance.arrange import bring_to, enqueue, run_one, spec
 from tests.conformance.backend import Backend

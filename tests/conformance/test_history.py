@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Duration, isoformat, parse_instant
+from headway.core.jobs import Report
+from headway.core.json_values import encode_args
 from headway.core.lifecycle import Cancelled, Raised, Succeeded, TimedOut
-from headway.core.model import Report, encode_args
 from headway.core.triggers import Every
 from headway.store import Store
 from headway.store.job_filter import JobFilter

@@ -4,7 +4,7 @@ import asyncio
 
 from headway.core.clock import Clock
 from headway.core.instants import DAY, HOUR, SECOND
-from headway.core.model import Lease, Node
+from headway.core.nodes import Lease, Node
 from headway.store import Store
 from headway.store.coordination import StoreLeases, StoreNodes, _acquire
 from tests.conformance.backend import Backend, Interrupted

@@ -11,8 +11,10 @@ from headway.core.clock import Clock
 from headway.core.errors import InvalidSchedule, LeaseLost, ScheduleChanged, ScheduleNotFound, ScheduleOwned
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, isoformat
 from headway.core.lifecycle import LOSSES_MAX, Raised, Released, Status, Succeeded
-from headway.core.model import Decided, LiveJobs, Occurrence, Overlap, ScheduleRef, ScheduleSpec, schedule_key
+from headway.core.occurrences import Decided, LiveJobs, Occurrence
 from headway.core.ports import Fence, Shards
+from headway.core.schedule_names import ScheduleRef, schedule_key
+from headway.core.schedules import Overlap, ScheduleSpec
 from headway.core.triggers import At, Cron, Every
 from headway.store import Store
 from headway.store.ledger import _fire

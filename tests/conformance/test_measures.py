@@ -3,8 +3,10 @@
 import asyncio
 
 from headway.core.instants import HOUR, MINUTE, SECOND
+from headway.core.jobs import NewJob
 from headway.core.lifecycle import Raised, settle
-from headway.core.model import NewJob, Node, ScheduleSpec
+from headway.core.nodes import Node
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 from headway.store import Store
 from tests.conformance.backend import Backend

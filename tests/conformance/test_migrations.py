@@ -14,8 +14,8 @@ from headway.core.clock import Clock
 from headway.core.errors import SchemaMismatch
 from headway.core.instants import HOUR, SECOND
 from headway.core.lifecycle import Status, Succeeded, settle
-from headway.core.model import ScheduleSpec
 from headway.core.ports import slot_of
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 from headway.scheduling.audit import audit
 from headway.scheduling.planner import plan

@@ -8,6 +8,7 @@ import pytest
 
 from headway.core.errors import JobNotFound, NotFinal
 from headway.core.instants import HOUR, MINUTE, SECOND, Instant
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import (
     Backoff,
     Cancelled,
@@ -19,7 +20,8 @@ from headway.core.lifecycle import (
     Succeeded,
     settle,
 )
-from headway.core.model import FAILING_FLAGGED, Claimed, ScheduleRef
+from headway.core.schedule_names import ScheduleRef
+from headway.core.schedules import FAILING_FLAGGED
 from headway.store import Store
 from headway.store.housekeeping import _end_overdue
 from headway.store.transaction import call, one

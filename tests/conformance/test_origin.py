@@ -11,7 +11,7 @@ import pytest
 from headway.core.clock import Clock
 from headway.core.events import Event, StoreWentBack, subscribed
 from headway.core.instants import DAY, HOUR, SECOND
-from headway.core.model import Node
+from headway.core.nodes import Node
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.restore_detection import ATTEMPTS_RAISED, COPIED, LOST, SEEN, TIMELINE, Memory, signs

@@ -9,6 +9,7 @@ import pytest
 
 from headway.core.errors import AlreadyFinal, DuplicateKey, InvalidTask, JobNotFound
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import (
     LOSS_WAIT_MAX,
     Backoff,
@@ -25,7 +26,6 @@ from headway.core.lifecycle import (
     TimedOut,
     settle,
 )
-from headway.core.model import Claimed
 from headway.store import Store
 from headway.store.queue import ENQUEUE_MAX, cancel
 from tests.conformance.arrange import LEASE, attempt_of, bring_to, claim_one, end, enqueue, new_job, run_one, spec

@@ -7,8 +7,10 @@ import pytest
 from headway.core.errors import ScheduleNotFound, ScheduleOwned
 from headway.core.instants import HOUR, MINUTE, SECOND
 from headway.core.lifecycle import Succeeded
-from headway.core.model import Decided, ScheduleRef, ScheduleSpec, schedule_key
+from headway.core.occurrences import Decided
 from headway.core.ports import slot_of
+from headway.core.schedule_names import ScheduleRef, schedule_key
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import After, Every
 from headway.operations.runs import runs
 from headway.operations.schedule_sync import SKIPPED, sync_schedules

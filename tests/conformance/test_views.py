@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.instants import HOUR, MINUTE, SECOND, from_datetime
 from headway.core.lifecycle import Raised, Released, Succeeded
-from headway.core.model import Node
+from headway.core.nodes import Node
 from tests.conformance.arrange import LEASE, claim_one, decide, end, enqueue, run_one, spec
 from tests.conformance.backend import Backend, columns
 

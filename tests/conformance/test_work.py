@@ -11,6 +11,8 @@ import pytest
 from headway.core.clock import Clock
 from headway.core.errors import LeaseLost
 from headway.core.instants import DAY, DURATION_MAX, HOUR, MINUTE, SECOND
+from headway.core.jobs import Claimed, Report
+from headway.core.json_values import ARGS_BYTES_MAX
 from headway.core.lifecycle import (
     Backoff,
     Cancelled,
@@ -22,7 +24,6 @@ from headway.core.lifecycle import (
     Succeeded,
     settle,
 )
-from headway.core.model import ARGS_BYTES_MAX, Claimed, Report
 from headway.store import Store
 from headway.store.housekeeping import _expire
 from headway.store.transaction import Begin

@@ -19,8 +19,9 @@ from headway.core.clock import Clock, monotonic_now
 from headway.core.errors import LeaseLost
 from headway.core.events import EngineLost, EngineReturned, Event, subscribed
 from headway.core.instants import SECOND
-from headway.core.model import Lease, ScheduleSpec
+from headway.core.nodes import Lease
 from headway.core.ports import Engine, Fence, Shards
+from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import Every
 from headway.scheduling.planner import plan

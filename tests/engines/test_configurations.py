@@ -18,8 +18,9 @@ import pytest
 from headway.cli.root import _root
 from headway.core.clock import Clock
 from headway.core.instants import HOUR
+from headway.core.jobs import NewJob, Report
 from headway.core.lifecycle import Outcome, Raised, Succeeded, settle
-from headway.core.model import NewJob, Node, Report
+from headway.core.nodes import Node
 from headway.core.settings import Settings
 from headway.server.api import ROUTES, Api
 from headway.store import Store, open_driver

@@ -11,8 +11,8 @@ import pytest
 from headway.adapters import consul, etcd
 from headway.core.errors import EngineUnavailable
 from headway.core.instants import SECOND
-from headway.core.model import schedule_key
 from headway.core.ports import Engine
+from headway.core.schedule_names import schedule_key
 from tests.engines.conftest import PATIENT_S, EngineServer, OpenEngine, Patience, frozen, make_server, take_in_the_end
 from tests.support.waiting import DEADLINE_S, async_wait_until
 

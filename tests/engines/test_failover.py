@@ -11,8 +11,10 @@ from pathlib import Path
 from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable
 from headway.core.instants import SECOND
-from headway.core.model import Lease, Occurrence, ScheduleSpec
+from headway.core.nodes import Lease
+from headway.core.occurrences import Occurrence
 from headway.core.ports import Engine
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 from headway.scheduling.audit import audit
 from headway.store import Store

@@ -12,8 +12,8 @@ from starlette.routing import Mount
 
 from headway import Headway
 from headway.core.instants import HOUR, SECOND
+from headway.core.jobs import Report
 from headway.core.lifecycle import Raised, Succeeded
-from headway.core.model import Report
 from headway.core.settings import Settings
 from headway.store import Store
 from tests.conformance.arrange import claim_one, run_one

@@ -9,8 +9,9 @@ import pytest
 
 from headway.core.clock import Clock
 from headway.core.instants import HOUR, SECOND
+from headway.core.jobs import NewJob, Report
 from headway.core.lifecycle import Raised
-from headway.core.model import NewJob, Report, ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron, Every, Trigger
 from headway.store import Store
 from tests.conformance.arrange import claim_one, decide, run_one

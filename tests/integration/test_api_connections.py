@@ -12,7 +12,7 @@ import websockets
 
 from headway.core.clock import Clock
 from headway.core.events import Event, RequestFailed, subscribed
-from headway.core.model import NewJob
+from headway.core.jobs import NewJob
 from headway.core.settings import Settings
 from headway.server import http_server as server
 from headway.server import web

@@ -18,7 +18,7 @@ import websockets
 
 from headway.core.clock import Clock
 from headway.core.instants import HOUR
-from headway.core.model import Report
+from headway.core.jobs import Report
 from headway.core.settings import Settings
 from headway.server import http_server as server
 from headway.server.api import Api

@@ -18,8 +18,9 @@ import websockets
 
 from headway.core.clock import Clock
 from headway.core.instants import SECOND
+from headway.core.jobs import NewJob
+from headway.core.json_values import encode_args
 from headway.core.lifecycle import Attempt, Raised, Succeeded, settle
-from headway.core.model import NewJob, encode_args
 from headway.core.settings import Settings
 from headway.operations import why
 from headway.server import http_server as server

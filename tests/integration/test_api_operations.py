@@ -11,8 +11,11 @@ import pytest
 
 from headway.core.clock import Clock
 from headway.core.instants import DAY, HOUR, SECOND
+from headway.core.jobs import NewJob
 from headway.core.lifecycle import Raised, Succeeded
-from headway.core.model import NewJob, Node, ScheduleSpec, schedule_key
+from headway.core.nodes import Node
+from headway.core.schedule_names import schedule_key
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 from headway.store import Store
 from tests.conformance.arrange import decide, run_one

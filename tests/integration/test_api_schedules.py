@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from headway.core.instants import HOUR, SECOND, parse_instant
-from headway.core.model import Node, ScheduleSpec
+from headway.core.nodes import Node
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 from headway.store import Store
 from tests.conformance.arrange import decide

@@ -22,8 +22,10 @@ from websockets.sync.client import connect
 
 from headway.core.clock import Clock
 from headway.core.instants import HOUR, SECOND
+from headway.core.jobs import Report
 from headway.core.lifecycle import Raised, Succeeded
-from headway.core.model import Node, Report, ScheduleSpec
+from headway.core.nodes import Node
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 from headway.server.api import ROUTES
 from headway.store import Store

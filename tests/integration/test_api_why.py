@@ -10,7 +10,8 @@ import httpx
 
 from headway import Headway
 from headway.core.clock import Clock
-from headway.core.model import NewJob, Node
+from headway.core.jobs import NewJob
+from headway.core.nodes import Node
 from headway.core.settings import Settings
 from headway.server.api import Api
 from headway.store import Store

@@ -12,8 +12,9 @@ import pytest
 
 from headway.core.clock import Clock
 from headway.core.instants import HOUR
+from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import Cancelled, Outcome, Parked, Raised, Succeeded, TimedOut, settle
-from headway.core.model import Claimed, Node, Report
+from headway.core.nodes import Node
 from headway.store import Store
 from tests.support.command_line import Cli
 from tests.support.waiting import DEADLINE_S, wait_until

@@ -41,8 +41,8 @@ from headway.core.errors import (
     TaskNotFound,
 )
 from headway.core.instants import DAY, HOUR
+from headway.core.jobs import Claimed, NewJob
 from headway.core.lifecycle import Raised, Succeeded
-from headway.core.model import Claimed, NewJob
 from headway.store import Store
 from tests.integration.test_cli_jobs import REFUSED, Hand
 from tests.support.api import ApiProcess, api_process

@@ -29,8 +29,9 @@ from headway.cli.demo import NEXT_COMMANDS
 from headway.cli.demo_board import Picture, frame, story
 from headway.cli.samples import app
 from headway.core.instants import SECOND, parse_instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job, Schedule
+from headway.core.schedules import Schedule
 from tests.support import evidence
 from tests.support.command_line import Cli
 from tests.support.server import free_port

@@ -46,7 +46,7 @@ import pytest
 from headway import After, Cron, Every, Headway
 from headway.cli import root
 from headway.core import cron_expression as expression
-from headway.core import errors, lifecycle, model, triggers
+from headway.core import errors, lifecycle, triggers
 from headway.core.instants import (
     DURATION_MAX,
     HOUR,
@@ -57,8 +57,13 @@ from headway.core.instants import (
     parse_instant,
     to_datetime,
 )
-from headway.core.model import Decided, Decision, LiveJobs, Pause, Schedule, ScheduleSpec
+from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
+from headway.core.jobs import ERROR_BYTES_MAX, METADATA_BYTES_MAX, RESULT_BYTES_MAX, STEP_LENGTH_MAX
+from headway.core.json_values import ARGS_BYTES_MAX
+from headway.core.occurrences import Decided, Decision, LiveJobs
+from headway.core.schedules import CATCH_UP_LIMIT_MAX, QUEUE_LIMIT_MAX, Pause, Schedule, ScheduleSpec
 from headway.core.settings import SHARDS_MAX, Settings
+from headway.core.validation import ATTEMPTS_MAX, KEY_LENGTH_MAX, NAME_LENGTH_MAX, PRIORITY_MAX, TAGS_MAX
 from headway.scheduling import planner, scheduler
 from headway.server import fanout as hub
 from headway.server import offload, quotas, web
@@ -362,13 +367,13 @@ def test_the_limits_are_those_of_the_code() -> None:
     table = {row[0]: row[1] for row in rows("docs/limits.md")}
     number = "{:,}".format
     expected = {
-        "arguments of a job, as JSON": number(model.ARGS_BYTES_MAX),
+        "arguments of a job, as JSON": number(ARGS_BYTES_MAX),
         "jobs in one `enqueue_many`": number(queue.ENQUEUE_MAX),
-        "names of tasks, schedules, queues, tenants, tags": number(model.NAME_LENGTH_MAX),
-        "idempotency key": number(model.KEY_LENGTH_MAX),
-        "tags of a job": number(model.TAGS_MAX),
-        "priority": f"to {number(model.PRIORITY_MAX)}",
-        "`max_attempts`": f"1 to {number(model.ATTEMPTS_MAX)}",
+        "names of tasks, schedules, queues, tenants, tags": number(NAME_LENGTH_MAX),
+        "idempotency key": number(KEY_LENGTH_MAX),
+        "tags of a job": number(TAGS_MAX),
+        "priority": f"to {number(PRIORITY_MAX)}",
+        "`max_attempts`": f"1 to {number(ATTEMPTS_MAX)}",
         "page of jobs or occurrences": number(PAGE_MAX),
         "arguments, result or metadata of a job in a list over HTTP": number(shapes.LISTED_BYTES_MAX),
         "cron text": f"{expression.TEXT_LENGTH_MAX} characters; a list in it {expression.LIST_ITEMS_MAX} items; years "
@@ -376,20 +381,20 @@ def test_the_limits_are_those_of_the_code() -> None:
         "interval of `Every`, delay of `After`": f"{format_duration(triggers.INTERVAL_MIN)} to "
         f"{format_duration(DURATION_MAX)}",
         "any other duration": format_duration(DURATION_MAX),
-        "`catch_up_limit`": f"1 to {number(model.CATCH_UP_LIMIT_MAX)}",
-        "`queue_limit`": f"1 to {number(model.QUEUE_LIMIT_MAX)}",
+        "`catch_up_limit`": f"1 to {number(CATCH_UP_LIMIT_MAX)}",
+        "`queue_limit`": f"1 to {number(QUEUE_LIMIT_MAX)}",
         "instants in one backfill": number(schedules.BACKFILL_MAX),
         "decisions of one schedule that fire in one transaction, `overlap=allow`": number(planner.FIRES_PER_PLAN_MAX),
         "schedules decided in one transaction": number(scheduler.BATCH),
         "statement": f"{postgres.STATEMENT_S_MAX:g} s on PostgreSQL, {sqlite.STATEMENT_S_MAX:g} s on SQLite",
         "connections of a process to PostgreSQL": f"{postgres.POOL_SIZE}, and one",
         "scheduler shards": number(SHARDS_MAX),
-        "result of a job or of a `ctx.once` step, as JSON": number(model.RESULT_BYTES_MAX),
-        "error of a job, traceback included": number(model.ERROR_BYTES_MAX),
-        "log of a job": number(model.LOG_BYTES_MAX),
-        "line of a log": number(model.LOG_LINE_LENGTH_MAX),
-        "metadata of a job, as JSON": number(model.METADATA_BYTES_MAX),
-        "steps of a job": f"{context.STEPS_MAX}, their names {model.STEP_LENGTH_MAX}",
+        "result of a job or of a `ctx.once` step, as JSON": number(RESULT_BYTES_MAX),
+        "error of a job, traceback included": number(ERROR_BYTES_MAX),
+        "log of a job": number(LOG_BYTES_MAX),
+        "line of a log": number(LOG_LINE_LENGTH_MAX),
+        "metadata of a job, as JSON": number(METADATA_BYTES_MAX),
+        "steps of a job": f"{context.STEPS_MAX}, their names {STEP_LENGTH_MAX}",
         "progress of a job": f"every {reporter.REPORT_EVERY_S:g} s",
         "lost workers of a job": f"{lifecycle.LOSSES_MAX}; ",
         "jobs in one claim or one settlement of a worker": number(max(claimer.CLAIM_MAX, settler.SETTLE_MAX)),

@@ -26,8 +26,8 @@ from headway.cli.root import run
 from headway.core.clock import Clock
 from headway.core.events import EngineLost, EngineReturned, Event, subscribed
 from headway.core.instants import SECOND
+from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.lifecycle import Cancelled, Released, settle
-from headway.core.model import Claimed, NewJob, Report
 from headway.core.ports import Latest
 from headway.server.fanout import Hub
 from headway.server.job_reader import JobReader

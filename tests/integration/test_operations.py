@@ -22,7 +22,7 @@ from headway.client.remote_operations import RemoteOperations
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError
 from headway.core.instants import DAY
-from headway.core.model import Node
+from headway.core.nodes import Node
 from headway.operations.caller import Caller, Principal
 from headway.operations.everything import LocalOperations, Operations
 from headway.operations.verbs import Group, Verb, verbs_of

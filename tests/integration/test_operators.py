@@ -17,8 +17,9 @@ from headway import Headway
 from headway.cli.root import run
 from headway.core.clock import Clock
 from headway.core.errors import AlreadyFinal
+from headway.core.jobs import NewJob
 from headway.core.lifecycle import Raised
-from headway.core.model import NewJob, ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import Every
 from tests.conformance.arrange import run_one

@@ -21,7 +21,8 @@ from headway.core.lifecycle import (
     Succeeded,
     settle,
 )
-from headway.core.model import Node, Plan
+from headway.core.nodes import Node
+from headway.core.occurrences import Plan
 from headway.core.ports import Fence
 from headway.store import Store, postgres, primary
 from headway.store.migrations import check_schema, migrate

@@ -10,7 +10,8 @@ import pytest
 
 from headway.core.clock import Clock
 from headway.core.instants import SECOND
-from headway.core.model import NewJob, Node
+from headway.core.jobs import NewJob
+from headway.core.nodes import Node
 from headway.operations import job_context as around
 from headway.store import Store
 from tests.support.command_line import Cli

@@ -15,8 +15,10 @@ from headway.core.errors import HeadwayError, LeaseLost, StoreError, StoreUnavai
 from headway.core.events import Event, WakeModeChanged, subscribed
 from headway.core.instants import HOUR
 from headway.core.lifecycle import Attempt, Parked, Raised, Released, Succeeded, settle
-from headway.core.model import Node, Plan, ScheduleRef
+from headway.core.nodes import Node
+from headway.core.occurrences import Plan
 from headway.core.ports import Fence
+from headway.core.schedule_names import ScheduleRef
 from headway.operations import attention
 from headway.operations.attention import faults
 from headway.operations.overview import look

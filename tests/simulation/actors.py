@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from headway.core.errors import Conflict, InvalidSchedule, NotFound, StoreUnavailable
 from headway.core.instants import SECOND, Duration, Instant
-from headway.core.model import Claimed, NewJob
+from headway.core.jobs import Claimed, NewJob
 from headway.core.settings import Settings
 from headway.store import Store
 from headway.testing.child_pool import Gate

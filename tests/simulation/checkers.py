@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from headway.core.instants import SECOND, Duration, Instant, isoformat
-from headway.core.model import ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import After
 from tests.simulation.recorder import (
     AttemptRow,

@@ -16,7 +16,7 @@ import msgspec
 
 from headway.core.errors import LeaseLost
 from headway.core.instants import SECOND
-from headway.core.model import Claimed, NewJob, Report
+from headway.core.jobs import Claimed, NewJob, Report
 from headway.worker.handover import Inbox
 from headway.worker.ipc import (
     Answer,

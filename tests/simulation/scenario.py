@@ -6,7 +6,7 @@ from typing import Final
 
 from headway.core.instants import SECOND, Duration, Instant, isoformat, parse_instant
 from headway.core.lifecycle import Backoff
-from headway.core.model import Missed, Overlap, Rate, ScheduleSpec
+from headway.core.schedules import Missed, Overlap, Rate, ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import After, At, Cron, Every, Trigger
 

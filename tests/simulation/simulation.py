@@ -26,7 +26,8 @@ from headway.core.events import (
     subscribed,
 )
 from headway.core.instants import SECOND, Instant, isoformat
-from headway.core.model import Claimed, ScheduleSpec
+from headway.core.jobs import Claimed
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import After
 from headway.scheduling.audit import audit
 from headway.store import Store

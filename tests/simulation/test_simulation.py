@@ -17,7 +17,7 @@ from headway.coordination.elector import Elector
 from headway.core import lifecycle
 from headway.core.errors import StoreUnavailable
 from headway.core.lifecycle import Attempt, LeaseExpired, Outcome, Released, Settlement
-from headway.core.model import Lease
+from headway.core.nodes import Lease
 from headway.core.ports import Fence
 from headway.store import housekeeping
 from headway.store.transaction import Transaction

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headway.core.model import Claimed
+from headway.core.jobs import Claimed
 from headway.tasks.context import Context
 
 

@@ -15,7 +15,7 @@ import psycopg
 
 from headway.core.clock import Clock
 from headway.core.instants import DAY, Duration
-from headway.core.model import schedule_key
+from headway.core.schedule_names import schedule_key
 from headway.store import Store
 from headway.store.migrations import migrate
 from tests.support.api import ApiProcess, api_process

@@ -11,7 +11,7 @@ import pytest
 from headway import Headway
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import SECOND
-from headway.core.model import Claimed
+from headway.core.jobs import Claimed
 from headway.core.settings import Settings
 from headway.testing import virtual
 from headway.testing.world import World

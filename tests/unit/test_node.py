@@ -12,9 +12,10 @@ import pytest
 from headway.core.errors import StoreUnavailable
 from headway.core.events import AttemptsLost, Draining, TermLost, TermWon
 from headway.core.instants import SECOND, Instant
+from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.lifecycle import Outcome, Released, Succeeded
-from headway.core.model import Claimed, NewJob, Report, ScheduleSpec
 from headway.core.ports import Due, Shards, slot_of
+from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import Every
 from headway.wiring.node import HOUSEKEEPING, EngineNode, World

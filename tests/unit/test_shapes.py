@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from headway.core.instants import INSTANT_MAX, INSTANT_MIN, parse_instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job, ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron, Every
 from headway.operations.times import read_future
 from headway.wire.shapes import _NAMES_KEPT, _named, job_facts, job_news, listed, masked, previews, unmasked

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Instant, parse_instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Backoff, Status
-from headway.core.model import Job, Node
+from headway.core.nodes import Node
 from headway.operations.why import (
     Around,
     QueuePause,

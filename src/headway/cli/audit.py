@@ -9,7 +9,8 @@ from headway.cli.parsing import read_past
 from headway.cli.schedule_names import TenantOption, which
 from headway.cli.session import Session, new_command
 from headway.cli.text import count
-from headway.core.model import JsonObject, schedule_label
+from headway.core.json_values import JsonObject
+from headway.core.schedule_names import schedule_label
 
 FOUND: Final = 1
 

@@ -7,7 +7,7 @@ import typer
 from headway.cli.output import Column, to_json
 from headway.cli.parsing import read_past
 from headway.cli.session import PAGE, Session, new_command
-from headway.core.model import Action
+from headway.core.access import Action
 from headway.wire.shapes import Shape, action_shape
 
 

@@ -27,9 +27,12 @@ from headway.cli.session import AUTHOR, Desk, Session
 from headway.cli.text import clean
 from headway.core.errors import DefinitionError, InvalidSchedule, NotFound, ScheduleOwned, TaskNotFound
 from headway.core.instants import Instant
-from headway.core.model import DEFAULT_TENANT, Schedule, ScheduleRef, ScheduleSpec, check_name, check_tenant
+from headway.core.schedule_names import ScheduleRef
+from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.settings import DEFINITIONS, Settings
+from headway.core.tenants import DEFAULT_TENANT, check_tenant
 from headway.core.triggers import After, Cron, describe
+from headway.core.validation import check_name
 from headway.operations import audit_log as deeds
 from headway.tasks.definitions import Definitions, inherited, table_of, take_trigger
 from headway.wire.shapes import Shape, instants_after, previews, require_instants, spec_shape, zone_of

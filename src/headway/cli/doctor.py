@@ -23,7 +23,7 @@ from headway.cli.session import Desk, Session, new_command
 from headway.cli.text import clean, count, span
 from headway.core.errors import EngineUnavailable, HeadwayError
 from headway.core.instants import HOUR, SECOND
-from headway.core.model import ScheduleRef, schedule_name
+from headway.core.schedule_names import ScheduleRef, schedule_name
 from headway.core.settings import Settings, mask_url
 from headway.operations.attention import Alert
 from headway.operations.attention import faults as faults_of

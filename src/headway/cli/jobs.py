@@ -25,8 +25,8 @@ from headway.cli.watch import INTERRUPTED, LOOK_S, stay, tell
 from headway.cli.watch import watch as watch_job
 from headway.core.errors import DefinitionError
 from headway.core.instants import MILLISECOND, SECOND, Instant, parse_instant, to_datetime
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job
 from headway.operations import audit_log as deeds
 from headway.operations.why import Step, error_line, read_detail, read_json
 from headway.store import Store

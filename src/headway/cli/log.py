@@ -52,8 +52,9 @@ from headway.core.events import (
     WakeModeChanged,
 )
 from headway.core.instants import MILLISECOND, Instant, isoformat, to_datetime
+from headway.core.job_logs import read_stream
 from headway.core.lifecycle import Settlement
-from headway.core.model import Decision, Plan, read_stream
+from headway.core.occurrences import Decision, Plan
 from headway.operations.why import read_json
 
 DECISIONS_TOLD_MAX: Final = 5

@@ -7,7 +7,7 @@ import typer
 from headway.cli.parsing import YesOption, confirm
 from headway.cli.session import PAGE, Session, new_command
 from headway.cli.text import clean, count
-from headway.core.model import check_name
+from headway.core.validation import check_name
 from headway.operations import audit_log as deeds
 
 

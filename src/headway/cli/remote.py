@@ -16,6 +16,7 @@ from headway.cli.session import Desk
 from headway.client import AsyncClient
 from headway.client.calls import JobFilters
 from headway.client.remote_operations import RemoteOperations
+from headway.core.access import Action, Token
 from headway.core.clock import Clock
 from headway.core.errors import (
     DefinitionError,
@@ -26,22 +27,13 @@ from headway.core.errors import (
     StoreUnavailable,
 )
 from headway.core.instants import DAY, SECOND, Duration, Instant, isoformat, parse_duration, parse_instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import (
-    DEFAULT_TENANT,
-    Action,
-    ByHand,
-    Decided,
-    Job,
-    Lease,
-    Node,
-    Occurrence,
-    Pause,
-    Schedule,
-    ScheduleRef,
-    ScheduleSpec,
-    Token,
-)
+from headway.core.nodes import Lease, Node
+from headway.core.occurrences import ByHand, Decided, Occurrence
+from headway.core.schedule_names import ScheduleRef
+from headway.core.schedules import Pause, Schedule, ScheduleSpec
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import trigger_from_dict
 from headway.operations.overview import PENDING, Situation
 from headway.operations.why import Why, glance, read_json

@@ -11,7 +11,7 @@ import typer
 
 from headway.cli.session import Desk
 from headway.core.errors import DefinitionError
-from headway.core.model import ScheduleRef, schedule_label, schedule_name
+from headway.core.schedule_names import ScheduleRef, schedule_label, schedule_name
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The name of the schedule; tenant/name of another tenant.")

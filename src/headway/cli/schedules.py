@@ -16,15 +16,10 @@ from headway.cli.session import AUTHOR, Desk, Session, command, new_group
 from headway.cli.text import away, clean, count, is_fine, span, utc
 from headway.core.errors import Conflict, DefinitionError, InvalidSchedule, ScheduleNotFound
 from headway.core.instants import Instant, isoformat, parse_instant
-from headway.core.model import (
-    FAILING_FLAGGED,
-    ByHand,
-    Occurrence,
-    Schedule,
-    ScheduleRef,
-    ScheduleSpec,
-    encode_args,
-)
+from headway.core.json_values import encode_args
+from headway.core.occurrences import ByHand, Occurrence
+from headway.core.schedule_names import ScheduleRef
+from headway.core.schedules import FAILING_FLAGGED, Schedule, ScheduleSpec
 from headway.core.triggers import After, At, Every, Trigger, describe
 from headway.core.zones import zone
 from headway.operations import audit_log as deeds

@@ -29,7 +29,7 @@ from headway.cli.session import Session, new_command
 from headway.core.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
 from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.core.events import ChildEnded, Event, subscribed
-from headway.core.model import ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings, store_kind
 from headway.operations.schedule_sync import SKIPPED, sync_schedules
 from headway.store import Store

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from headway.core.clock import Clock
     from headway.core.errors import StoreUnavailable
     from headway.core.instants import Instant
-    from headway.core.model import Job, Occurrence, Schedule, ScheduleRef, ScheduleSpec
+    from headway.core.jobs import Job
+    from headway.core.occurrences import Occurrence
     from headway.core.ports import LiveView
+    from headway.core.schedule_names import ScheduleRef
+    from headway.core.schedules import Schedule, ScheduleSpec
     from headway.core.settings import Settings
     from headway.operations.everything import Operations
     from headway.operations.overview import Situation
@@ -174,7 +177,7 @@ class Desk:
 
     async def retry(self, job: "Job", args: Mapping[str, Any] | None = None) -> "Job":
         """Run a job that has ended once more, perhaps with other arguments; return the new one."""
-        from headway.core.model import encode_args
+        from headway.core.json_values import encode_args
         from headway.operations import audit_log as deeds
         from headway.operations.why import read_json
         from headway.wire.shapes import unmasked

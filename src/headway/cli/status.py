@@ -9,7 +9,8 @@ from headway.cli.output import Column, Output
 from headway.cli.session import Session, new_command
 from headway.cli.text import clean, count, span
 from headway.core.instants import SECOND
-from headway.core.model import Lease, schedule_label
+from headway.core.nodes import Lease
+from headway.core.schedule_names import schedule_label
 from headway.operations.engine_state import engines_of
 from headway.operations.overview import DEAD_COUNTED_MAX, DEAD_SHOWN, LATE, Situation
 from headway.operations.worker_state import Worker

@@ -7,8 +7,8 @@ import typer
 from headway.cli.output import Column
 from headway.cli.session import AUTHOR, PAGE, Session, command, new_group
 from headway.cli.text import clean
+from headway.core.access import Token
 from headway.core.instants import Instant, away, parse_duration
-from headway.core.model import Token
 from headway.operations.audit_log import origin
 from headway.store.access import ALL_TENANTS, ROLES
 from headway.wire.shapes import token_shape

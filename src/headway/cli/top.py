@@ -22,8 +22,9 @@ from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import Line, bar, painted
 from headway.core.errors import Denied, StoreUnavailable
 from headway.core.instants import SECOND, Instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job, schedule_label
+from headway.core.schedule_names import schedule_label
 from headway.operations.attention import faults as faults_of
 from headway.operations.figures import situation_shape
 from headway.operations.overview import LATE, Situation

@@ -17,8 +17,8 @@ from headway.cli.session import Desk, Session
 from headway.cli.text import clean, span, utc
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job
 from headway.operations.why import Detail, Step, error_line, left_words, read_detail, tries
 from headway.wire.shapes import job_shape
 

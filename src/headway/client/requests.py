@@ -43,7 +43,7 @@ from headway.core.instants import (
     parse_duration,
     parse_instant,
 )
-from headway.core.model import check_finite
+from headway.core.json_values import check_finite
 
 Shape: TypeAlias = dict[str, Any]
 T = TypeVar("T")

@@ -32,7 +32,8 @@ from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable
 from headway.core.events import EngineLost, EngineReturned, emit
 from headway.core.instants import SECOND, Duration
-from headway.core.model import JsonObject, Lease
+from headway.core.json_values import JsonObject
+from headway.core.nodes import Lease
 from headway.core.ports import AdoptingLeases, Engine
 
 PATIENCE: Final = 0.25  # The part of a lease for which the engine's answer is waited for.

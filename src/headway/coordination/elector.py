@@ -27,7 +27,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.events import TermLost, TermWon, emit
 from headway.core.instants import SECOND, Duration
-from headway.core.model import Lease
+from headway.core.nodes import Lease
 from headway.core.ports import Leases
 
 RENEWALS_PER_LEASE: Final = 3

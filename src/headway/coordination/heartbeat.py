@@ -6,7 +6,8 @@ from typing import Final
 
 from headway.core.clock import Clock
 from headway.core.instants import SECOND, Duration
-from headway.core.model import JsonObject, Node
+from headway.core.json_values import JsonObject
+from headway.core.nodes import Node
 from headway.core.ports import Nodes, WakeUps
 
 BEAT_S: Final = 2.0

@@ -24,8 +24,9 @@ from headway.coordination.elector import MARGIN, RENEWALS_PER_LEASE
 from headway.core.clock import Clock, cancel_until_done
 from headway.core.errors import DefinitionError, LeaseLost, LockHeld, StoreError, StoreFull, StoreUnavailable
 from headway.core.instants import HOUR, SECOND, Duration, DurationLike, format_duration, parse_duration, span
-from headway.core.model import Lease, check_name
+from headway.core.nodes import Lease
 from headway.core.ports import Leases
+from headway.core.validation import check_name
 
 TTL_DEFAULT: Final = "30s"
 TTL_MIN: Final = SECOND

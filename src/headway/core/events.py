@@ -12,7 +12,7 @@ import msgspec
 
 from headway.core.instants import Instant
 from headway.core.lifecycle import Settlement
-from headway.core.model import Plan
+from headway.core.occurrences import Plan
 
 
 class TermWon(msgspec.Struct, frozen=True, kw_only=True):

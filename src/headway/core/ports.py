@@ -11,19 +11,11 @@ from zlib import crc32
 import msgspec
 
 from headway.core.instants import Duration, Instant
+from headway.core.jobs import Claimed, EnqueuedRow, NewJob, Report, Suspect
 from headway.core.lifecycle import Settlement
-from headway.core.model import (
-    Claimed,
-    EnqueuedRow,
-    Lease,
-    LiveJobs,
-    NewJob,
-    Node,
-    Plan,
-    Report,
-    Schedule,
-    Suspect,
-)
+from headway.core.nodes import Lease, Node
+from headway.core.occurrences import LiveJobs, Plan
+from headway.core.schedules import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from headway.core.events import (
     Timed,
 )
 from headway.core.instants import SECOND
-from headway.core.model import Decided
+from headway.core.occurrences import Decided
 
 STATEMENT_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BOUNDS_S: Final[dict[str, tuple[float, ...]]] = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.core.instants import SECOND, span
-from headway.core.model import Node
+from headway.core.nodes import Node
 from headway.operations.engine_state import PARTS, engines_of
 from headway.operations.overview import LATE, NAMES_SHOWN, Situation
 from headway.operations.store_trouble import AWAY, FULL, OK, READ_ONLY, SHARD_PREFIX

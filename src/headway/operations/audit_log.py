@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from headway.core.instants import Instant
-from headway.core.model import EnqueuedRow, Job, NewJob, Node, Schedule, ScheduleSpec
+from headway.core.jobs import EnqueuedRow, Job, NewJob
+from headway.core.nodes import Node
+from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.settings import mask_url
 from headway.store.access import Deed
 from headway.store.bulk import Done

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from headway.core.model import JsonObject
+from headway.core.json_values import JsonObject
 
 # What a node says of each is in its state under this name; and what is said of an absent one.
 PARTS: Final = {

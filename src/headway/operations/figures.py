@@ -3,7 +3,7 @@
 from typing import Any
 
 from headway.core.instants import SECOND, Instant
-from headway.core.model import Lease
+from headway.core.nodes import Lease
 from headway.core.settings import mask_url
 from headway.operations.attention import faults
 from headway.operations.overview import PENDING, Situation, node_shape, worker_shapes

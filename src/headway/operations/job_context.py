@@ -4,8 +4,10 @@ from typing import Final
 
 from headway.core.errors import JobNotFound
 from headway.core.instants import DAY, SECOND, Instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job, Node, schedule_name
+from headway.core.nodes import Node
+from headway.core.schedule_names import schedule_name
 from headway.operations.why import Around, QueuePause, Why, explain
 from headway.store import Store
 from headway.store.job_filter import JobFilter

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from headway.core.errors import Conflict, NotFound
 from headway.core.instants import DAY, HOUR, SECOND, Instant
-from headway.core.model import FAILING_FLAGGED, Lease, Node, ScheduleRef
+from headway.core.nodes import Lease, Node
+from headway.core.schedule_names import ScheduleRef
+from headway.core.schedules import FAILING_FLAGGED
 from headway.operations.job_context import alive, pauses
 from headway.operations.store_trouble import OK, SHARD_PREFIX
 from headway.operations.worker_state import WORKER, Worker, workers_of

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from headway.core.instants import SECOND
-from headway.core.model import check_name
+from headway.core.validation import check_name
 from headway.operations import audit_log
 from headway.operations.caller import Caller, require_printable
 from headway.operations.overview import queue_shape, queue_shapes

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.core.instants import Instant
-from headway.core.model import ByHand, Occurrence, Schedule
+from headway.core.occurrences import ByHand, Occurrence
+from headway.core.schedules import Schedule
 from headway.store import Store
 from headway.store.ledger import FOREVER
 

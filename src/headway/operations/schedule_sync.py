@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from headway.core.model import ScheduleRef, ScheduleSpec, schedule_name
+from headway.core.schedule_names import ScheduleRef, schedule_name
+from headway.core.schedules import ScheduleSpec
 from headway.store import Store
 from headway.store.schedule_definitions import REFUSED
 from headway.store.schedules import in_pieces

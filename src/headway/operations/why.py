@@ -23,8 +23,9 @@ from headway.core.instants import (
     quote,
     span,
 )
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job, Node
+from headway.core.nodes import Node
 from headway.operations.worker_state import Worker, workers_of
 
 MOMENT: Final = 2 * SECOND  # So long something may take that happens at once.

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from headway.core.model import Node
+from headway.core.nodes import Node
 
 WORKER: Final = "worker"
 

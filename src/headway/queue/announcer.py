@@ -14,7 +14,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable
 from headway.core.events import EngineLost, EngineReturned, emit
-from headway.core.model import JsonObject
+from headway.core.json_values import JsonObject
 from headway.core.ports import Transport
 
 QUEUES_MAX: Final = 1_000

@@ -24,16 +24,11 @@ from typing import Final, Protocol, TypeAlias
 
 from headway.core.errors import DefinitionError, ScheduleNotFound
 from headway.core.instants import INSTANT_MAX, INSTANT_MIN, MINUTE, Instant, format_duration, isoformat
-from headway.core.model import (
-    DEFAULT_TENANT,
-    Cursor,
-    Decided,
-    JsonObject,
-    Occurrence,
-    Revision,
-    key_label,
-    schedule_name,
-)
+from headway.core.json_values import JsonObject
+from headway.core.occurrences import Cursor, Decided, Occurrence
+from headway.core.schedule_names import key_label, schedule_name
+from headway.core.schedules import Revision
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import After
 from headway.scheduling.expansion import Block, Passed, Tape, blocks_of
 

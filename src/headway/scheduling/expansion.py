@@ -20,7 +20,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from headway.core.instants import DAY, SECOND, Instant
-from headway.core.model import ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import After, At, Cron, Every
 
 

@@ -25,17 +25,8 @@ from itertools import pairwise
 from typing import Final, assert_never
 
 from headway.core.instants import Duration, Instant, format_duration
-from headway.core.model import (
-    Decided,
-    Decision,
-    LiveJobs,
-    Missed,
-    Overlap,
-    Pause,
-    Plan,
-    Schedule,
-    ScheduleSpec,
-)
+from headway.core.occurrences import Decided, Decision, LiveJobs, Plan
+from headway.core.schedules import Missed, Overlap, Pause, Schedule, ScheduleSpec
 from headway.core.triggers import After, CalendarTrigger, last_between, nth_last_between
 
 FIRES_PER_PLAN_MAX: Final = 1_000

@@ -15,8 +15,11 @@ from headway.core.clock import Clock
 from headway.core.errors import LeaseLost
 from headway.core.events import DecisionRefused, LocksLost, ScheduleHeld, SchedulesDecided, emit
 from headway.core.instants import SECOND, Duration, Instant
-from headway.core.model import Lease, LiveJobs, Plan, Schedule, key_label
+from headway.core.nodes import Lease
+from headway.core.occurrences import LiveJobs, Plan
 from headway.core.ports import Due, Fence, Leases, Ledger, Shards, slot_of
+from headway.core.schedule_names import key_label
+from headway.core.schedules import Schedule
 from headway.scheduling.planner import plan
 
 BATCH: Final = 1_000

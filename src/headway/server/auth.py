@@ -24,10 +24,10 @@ from hmac import compare_digest
 from math import ceil
 from typing import Final, Generic, TypeVar
 
+from headway.core.access import Login, Token
 from headway.core.clock import Clock
 from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.core.events import AccessRefused, emit
-from headway.core.model import Login, Token
 from headway.core.settings import read_secret
 from headway.operations.caller import Principal
 from headway.server.web import Refused

@@ -24,8 +24,8 @@ import msgspec
 from headway.core.clock import Clock
 from headway.core.errors import StoreError
 from headway.core.instants import SECOND, Instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job
 from headway.core.ports import Latest, LiveView
 from headway.server.job_reader import length_of, overlaid, serial_of
 from headway.server.offload import Offload

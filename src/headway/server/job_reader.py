@@ -16,8 +16,8 @@ import msgspec
 
 from headway.core.clock import Clock
 from headway.core.errors import JobNotFound
+from headway.core.jobs import METADATA_BYTES_MAX, UNFINISHED_MAX, Job
 from headway.core.lifecycle import Status
-from headway.core.model import METADATA_BYTES_MAX, UNFINISHED_MAX, Job
 from headway.core.ports import Latest, LiveView
 from headway.operations.job_context import node_names
 from headway.operations.why import read_detail

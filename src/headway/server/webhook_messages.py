@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from headway.core.instants import SECOND, Instant
-from headway.core.model import Job
+from headway.core.jobs import Job
 from headway.core.settings import mask_url
 from headway.store.webhooks import SECRET_PREFIX, Delivery, Endpoint, Outcome
 from headway.wire.shapes import Shape, job_shape, stamp

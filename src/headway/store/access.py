@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
+from headway.core.access import Action, Login, Token
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, NotFound
 from headway.core.instants import Duration, Instant
-from headway.core.model import Action, Login, Token, check_name, storable
+from headway.core.validation import check_name, storable
 from headway.store.transaction import Call, Driver, Row, Transaction, as_json, call
 
 ROLES: Final = ("viewer", "operator", "admin")  # Each may what those before it may.

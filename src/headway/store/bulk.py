@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError
 from headway.core.lifecycle import Status
-from headway.core.model import ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.store.job_filter import JobFilter
 from headway.store.job_rows import job_row
 from headway.store.queue import (

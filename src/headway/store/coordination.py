@@ -16,7 +16,8 @@ from headway.core.clock import Clock
 from headway.core.errors import StoreError
 from headway.core.events import StoreWentBack, emit
 from headway.core.instants import Duration, Instant
-from headway.core.model import JsonObject, Lease, Node
+from headway.core.json_values import JsonObject
+from headway.core.nodes import Lease, Node
 from headway.store.restore_detection import Memory, StoreOrigin
 from headway.store.transaction import Call, Driver, Row, Transaction, as_json, call
 

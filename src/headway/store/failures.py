@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from headway.core.instants import Instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job
 from headway.store.job_filter import tenant_of
 from headway.store.job_rows import ANY_SIZE, read_listed_job
 from headway.store.transaction import Driver, Row, as_json, call

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from headway.core.instants import MINUTE, SECOND, Duration, Instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job
 from headway.store.job_rows import ANY_SIZE, read_listed_job, read_tags
 from headway.store.transaction import Driver, Row, Rows, as_json, call
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from headway.core.instants import Instant
-from headway.core.model import DEFAULT_TENANT
+from headway.core.tenants import DEFAULT_TENANT
 from headway.store.transaction import as_json
 
 

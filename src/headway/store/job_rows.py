@@ -6,8 +6,9 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 from headway.core.instants import DURATION_MAX, INSTANT_MAX, INSTANT_MIN, Duration, Instant
+from headway.core.jobs import Claimed, Job, NewJob
+from headway.core.json_values import ARGS_BYTES_MAX
 from headway.core.lifecycle import ATTEMPT_MAX, Attempt, Backoff, Status
-from headway.core.model import ARGS_BYTES_MAX, Claimed, Job, NewJob
 from headway.store.statements import TEXT_BYTES_MAX
 from headway.store.transaction import Row, as_json
 

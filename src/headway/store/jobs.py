@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from headway.core.errors import JobNotFound
 from headway.core.instants import Instant
-from headway.core.model import Job
+from headway.core.jobs import Job
 from headway.store.job_filter import JobFilter, has_index, tenant_of
 from headway.store.job_rows import ANY_SIZE, read_job, read_listed_job
 from headway.store.transaction import Driver, as_json, call

@@ -15,23 +15,12 @@ import msgspec
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, InvalidSchedule, LeaseLost
 from headway.core.instants import DAY, INSTANT_MIN, MINUTE, Duration, Instant
-from headway.core.model import (
-    DEFAULT_TENANT,
-    Cursor,
-    Decided,
-    Decision,
-    LiveJobs,
-    NewJob,
-    Occurrence,
-    Pause,
-    Plan,
-    Revision,
-    Schedule,
-    ScheduleRef,
-    ScheduleSpec,
-    schedule_name,
-)
+from headway.core.jobs import NewJob
+from headway.core.occurrences import Cursor, Decided, Decision, LiveJobs, Occurrence, Plan
 from headway.core.ports import Due, Fence, Shards
+from headway.core.schedule_names import ScheduleRef, schedule_name
+from headway.core.schedules import Pause, Revision, Schedule, ScheduleSpec
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import At
 from headway.store.job_rows import JobRow, job_row
 from headway.store.jobs import PAGE_MAX

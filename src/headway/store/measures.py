@@ -7,7 +7,10 @@ from typing import Final
 import msgspec
 
 from headway.core.instants import SECOND, Duration, Instant
-from headway.core.model import DEFAULT_TENANT, JsonObject, Lease, Node, schedule_label, schedule_name
+from headway.core.json_values import JsonObject
+from headway.core.nodes import Lease, Node
+from headway.core.schedule_names import schedule_label, schedule_name
+from headway.core.tenants import DEFAULT_TENANT
 from headway.store.coordination import NODES_MAX, TALLY_PREFIX, held_in, nodes_in, prefixed, tally_in
 from headway.store.transaction import Driver, Transaction, call
 

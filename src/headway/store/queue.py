@@ -20,8 +20,10 @@ from headway.core.errors import (
     NotFinal,
     StoreUnavailable,
 )
+from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.lifecycle import Status
-from headway.core.model import REASON_LENGTH_MAX, EnqueuedRow, Job, NewJob, ScheduleSpec, storable
+from headway.core.schedules import ScheduleSpec
+from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.store.job_rows import ANY_SIZE, JobRow, job_row, read_job, read_options, read_tags
 from headway.store.jobs import StoreJobs
 from headway.store.transaction import Driver, Row, Rows, Transaction, as_json, call

@@ -5,8 +5,8 @@ So a definition covers exactly the instants from its effective time to that of t
 decided. A removed schedule keeps its row and its place in time: adding it again goes on from there and repeats
 nothing.
 
-Names are unique per tenant. The column `name` has the *key* of a schedule (see `model.schedule_key`), which never
-changes: the ledger, the jobs, the locks and the jitter know the schedule by it.
+Names are unique per tenant. The column `name` has the *key* of a schedule (see `schedule_names.schedule_key`), which
+never changes: the ledger, the jobs, the locks and the jitter know the schedule by it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,11 @@ from headway.core.errors import (
     ScheduleOwned,
 )
 from headway.core.instants import Instant, isoformat
-from headway.core.model import (
-    DEFAULT_TENANT,
-    LiveJobs,
-    Schedule,
-    ScheduleRef,
-    ScheduleSpec,
-    schedule_key,
-    schedule_name,
-)
+from headway.core.occurrences import LiveJobs
 from headway.core.ports import slot_of
+from headway.core.schedule_names import ScheduleRef, schedule_key, schedule_name
+from headway.core.schedules import Schedule, ScheduleSpec
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import After, describe
 from headway.scheduling.planner import first_at, plan
 from headway.store.ledger import NOTHING_LIVE, Writer, live_by_schedule, read_schedule

@@ -15,18 +15,10 @@ from headway.core.clock import Clock
 from headway.core.errors import DuplicateKey, InvalidSchedule
 from headway.core.instants import Instant, isoformat
 from headway.core.lifecycle import Status
-from headway.core.model import (
-    DEFAULT_TENANT,
-    FAILING_FLAGGED,
-    ByHand,
-    Decided,
-    LiveJobs,
-    Overlap,
-    Pause,
-    Schedule,
-    ScheduleRef,
-    ScheduleSpec,
-)
+from headway.core.occurrences import ByHand, Decided, LiveJobs
+from headway.core.schedule_names import ScheduleRef
+from headway.core.schedules import FAILING_FLAGGED, Overlap, Pause, Schedule, ScheduleSpec
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import After
 from headway.scheduling.planner import next_instant
 from headway.store import schedule_definitions as defining

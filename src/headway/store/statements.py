@@ -19,7 +19,7 @@ SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL 
     {next version} {next_attempt}    one more, if there is a larger number: a row that somebody has spoiled stops nobody
     {bytes x} {bounded x}            how large a text is; the text, or an empty one where it is far too large
     {chosen} {fit}                   the row is a job that a filter chooses; one that can be retried, or cancelled
-    {name_in x}                      the name of the schedule with the key x, see `model.schedule_key`
+    {name_in x}                      the name of the schedule with the key x, see `schedule_names.schedule_key`
     {replace_view}                   make a view that exists; what SQLite cannot replace it has dropped before
     {task_of}                        the task in the definition of a schedule, as it is written in JSON
     {feed_position} {feed_since} …   where the feed of changes is, and what has been committed since

@@ -17,7 +17,7 @@ from headway.core.clock import Clock
 from headway.core.errors import Conflict, DefinitionError, NotFound
 from headway.core.instants import DAY, Duration, Instant
 from headway.core.lifecycle import FINAL
-from headway.core.model import check_name, storable
+from headway.core.validation import check_name, storable
 from headway.store.transaction import Driver, Row, T, Transaction, as_json, call
 
 EVENTS: Final = tuple(sorted(f"job.{status.lower()}" for status in FINAL))

@@ -11,8 +11,9 @@ import msgspec
 
 from headway.core.errors import LeaseLost
 from headway.core.instants import DURATION_MAX, INSTANT_MAX, Duration
+from headway.core.job_logs import LOG_LINE_OVERHEAD
+from headway.core.jobs import Claimed, EnqueuedRow, NewJob, Report, Suspect
 from headway.core.lifecycle import APART_MAX, Released, Settlement, Status, settle
-from headway.core.model import LOG_LINE_OVERHEAD, Claimed, EnqueuedRow, NewJob, Report, Suspect
 from headway.store.job_rows import count_in, read_claimed, read_lost_attempt
 from headway.store.queue import enqueue, with_earlier
 from headway.store.settlement import completed, refuse, settle_attempts

@@ -24,20 +24,11 @@ import msgspec
 from headway.core.clock import Clock
 from headway.core.errors import InvalidTask, LeaseLost
 from headway.core.instants import Instant, to_datetime
-from headway.core.model import (
-    LOG_BYTES_MAX,
-    LOG_LINE_LENGTH_MAX,
-    METADATA_BYTES_MAX,
-    RESULT_BYTES_MAX,
-    STEP_LENGTH_MAX,
-    UNFINISHED_MAX,
-    Claimed,
-    Report,
-    check_finite,
-    check_name,
-    schedule_name,
-    storable,
-)
+from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
+from headway.core.jobs import METADATA_BYTES_MAX, RESULT_BYTES_MAX, STEP_LENGTH_MAX, UNFINISHED_MAX, Claimed, Report
+from headway.core.json_values import check_finite
+from headway.core.schedule_names import schedule_name
+from headway.core.validation import check_name, storable
 
 T = TypeVar("T")
 

@@ -27,9 +27,11 @@ from typing import Any, Final, Protocol
 
 from headway.core.errors import DefinitionError, HeadwayError, InvalidConfig, InvalidSchedule
 from headway.core.instants import format_duration, quote
-from headway.core.model import DEFAULT_TENANT, ScheduleSpec, check_name
+from headway.core.schedules import ScheduleSpec
 from headway.core.settings import FILE_DEFAULT, read_file
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import Trigger, trigger_from_dict
+from headway.core.validation import check_name
 from headway.tasks.task import Options, Retry
 
 TRIGGER_WORDS: Final = ("cron", "every", "after", "at")

@@ -6,8 +6,11 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from headway.core.errors import InvalidSchedule, InvalidTask, TaskNotFound
 from headway.core.instants import DurationLike, quote
-from headway.core.model import NewJob, ScheduleSpec, check_name, schedule_key, schedule_label
+from headway.core.jobs import NewJob
+from headway.core.schedule_names import schedule_key, schedule_label
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron, Trigger
+from headway.core.validation import check_name
 from headway.tasks.context import Context
 from headway.tasks.definitions import Definitions, inherited
 from headway.tasks.rows import jobs_of_rows

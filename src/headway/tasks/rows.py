@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from headway.core.errors import DefinitionError, InvalidTask
 from headway.core.instants import quote
-from headway.core.model import NewJob
+from headway.core.jobs import NewJob
 from headway.core.templates import Template, argument_text
 
 ROWS_MAX: Final = 10_000  # What the store takes in one transaction.

@@ -26,22 +26,13 @@ from headway.core.instants import (
     quote,
     to_datetime,
 )
+from headway.core.jobs import METADATA_BYTES_MAX, Job, NewJob
+from headway.core.json_values import encode_args
 from headway.core.lifecycle import Backoff, Status
-from headway.core.model import (
-    ATTEMPTS_MAX,
-    KEY_LENGTH_MAX,
-    METADATA_BYTES_MAX,
-    PRIORITY_MAX,
-    Job,
-    NewJob,
-    check_int,
-    check_name,
-    check_tags,
-    check_tenant,
-    encode_args,
-)
 from headway.core.settings import parse_memory
+from headway.core.tenants import check_tenant
 from headway.core.urls import check_url
+from headway.core.validation import ATTEMPTS_MAX, KEY_LENGTH_MAX, PRIORITY_MAX, check_int, check_name, check_tags
 from headway.tasks.context import Context
 from headway.tasks.rows import jobs_of_rows
 

@@ -17,8 +17,8 @@ from headway.core import lifecycle
 from headway.core.clock import Clock
 from headway.core.errors import LeaseLost
 from headway.core.instants import SECOND
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Parked, Released, Succeeded, TimedOut
-from headway.core.model import Claimed
 from headway.tasks.context import Context, Hand
 from headway.tasks.task import Task
 from headway.worker.assignments import Foreman

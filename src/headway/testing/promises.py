@@ -6,8 +6,10 @@ from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 from headway.core.instants import INSTANT_MAX, Instant, isoformat
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Decided, Job, Occurrence, key_label, schedule_label
+from headway.core.occurrences import Decided, Occurrence
+from headway.core.schedule_names import key_label, schedule_label
 from headway.scheduling.audit import audit
 from headway.store import Store
 

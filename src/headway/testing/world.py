@@ -30,10 +30,12 @@ from headway.core.instants import (
     parse_instant,
     to_datetime,
 )
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import DEFAULT_TENANT, Job, read_status
 from headway.core.ports import Shards, WakeUps
 from headway.core.settings import Settings
+from headway.core.tenants import DEFAULT_TENANT
+from headway.core.validation import read_status
 from headway.operations.schedule_sync import sync_schedules
 from headway.store import Store
 from headway.store.migrations import migrate

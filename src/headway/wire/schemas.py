@@ -12,7 +12,8 @@ import msgspec
 from msgspec import UNSET
 
 from headway.core.lifecycle import Status
-from headway.core.model import Decided, Missed, Overlap
+from headway.core.occurrences import Decided
+from headway.core.schedules import Missed, Overlap
 from headway.wire.base import EXAMPLES, Absent, Count, Resource, Span, Time
 
 Omitted = Annotated[

@@ -12,10 +12,14 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from headway.core.access import Action, Token
 from headway.core.errors import InvalidSchedule
 from headway.core.instants import DAY, INSTANT_MAX, INSTANT_MIN, Instant, format_duration, isoformat, to_datetime
+from headway.core.job_logs import read_stream
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Action, Job, Occurrence, Pause, Schedule, ScheduleSpec, Token, read_stream
+from headway.core.occurrences import Occurrence
+from headway.core.schedules import Pause, Schedule, ScheduleSpec
 from headway.core.settings import mask_url
 from headway.core.triggers import After, At, Cron, Trigger, describe, trigger_to_dict
 from headway.core.zones import zone

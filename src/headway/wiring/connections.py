@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headway.coordination.admission import AdmittedLeases
 from headway.coordination.locks import Grants
 from headway.core.clock import Clock
-from headway.core.model import EnqueuedRow, NewJob
+from headway.core.jobs import EnqueuedRow, NewJob
 from headway.core.settings import Settings
 from headway.core.sync_bridge import Portal, run_inline
 from headway.operations.audit_log import origin

@@ -28,7 +28,8 @@ from headway.core.clock import Clock, Loop
 from headway.core.errors import StoreError
 from headway.core.events import subscribed
 from headway.core.instants import SECOND
-from headway.core.model import JsonObject, Node
+from headway.core.json_values import JsonObject
+from headway.core.nodes import Node
 from headway.core.ports import AuditLog, Housekeeping, Leases, Ledger, Nodes, WakeUps
 from headway.core.process_metrics import Tally
 from headway.core.settings import Settings

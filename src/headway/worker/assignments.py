@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import Outcome
-from headway.core.model import Claimed, Report
 from headway.worker.children import Post
 from headway.worker.handover import Given
 from headway.worker.ipc import Ask

@@ -12,7 +12,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from headway.core.errors import InvalidTask, LeaseLost
-from headway.core.model import ERROR_BYTES_MAX, REASON_LENGTH_MAX, Claimed, storable
+from headway.core.jobs import ERROR_BYTES_MAX, Claimed
+from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.tasks.context import Context, TaskStopped, encode_result
 from headway.tasks.task import Cancel, Retry, Task
 from headway.worker import capture

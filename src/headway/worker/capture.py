@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final, TextIO
 
-from headway.core.model import LOG_LINE_LENGTH_MAX, log_stream
+from headway.core.job_logs import LOG_LINE_LENGTH_MAX, log_stream
 from headway.tasks.context import Context
 
 _output: ContextVar["Output | None"] = ContextVar("headway_output", default=None)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from headway.core.errors import HeadwayError
-from headway.core.model import Claimed
+from headway.core.jobs import Claimed
 from headway.tasks.context import Hand, TaskStopped
 from headway.tasks.task import Task
 from headway.worker.attempt import Ended, Registry, outcome_of, resolve, run_async, run_sync

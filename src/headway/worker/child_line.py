@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, NoReturn, assert_never
 
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError, LeaseLost
-from headway.core.model import Claimed
+from headway.core.jobs import Claimed
 from headway.tasks.context import LINES_WAITING_MAX, Context, Hand
 from headway.worker.attempt import Ended, Registry
 from headway.worker.handover import Inbox

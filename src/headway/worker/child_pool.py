@@ -21,8 +21,8 @@ from typing import Final
 
 from headway.core.clock import Clock
 from headway.core.events import Timed, emit
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Released
-from headway.core.model import Claimed
 from headway.worker.assignments import Assignments, Foreman
 from headway.worker.child_processes import CrewPlan, Staff
 from headway.worker.children import Pool, Post

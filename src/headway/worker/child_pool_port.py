@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome
-from headway.core.model import Claimed
 from headway.worker.ipc import TaskInfo
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway.core.model import Claimed
+from headway.core.jobs import Claimed
 from headway.worker.handover import Handover
 from headway.worker.pace import Pace
 from headway.worker.process import ChildProcess

@@ -9,9 +9,11 @@ from headway.core.clock import Clock
 from headway.core.errors import StoreFull, StoreUnavailable
 from headway.core.events import AttemptsLost, Timed, emit
 from headway.core.instants import MINUTE, SECOND, Duration
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Parked, Released
-from headway.core.model import REASON_LENGTH_MAX, Claimed, Node, storable
+from headway.core.nodes import Node
 from headway.core.ports import Claims
+from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.worker.child_pool_port import CrewPort
 from headway.worker.held import HeldAttempts
 from headway.worker.hints import HintTaker

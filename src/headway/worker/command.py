@@ -30,7 +30,7 @@ from typing import IO, Any, Final
 from headway.core.clock import monotonic_now
 from headway.core.errors import InvalidTask
 from headway.core.instants import from_datetime, isoformat, quote
-from headway.core.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
+from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
 from headway.core.templates import Template, argument_text
 from headway.tasks.context import Context, TaskStopped
 from headway.worker.descendants import MARK

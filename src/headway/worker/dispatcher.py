@@ -5,8 +5,8 @@ from typing import Final
 
 from headway.core.clock import Clock
 from headway.core.instants import Instant
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Parked, Released
-from headway.core.model import Claimed
 from headway.worker.assignments import Assignments
 from headway.worker.child_processes import Staff
 from headway.worker.children import Pool, Post, company_of

@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome
-from headway.core.model import Claimed
 
 J = TypeVar("J")
 NEVER: Final = float("inf")

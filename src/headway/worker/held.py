@@ -13,7 +13,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.events import AttemptsLost, emit
 from headway.core.instants import SECOND, Duration, Instant
-from headway.core.model import Claimed, Report
+from headway.core.jobs import Claimed, Report
 from headway.core.ports import Latest
 from headway.worker.child_pool_port import CrewPort
 

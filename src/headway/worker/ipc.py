@@ -21,7 +21,7 @@ import msgspec
 
 from headway.core.errors import HeadwayError
 from headway.core.instants import Duration
-from headway.core.model import Claimed, Report
+from headway.core.jobs import Claimed, Report
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 MESSAGES_MAX: Final = 32  # In one frame: so many of the largest results fit into it.

@@ -13,15 +13,11 @@ from headway.core.clock import Clock
 from headway.core.errors import StoreError, StoreFull, StoreUnavailable
 from headway.core.events import JobLogged, ReportsRefused, emit
 from headway.core.instants import Instant
-from headway.core.model import (
-    LOG_BYTES_MAX,
-    LOG_LINE_OVERHEAD,
-    REASON_LENGTH_MAX,
-    JsonObject,
-    Report,
-    storable,
-)
+from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
+from headway.core.jobs import Report
+from headway.core.json_values import JsonObject
 from headway.core.ports import Latest, Live, Reports
+from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.worker.held import QUIET_S, Held, HeldAttempts
 
 REPORT_EVERY_S: Final = 0.5

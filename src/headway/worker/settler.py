@@ -12,9 +12,10 @@ import msgspec
 from headway.core.clock import Clock
 from headway.core.errors import StoreError, StoreFull, StoreUnavailable
 from headway.core.events import AttemptsLost, JobsSettled, Timed, emit
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Settlement, Status, settle
-from headway.core.model import REASON_LENGTH_MAX, Claimed, storable
 from headway.core.ports import Settlements
+from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.worker.held import QUIET_S, Held, HeldAttempts
 from headway.worker.reporter import Reporter
 

@@ -21,8 +21,10 @@ from headway.core.clock import Clock
 from headway.core.errors import LeaseLost, StoreFull, StoreUnavailable
 from headway.core.events import Draining, emit
 from headway.core.instants import SECOND, Duration
+from headway.core.jobs import Claimed, NewJob, Report
+from headway.core.json_values import JsonObject
 from headway.core.lifecycle import Outcome
-from headway.core.model import Claimed, JsonObject, NewJob, Node, Report
+from headway.core.nodes import Node
 from headway.core.ports import Live, Work
 from headway.worker.child_pool_port import CrewPort
 from headway.worker.claimer import Claimer

@@ -14,7 +14,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import MINUTE, SECOND, Duration
-from headway.core.model import Claimed, Suspect
+from headway.core.jobs import Claimed, Suspect
 from headway.core.ports import SuspectClaims
 from headway.worker.held import HeldAttempts
 

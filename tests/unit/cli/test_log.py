@@ -47,7 +47,8 @@ from headway.core.events import (
 )
 from headway.core.instants import SECOND, parse_instant
 from headway.core.lifecycle import Attempt, Crashed, Raised, settle
-from headway.core.model import Decided, Decision, Plan, Schedule, ScheduleSpec
+from headway.core.occurrences import Decided, Decision, Plan
+from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.triggers import Every
 
 NOW = parse_instant("2027-01-01T00:00:00.123456Z")

@@ -7,8 +7,10 @@ import pytest
 from headway.cli.remote import _set_right, attempt_of, definition_of, job_of, occurrence_of, schedule_of
 from headway.core.clock import Clock
 from headway.core.instants import HOUR, MINUTE, SECOND, parse_instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Decided, Job, Occurrence, Pause, Schedule, ScheduleSpec
+from headway.core.occurrences import Decided, Occurrence
+from headway.core.schedules import Pause, Schedule, ScheduleSpec
 from headway.core.triggers import After, At, Cron, Every, Trigger
 from headway.operations.why import eta_seconds, read_detail
 from headway.wire.shapes import attempt_shape, job_shape, occurrence_shape, schedule_shape

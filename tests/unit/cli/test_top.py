@@ -7,8 +7,9 @@ import pytest
 from headway.cli.top import Picture, frame, health
 from headway.cli.watch import painted
 from headway.core.instants import MINUTE, SECOND, Instant, parse_instant
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job, Node
+from headway.core.nodes import Node
 from headway.operations.overview import Situation
 from headway.store.facts import Facts
 

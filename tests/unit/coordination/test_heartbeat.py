@@ -8,7 +8,7 @@ import pytest
 from headway.coordination.heartbeat import WATCH_CHECK_S, Heartbeat
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import SECOND
-from headway.core.model import Node
+from headway.core.nodes import Node
 from headway.core.ports import WakeUps
 from tests.simulation.stage import START, Seat, Stage
 from tests.simulation.virtual_loop import virtual

@@ -6,8 +6,9 @@ import pytest
 
 from headway.core.events import LeasesExpired, Pruned
 from headway.core.instants import MINUTE, SECOND
+from headway.core.jobs import NewJob
 from headway.core.lifecycle import Attempt, Succeeded, settle
-from headway.core.model import NewJob, ScheduleSpec
+from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import After
 from headway.queue import janitor as module
 from headway.queue.janitor import PRUNE_EVERY_S, Janitor

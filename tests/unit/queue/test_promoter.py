@@ -7,7 +7,8 @@ import pytest
 from headway.core.errors import StoreUnavailable
 from headway.core.events import JobsPromoted
 from headway.core.instants import SECOND
-from headway.core.model import NewJob, Overlap, ScheduleSpec
+from headway.core.jobs import NewJob
+from headway.core.schedules import Overlap, ScheduleSpec
 from headway.core.triggers import Every
 from headway.queue.promoter import Promoter
 from tests.simulation.stage import Seat, Stage

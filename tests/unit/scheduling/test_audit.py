@@ -12,8 +12,9 @@ from headway.core.clock import Clock
 from headway.core.errors import InvalidSchedule, ScheduleNotFound
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Instant, isoformat, parse_instant
 from headway.core.lifecycle import Attempt, Succeeded, settle
-from headway.core.model import Decided, Occurrence, Revision, ScheduleSpec
+from headway.core.occurrences import Decided, Occurrence
 from headway.core.ports import Shards
+from headway.core.schedules import Revision, ScheduleSpec
 from headway.core.triggers import After, At, CalendarTrigger, Cron, Every, Trigger
 from headway.scheduling import audit as audit_module
 from headway.scheduling.audit import AuditReport, Finding, Findings, audit, audit_schedule

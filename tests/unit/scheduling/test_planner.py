@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from headway.core.instants import DAY, MINUTE, SECOND, Instant, isoformat, parse_instant
-from headway.core.model import Decided, LiveJobs, Missed, Overlap, Pause, Plan, Schedule, ScheduleSpec
+from headway.core.occurrences import Decided, LiveJobs, Plan
+from headway.core.schedules import Missed, Overlap, Pause, Schedule, ScheduleSpec
 from headway.core.triggers import After, At, Cron, Every, Trigger
 from headway.scheduling import planner
 from headway.scheduling.planner import first_at, jittered, next_instant, plan

@@ -8,18 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Instant, isoformat, parse_instant
-from headway.core.model import (
-    Decided,
-    Decision,
-    LiveJobs,
-    Missed,
-    Overlap,
-    Pause,
-    Plan,
-    Rate,
-    Schedule,
-    ScheduleSpec,
-)
+from headway.core.occurrences import Decided, Decision, LiveJobs, Plan
+from headway.core.schedules import Missed, Overlap, Pause, Rate, Schedule, ScheduleSpec
 from headway.core.triggers import After, At, Cron, Every, Trigger
 from headway.scheduling import planner
 from headway.scheduling.planner import first_at, jittered, plan

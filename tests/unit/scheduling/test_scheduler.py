@@ -7,8 +7,10 @@ import pytest
 
 from headway.core.events import DecisionRefused, LocksLost, ScheduleHeld, SchedulesDecided
 from headway.core.instants import SECOND, Duration, Instant
-from headway.core.model import Lease, LiveJobs, Overlap, Plan, Schedule, ScheduleSpec
+from headway.core.nodes import Lease
+from headway.core.occurrences import LiveJobs, Plan
 from headway.core.ports import Fence, Shards, slot_of
+from headway.core.schedules import Overlap, Schedule, ScheduleSpec
 from headway.core.triggers import Every, Trigger
 from headway.scheduling import scheduler as module
 from headway.scheduling.planner import plan

@@ -7,7 +7,7 @@ import pytest
 
 from headway.cli.status import attention
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND
-from headway.core.model import Node
+from headway.core.nodes import Node
 from headway.operations.attention import alerts, faults
 from headway.operations.figures import situation_shape
 from headway.operations.overview import look, lost_among, unserved

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from headway.core.access import Token
 from headway.core.clock import Clock
 from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.core.events import AccessRefused, Event, subscribed
 from headway.core.instants import SECOND, Duration, parse_instant
-from headway.core.model import Token
 from headway.operations.caller import Principal
 from headway.server import auth as gates
 from headway.server.auth import ANONYMOUS, Gate, is_loopback, require_credential

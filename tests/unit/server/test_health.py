@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from headway.core.clock import Loop
 from headway.core.errors import StoreFull, StoreReadOnly, StoreUnavailable
 from headway.core.instants import SECOND
-from headway.core.model import Node
+from headway.core.nodes import Node
 from headway.operations.store_trouble import AWAY, FULL, OK, PROBE_S_MAX, READ_ONLY
 from headway.server.routes.health import FRESH_S, NOBODY_DECIDES, UNKNOWN, Condition, Health
 from tests.simulation.stage import Seat, Stage

@@ -12,7 +12,7 @@ import pytest
 from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import HOUR, SECOND
-from headway.core.model import NewJob, Report
+from headway.core.jobs import NewJob, Report
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
 from headway.server import fanout as hub_module

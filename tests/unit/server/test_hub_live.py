@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headway.core.instants import HOUR, SECOND
-from headway.core.model import NewJob, Report
+from headway.core.jobs import NewJob, Report
 from headway.core.ports import Latest
 from headway.server import fanout as hub
 from headway.server.fanout import Event, Follower, Hub, Place

@@ -9,7 +9,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.instants import MINUTE, SECOND
-from headway.core.model import NewJob, Node
+from headway.core.jobs import NewJob
+from headway.core.nodes import Node
 from headway.core.process_metrics import Tally
 from headway.operations.engine_state import engines_of
 from headway.server.routes.metrics import LOOPS, QUEUES_MAX, Metrics

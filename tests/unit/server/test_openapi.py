@@ -20,8 +20,10 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 import headway.server.routes
 from headway.core.instants import SECOND
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Decided, Job, Occurrence, Pause, Schedule, ScheduleSpec
+from headway.core.occurrences import Decided, Occurrence
+from headway.core.schedules import Pause, Schedule, ScheduleSpec
 from headway.core.triggers import Cron, Every
 from headway.server.routes import openapi
 from headway.server.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Route

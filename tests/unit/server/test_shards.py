@@ -3,7 +3,7 @@
 import pytest
 
 from headway.cli.status import _shards_text
-from headway.core.model import Lease, Node
+from headway.core.nodes import Lease, Node
 from headway.operations.attention import faults
 from headway.operations.store_trouble import SHARD_PREFIX
 from tests.unit.cli.test_top import NOW, situation

@@ -22,9 +22,11 @@ from headway.core.events import (
     subscribed,
 )
 from headway.core.instants import MILLISECOND, SECOND
+from headway.core.jobs import NewJob, Report
 from headway.core.lifecycle import Attempt, Crashed, Raised, Released, Succeeded, settle
-from headway.core.model import Decided, Decision, NewJob, Plan, Report, Schedule, ScheduleSpec
+from headway.core.occurrences import Decided, Decision, Plan
 from headway.core.process_metrics import BOUNDS_S, Histogram, Tally, histogram_of
+from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import Every
 from headway.wiring.node import EngineNode

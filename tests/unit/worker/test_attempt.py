@@ -8,7 +8,7 @@ import pytest
 
 from headway import Cancel, Context, Headway, Retry
 from headway.core.errors import LeaseLost
-from headway.core.model import ERROR_BYTES_MAX, RESULT_BYTES_MAX
+from headway.core.jobs import ERROR_BYTES_MAX, RESULT_BYTES_MAX
 from headway.core.settings import Settings
 from headway.tasks.context import TaskStopped
 from headway.worker.attempt import Ended, error_json, resolve, run_async, run_sync

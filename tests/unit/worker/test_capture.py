@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from headway.core.model import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX, log_stream, read_stream
+from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX, log_stream, read_stream
 from headway.worker.child import ProcessChild
 from headway.worker.ipc import Done, Failed, Hello, Page, Reader, Reports, Run, ToSupervisor, pair
 from headway.worker.process import child_command

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.model import Claimed
+from headway.core.jobs import Claimed
 from headway.core.settings import Settings
 from headway.wiring.children import crew_plan
 from headway.worker.child import KINDS, LoopChild, ProcessChild

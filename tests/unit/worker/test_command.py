@@ -14,7 +14,7 @@ import pytest
 
 from headway import Cron, Headway, InvalidTask, Retry
 from headway.core.instants import parse_instant
-from headway.core.model import LOG_BYTES_MAX
+from headway.core.job_logs import LOG_BYTES_MAX
 from headway.core.settings import Settings
 from headway.tasks.context import TaskStopped
 from headway.tasks.task import memory_limit

@@ -12,8 +12,8 @@ import pytest
 
 from headway.core.clock import Clock
 from headway.core.instants import SECOND
+from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import Cancelled, Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
-from headway.core.model import Claimed, Report
 from headway.worker import ipc as frames
 from headway.worker.child_pool import GONE_S_MAX, Crew
 from headway.worker.child_processes import CrewPlan

@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from headway.core.model import Claimed, Report
+from headway.core.jobs import Claimed, Report
 from headway.worker.ipc import (
     FRAME_BYTES_MAX,
     Answer,

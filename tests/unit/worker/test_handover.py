@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Cancelled
-from headway.core.model import Claimed
 from headway.worker.handover import Given, Handover, Inbox
 from tests.unit.worker.test_frames import claimed
 

@@ -11,7 +11,7 @@ import pytest
 
 from headway import Headway, InvalidTask, Retry
 from headway.core.instants import DAY, SECOND
-from headway.core.model import RESULT_BYTES_MAX
+from headway.core.jobs import RESULT_BYTES_MAX
 from headway.core.settings import Settings
 from headway.tasks.context import TaskStopped, encode_result
 from headway.worker.http import BODY_BYTES_MAX, HttpFailed, HttpRefused, http_request

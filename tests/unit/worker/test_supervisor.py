@@ -11,8 +11,10 @@ import pytest
 from headway.core.errors import LeaseLost, StoreError, StoreUnavailable
 from headway.core.events import AttemptsLost
 from headway.core.instants import SECOND
+from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
+from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
-from headway.core.model import LOG_BYTES_MAX, LOG_LINE_OVERHEAD, Claimed, NewJob, Node, Report
+from headway.core.nodes import Node
 from headway.worker.ipc import Ask, TaskInfo
 from headway.worker.reporter import LINES_MAX, REPORT_EVERY_S
 from headway.worker.supervisor import Supervisor

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from headway.core.instants import parse_duration
-from headway.core.model import NAME_LENGTH_MAX
+from headway.core.validation import NAME_LENGTH_MAX
 from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route
 from headway.wire.shapes import action_shape, token_shape
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from headway.core.errors import HeadwayError, JobNotFound, NotFinal, NotFound, StoreError
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import Job
 from headway.operations import audit_log as deeds
 from headway.server.routes.jobs import JOB_ID, page_of_jobs
 from headway.server.routes.streams import job_answer, visible_job

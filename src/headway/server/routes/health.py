@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.core.clock import Clock, Loop
-from headway.core.model import Lease, Node
+from headway.core.nodes import Lease, Node
 from headway.operations.engine_state import engines_of
 from headway.operations.store_trouble import AWAY, OK, examine
 from headway.server.single_flight import Recent

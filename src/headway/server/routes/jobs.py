@@ -9,8 +9,10 @@ import msgspec
 
 from headway.core.errors import DefinitionError, DuplicateKey, JobNotFound, TaskNotFound
 from headway.core.instants import Instant, parse_start, to_datetime
+from headway.core.jobs import EnqueuedRow, Job, NewJob
+from headway.core.json_values import encode_args
 from headway.core.lifecycle import Status
-from headway.core.model import KEY_LENGTH_MAX, EnqueuedRow, Job, NewJob, check_name, encode_args
+from headway.core.validation import KEY_LENGTH_MAX, check_name
 from headway.operations import audit_log as deeds
 from headway.operations.job_context import node_names, why
 from headway.operations.why import read_json

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from headway.core.clock import Clock
 from headway.core.errors import StoreError
-from headway.core.model import Decided
+from headway.core.occurrences import Decided
 from headway.core.process_metrics import OTHER, Tally, histogram_of
 from headway.operations.engine_state import engines_of
 from headway.operations.job_context import ALIVE_WITHIN

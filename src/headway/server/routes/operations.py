@@ -14,7 +14,8 @@ import msgspec
 from headway.core.errors import ScheduleNotFound
 from headway.core.instants import DAY, HOUR, INSTANT_MIN, SECOND, Instant
 from headway.core.lifecycle import FINAL, Status
-from headway.core.model import DEFAULT_TENANT, schedule_name
+from headway.core.schedule_names import schedule_name
+from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.attention import alerts
 from headway.operations.figures import situation_shape
 from headway.operations.overview import (

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from headway.core.model import KEY_LENGTH_MAX
+from headway.core.validation import KEY_LENGTH_MAX
 from headway.server.web import TEXT_LENGTH_MAX, require_printable
 from headway.store.schedules import BACKFILL_MAX
 

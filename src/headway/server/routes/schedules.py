@@ -18,17 +18,13 @@ import msgspec
 
 from headway.core.errors import Conflict, DefinitionError, ScheduleChanged, ScheduleOwned, TaskNotFound
 from headway.core.instants import Instant
-from headway.core.model import (
-    DEFAULT_TENANT,
-    KEY_LENGTH_MAX,
-    Schedule,
-    ScheduleRef,
-    ScheduleSpec,
-    check_name,
-    encode_args,
-)
+from headway.core.json_values import encode_args
+from headway.core.schedule_names import ScheduleRef
+from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.settings import mask_url
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import After, describe
+from headway.core.validation import KEY_LENGTH_MAX, check_name
 from headway.core.zones import zone
 from headway.operations import audit_log as deeds
 from headway.operations.calendar import calendar, year_of

@@ -22,8 +22,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from headway.core.errors import HeadwayError, JobNotFound, StoreUnavailable
 from headway.core.instants import SECOND, parse_duration
+from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.model import DEFAULT_TENANT, Job, schedule_name
+from headway.core.schedule_names import schedule_name
+from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.caller import Principal
 from headway.operations.job_context import why
 from headway.server.fanout import Event, Follower, Hub, Place, change_shape, job_event, log_event

@@ -12,9 +12,9 @@ from msgspec import UNSET, UnsetType
 
 from headway.core.errors import NotFound
 from headway.core.instants import DAY, parse_duration
-from headway.core.model import NAME_LENGTH_MAX
 from headway.core.settings import mask_url
 from headway.core.urls import URL_LENGTH_MAX, check_url
+from headway.core.validation import NAME_LENGTH_MAX
 from headway.operations import audit_log as deeds
 from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route, require_printable
 from headway.server.webhook_messages import delivery_shape, endpoint_shape

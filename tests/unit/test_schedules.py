@@ -13,25 +13,12 @@ from hypothesis import strategies as st
 
 from headway.core.errors import DefinitionError, InvalidSchedule, InvalidTask
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, isoformat, parse_instant, quote
+from headway.core.json_values import ARGS_BYTES_MAX, encode_args
 from headway.core.lifecycle import Backoff, Status
-from headway.core.model import (
-    ARGS_BYTES_MAX,
-    NAME_LENGTH_MAX,
-    TAGS_MAX,
-    LiveJobs,
-    Missed,
-    Overlap,
-    Pause,
-    Rate,
-    Schedule,
-    ScheduleSpec,
-    check_int,
-    check_name,
-    check_tags,
-    encode_args,
-    read_status,
-)
+from headway.core.occurrences import LiveJobs
+from headway.core.schedules import Missed, Overlap, Pause, Rate, Schedule, ScheduleSpec
 from headway.core.triggers import After, At, Cron, Every, Trigger
+from headway.core.validation import NAME_LENGTH_MAX, TAGS_MAX, check_int, check_name, check_tags, read_status
 
 EVERY = {"kind": "every", "interval": "1m"}
 PLAIN = {"task": "work", "trigger": EVERY}

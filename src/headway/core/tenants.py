@@ -1,0 +1,15 @@
+"""Tenants: whose jobs and schedules something is about."""
+
+from typing import Final
+
+from headway.core.errors import InvalidTask
+from headway.core.validation import check_name
+
+DEFAULT_TENANT: Final = "default"
+
+
+def check_tenant(value: object, what: str) -> str:
+    """Return the name of one tenant; `*` stands for all of them, and nothing belongs to all."""
+    if value == "*":
+        raise InvalidTask(f"{what} must be one tenant; * stands for all of them")
+    return check_name(value, what)

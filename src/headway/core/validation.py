@@ -1,0 +1,54 @@
+"""Check names, numbers and texts that users give."""
+
+from typing import Final
+
+from headway.core.errors import InvalidTask
+from headway.core.instants import quote
+from headway.core.lifecycle import Status
+
+NAME_LENGTH_MAX: Final = 200
+KEY_LENGTH_MAX: Final = 512
+REASON_LENGTH_MAX: Final = 500
+TAGS_MAX: Final = 32
+PRIORITY_MAX: Final = 1_000
+ATTEMPTS_MAX: Final = 1_000
+
+
+def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> str:
+    """Return a name that is safe to store and show, or say what is wrong with it."""
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidTask(f"{what} must be a text that is not empty, not {quote(value)}")
+    if len(value) > length_max:
+        raise InvalidTask(f"{what} must have at most {length_max} characters, not {len(value)}")
+    if not value.isprintable():
+        raise InvalidTask(f"{what} must not have control characters: {value[:40]!r}")
+    return value
+
+
+def check_int(value: object, what: str, low: int, high: int) -> int:
+    """Return a whole number within its bounds, or say which they are."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidTask(f"{what} must be a whole number from {low} to {high}, not {quote(value)}")
+    return value
+
+
+def check_tags(value: object, what: str = "tags") -> tuple[str, ...]:
+    """Return tags as a tuple of names, at most `TAGS_MAX`."""
+    if isinstance(value, str) or not isinstance(value, list | tuple) or len(value) > TAGS_MAX:
+        raise InvalidTask(f"{what} must be a list of at most {TAGS_MAX} texts")
+    return tuple(check_name(tag, "tag") for tag in value)
+
+
+def read_status(value: object) -> Status:
+    """Return a status by its name, or say which there are."""
+    try:
+        return Status(str(value).upper())
+    except ValueError:
+        raise InvalidTask(f"status must be one of {', '.join(Status)}, not {quote(value)}") from None
+
+
+def storable(text: str, length_max: int) -> str:
+    """Return free text as every database can keep it: no NUL, no half characters, and not endless."""
+    if len(text) > length_max:
+        text = f"{text[: length_max - 20]}… ({len(text):,} characters)"
+    return text.replace("\x00", "␀").encode("utf-8", "replace").decode()
