@@ -31,8 +31,8 @@ from headway.store import open_driver
 from headway.store.migrations import migrate
 from headway.tasks.task import Options
 from headway.wiring.roles import worker_node
+from headway.worker.child_pool_port import Foreman
 from headway.worker.ipc import TaskInfo
-from headway.worker.supervisor import Supervisor
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
 from tests.support.redis import RedisServer
@@ -209,10 +209,14 @@ class _Instant:
         info = TaskInfo(name="nothing", isolation="loop")
         self.tasks: Mapping[str, TaskInfo] = {"nothing": info}
         self.kinds: dict[str, frozenset[str]] = {"loop": frozenset({"nothing"})}
-        self.supervisor: Supervisor | None = None
+        self.supervisor: Foreman | None = None
         self.hits = 0
         self.started: dict[str, int] = {}
         self._running = 0
+
+    def report_to(self, foreman: Foreman) -> None:
+        """Tell this supervisor how they end."""
+        self.supervisor = foreman
 
     def room(self, kind: str) -> int:
         """Tell how many more it takes."""
@@ -276,8 +280,7 @@ async def _work(url: str, transport: str) -> None:
 
     async with opened(url) as (store, clock):
         settings = Settings(store=url, transport=transport, node="bench")
-        node, supervisor = worker_node(store, settings, clock, schedules=False)
-        supervisor.crew, crew.supervisor = crew, supervisor
+        node = worker_node(store, settings, clock, crew, schedules=False)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, node.stop)
         loop.add_signal_handler(signal.SIGUSR1, tell)

@@ -276,7 +276,7 @@ class _Announces(Protocol):
 
 
 def announcer_on(transport: _Announces) -> Announcer:
-    return Announcer(transport, Health("flaky", "n"), clock=Clock(node="n"))  # type: ignore[arg-type]
+    return Announcer(transport, Health("flaky", "n"), clock=Clock(node="n"), wake=lambda: None)  # type: ignore[arg-type]
 
 
 async def test_the_announcer_keeps_what_it_cannot_send_and_says_so_once() -> None:

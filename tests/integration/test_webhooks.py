@@ -87,7 +87,8 @@ class Office:
     def __init__(self, store: Store, *, seconds_max: float = DEADLINE_S) -> None:
         self.clock = Clock()
         sender = Sender(self.clock, LOCAL, seconds_max=seconds_max)
-        self.deliverer = Deliverer(store, Settings(), self.clock, sender=sender)
+        self.woken = asyncio.Event()
+        self.deliverer = Deliverer(store, Settings(), self.clock, sender=sender, wake=self.woken.set)
 
     async def send(self) -> None:
         """Send what is due, and wait for how it goes."""
@@ -271,8 +272,7 @@ async def test_who_hangs_does_not_keep_others_waiting(backend: SqliteBackend) ->
         await add(store, fast)
         for _ in range(20):
             await finish(store)
-        loop = Loop("deliverer", mine.deliverer.tick, clock=mine.clock, rest_s_max=0.1)
-        mine.deliverer.wake = loop.wake
+        loop = Loop("deliverer", mine.deliverer.tick, clock=mine.clock, rest_s_max=0.1, woken=mine.woken)
         running = asyncio.create_task(loop.run())
         under_way: set[int] = set()
 

@@ -224,7 +224,6 @@ class WorkerActor(NodeActor):
 
     def _make(self, process: Process, world: World, settings: Settings) -> EngineNode:
         work, clock = process.store.work, process.clock
-        self._supervisor = supervisor = Supervisor(work, clock=clock, lease=settings.worker_lease, poll=settings.poll)
         is_calm = self._place.mishaps is NO_MISHAPS
         around = Surroundings(
             stage=self._place,
@@ -235,8 +234,10 @@ class WorkerActor(NodeActor):
             kill_worker=lambda: self._killed(process),
             is_calm=is_calm,
         )
-        self.crew = SimulatedCrew(around, supervisor, clock)
-        supervisor.crew = self.crew
+        self.crew = SimulatedCrew(around, clock)
+        self._supervisor = supervisor = Supervisor(
+            work, self.crew, clock=clock, lease=settings.worker_lease, poll=settings.poll
+        )
         schedules = self._chance.random() < 0.3 and not is_calm
         return EngineNode(world, settings, clock, schedules=schedules, supervisor=supervisor)
 

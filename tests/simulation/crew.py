@@ -7,7 +7,6 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.worker.child_pool import Crew
 from headway.worker.child_processes import CrewPlan
-from headway.worker.supervisor import Supervisor
 from tests.simulation.child import SimulatedChild, Surroundings
 
 SLOTS: Final = {"loop": 4, "process": 2}
@@ -42,12 +41,12 @@ class Sweeper:
 class SimulatedCrew(Crew):
     """Runs made-up jobs by the real protocol."""
 
-    def __init__(self, around: Surroundings, supervisor: Supervisor, clock: Clock) -> None:
+    def __init__(self, around: Surroundings, clock: Clock) -> None:
         self._around = around
         self._sweeping = Sweeper(around)
         self._pids = 0
         plan = CrewPlan(command=(), processes=SLOTS["process"], concurrency=SLOTS["loop"], threads=1)
-        super().__init__(plan, clock, supervisor, start=self._start, sweeper=self._sweeping)  # type: ignore[arg-type]
+        super().__init__(plan, clock, start=self._start, sweeper=self._sweeping)  # type: ignore[arg-type]
         self.staff.spawn(self.staff.pools["process"])
 
     def _start(self, _: object, kind: str, width: int, mark: str, __: object) -> SimulatedChild:

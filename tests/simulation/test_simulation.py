@@ -270,7 +270,7 @@ def test_a_hand_back_that_costs_an_attempt_is_caught(monkeypatch: pytest.MonkeyP
 
 def test_a_stop_that_forgets_what_is_being_claimed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def claim(self: Claimer) -> float:
-        if self._held.crew is None or not self._held.crew.tasks or self._held.draining is not None:
+        if not self._held.crew.tasks or self._held.draining is not None:
             return 1.0
         return await self._claim(self._held.crew)
 

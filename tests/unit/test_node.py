@@ -19,6 +19,7 @@ from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import Every
 from headway.wiring.node import HOUSEKEEPING, EngineNode, World
+from headway.worker.child_pool_port import Foreman
 from headway.worker.ipc import TaskInfo
 from headway.worker.supervisor import Supervisor
 from tests.simulation.stage import Seat, Stage, until
@@ -317,14 +318,17 @@ async def test_an_idle_node_leaves_the_store_in_peace() -> None:
 class Crew:
     """Runs jobs for a while each, and notes what it was told."""
 
-    def __init__(self, supervisor: Supervisor, job_s: float, places: int = 4) -> None:
+    def __init__(self, job_s: float, places: int = 4) -> None:
         self.tasks = {"work": TaskInfo(name="work", isolation="loop")}
         self.kinds = {"loop": frozenset({"work"})}
         self.running: dict[str, asyncio.Task[None]] = {}
         self.abandoned: list[str] = []
-        self._supervisor = supervisor
         self._job_s = job_s
         self._places = places
+
+    def report_to(self, foreman: Foreman) -> None:
+        assert isinstance(foreman, Supervisor)
+        self._supervisor = foreman
 
     def room(self, kind: str) -> int:
         return self._places - len(self.running)
@@ -381,8 +385,8 @@ class Worker(Actor):
     def __init__(self, seat: Seat, job_s: float, settings: Settings = SETTINGS, *, schedules: bool = False) -> None:
         self.seat = seat
         work, clock = seat.store.work, seat.clock
-        self.supervisor = Supervisor(work, clock=clock, lease=settings.worker_lease, poll=settings.poll)
-        self.crew = self.supervisor.crew = Crew(self.supervisor, job_s)
+        self.crew = Crew(job_s)
+        self.supervisor = Supervisor(work, self.crew, clock=clock, lease=settings.worker_lease, poll=settings.poll)
         world = world_of(seat)
         self.node = EngineNode(world, settings, clock, schedules=schedules, supervisor=self.supervisor)
         self.task = asyncio.create_task(self.node.run())

@@ -196,8 +196,7 @@ async def run_scheduler(
             return
         try:
             skipped = [] if app is None else await _synchronise(store, app.name, app.declared, stopping, log)
-            node = scheduler_node(store, settings, clock, __version__)
-            node.attention = skipped
+            node = scheduler_node(store, settings, clock, __version__, attention=skipped)
             await run_node(node, stopping)
         finally:
             await store.close()
@@ -265,9 +264,7 @@ async def _work(
         if schedules:
             declared = {key: ScheduleSpec.from_json(text) for key, text in hello.schedules.items()}
             skipped = await _synchronise(store, hello.app, declared, stopping, log)
-        node, supervisor = worker_node(store, settings, clock, __version__, schedules=schedules)
-        node.attention = skipped
-        supervisor.crew, crew.foreman = crew, supervisor
+        node = worker_node(store, settings, clock, crew, __version__, schedules=schedules, attention=skipped)
         async with asyncio.TaskGroup() as group:
             if api:
                 listening = _bind(settings, log, must=api == "must")

@@ -133,15 +133,24 @@ class Loop:
     """Calls `tick` until stopped. The tick returns the seconds to rest; a wake-up cuts the rest short.
 
     A store that does not answer or is full is survived here, with a jittered and growing rest; any other exception is
-    a bug and ends the process loudly. The time since the last finished tick is what watchdogs look at.
+    a bug and ends the process loudly. The time since the last finished tick is what watchdogs look at. Whoever has to
+    wake a loop before it exists sets the event `woken`, which the loop is then given.
     """
 
-    def __init__(self, name: str, tick: Callable[[], Awaitable[float]], *, clock: Clock, rest_s_max: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        tick: Callable[[], Awaitable[float]],
+        *,
+        clock: Clock,
+        rest_s_max: float,
+        woken: asyncio.Event | None = None,
+    ) -> None:
         self.name = name
         self.rest_s_max = rest_s_max
         self._tick = tick
         self._clock = clock
-        self._wake = asyncio.Event()
+        self._wake = woken or asyncio.Event()
         self._stopping = False
         self._failures = 0
         self._progress = clock.monotonic()

@@ -1,17 +1,18 @@
-"""The announcer: tells a transport of jobs that have become ready, after their commit and behind everybody's back.
+"""The announcer: tells a transport of jobs that have become ready, after their commit and in the background.
 
 Whoever commits only notes what is ready, in a list with an end; nobody waits. While the transport is away the last
 hundred of each queue are kept, and told when it is back; by then the sweeps of the workers have found these jobs. Of
 many jobs that became ready at once a hundred are told: a worker that is woken takes what it has room for, and more.
 """
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway.core.clock import Clock
+from headway.core.clock import Clock, Loop
 from headway.core.errors import EngineUnavailable
 from headway.core.events import EngineLost, EngineReturned, emit
 from headway.core.json_values import JsonObject
@@ -56,12 +57,14 @@ class Dispatch:
     transport: Transport
     health: Health
     announcer: "Announcer"
+    loop: Loop  # Runs the announcer.
 
     @classmethod
     def by(cls, transport: Transport, clock: Clock) -> "Dispatch":
         """Put an announcer before a transport."""
-        health = Health(transport.name, clock.node)
-        return cls(transport, health, Announcer(transport, health, clock=clock))
+        health, woken = Health(transport.name, clock.node), asyncio.Event()
+        announcer = Announcer(transport, health, clock=clock, wake=woken.set)
+        return cls(transport, health, announcer, announcer_loop(announcer, clock, woken))
 
     def state(self) -> JsonObject:
         """Describe the transport for those who look at nodes."""
@@ -71,8 +74,8 @@ class Dispatch:
 class Announcer:
     """Sends what was noted. `tick` is run by a `Loop`; `announce` may be called from any thread."""
 
-    def __init__(self, transport: Transport, health: Health, *, clock: Clock) -> None:
-        self.wake: Callable[[], None] = _nobody
+    def __init__(self, transport: Transport, health: Health, *, clock: Clock, wake: Callable[[], None]) -> None:
+        self._wake = wake
         self._transport = transport
         self._health = health
         self._clock = clock
@@ -93,7 +96,7 @@ class Announcer:
             for queue, job_id in ready:
                 if queue in self._waiting or len(self._waiting) < QUEUES_MAX:
                     self._waiting.setdefault(queue, deque(maxlen=HINTS_MAX)).append(job_id)
-        self.wake()
+        self._wake()
 
     async def tick(self) -> float:
         """Send what waits; while the transport is away, only see whether it is back, ever less often."""
@@ -126,5 +129,6 @@ class Announcer:
         return rest_s
 
 
-def _nobody() -> None:
-    """Wake nobody: before the loop is there."""
+def announcer_loop(announcer: Announcer, clock: Clock, woken: asyncio.Event) -> Loop:
+    """Make the loop that runs an announcer; the announcer's `wake` sets `woken`."""
+    return Loop("announcer", announcer.tick, clock=clock, rest_s_max=QUIET_S, woken=woken)

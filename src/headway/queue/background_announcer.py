@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from headway.core.clock import Clock, Loop
+from headway.core.clock import Clock
 from headway.core.ports import Transport
-from headway.queue.announcer import QUIET_S, Announcer, Health
+from headway.queue.announcer import Announcer, Health, announcer_loop
 
 FLUSH_S_MAX: Final = 0.5
 _LOOK_EVERY_S: Final = 0.005
@@ -59,17 +59,14 @@ class BackgroundAnnouncer:
             return self._announcer
 
     def _start(self) -> Announcer:
-        transport = self._open()
-        announcer = Announcer(transport, Health(transport.name, self._clock.node), clock=self._clock)
-        turning = Loop("announcer", announcer.tick, clock=self._clock, rest_s_max=QUIET_S)
-        loop = asyncio.new_event_loop()
+        transport, loop, woken = self._open(), asyncio.new_event_loop(), asyncio.Event()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(turning.wake)
+            loop.call_soon_threadsafe(woken.set)
 
-        announcer.wake = wake
-        run = threading.Thread(
-            target=loop.run_until_complete, args=(turning.run(),), name="headway-announcer", daemon=True
-        )
-        run.start()
+        health = Health(transport.name, self._clock.node)
+        announcer = Announcer(transport, health, clock=self._clock, wake=wake)
+        running = announcer_loop(announcer, self._clock, woken).run()
+        name = "headway-announcer"
+        threading.Thread(target=loop.run_until_complete, args=(running,), name=name, daemon=True).start()
         return announcer

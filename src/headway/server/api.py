@@ -182,15 +182,14 @@ class Api:
     def _make_services(self, store: Store) -> Services:
         self._view = live = self._open_live()
         offload = Offload()
-        hub = Hub(store, self._clock, live, offload)
-        deliverer = Deliverer(store, self._settings, self._clock, offload=offload)
+        news, due = asyncio.Event(), asyncio.Event()
+        hub = Hub(store, self._clock, live, offload, wake=news.set)
+        deliverer = Deliverer(store, self._settings, self._clock, offload=offload, wake=due.set)
         loops = [
-            Loop("hub", hub.tick, clock=self._clock, rest_s_max=5.0),
-            Loop("deliverer", deliverer.tick, clock=self._clock, rest_s_max=5.0),
+            Loop("hub", hub.tick, clock=self._clock, rest_s_max=5.0, woken=news),
+            Loop("deliverer", deliverer.tick, clock=self._clock, rest_s_max=5.0, woken=due),
             Loop("wake-ups", self._check_wake_ups, clock=self._clock, rest_s_max=30.0),
         ]
-        hub.wake = loops[0].wake
-        deliverer.wake = loops[1].wake
         token = self._settings.token or None
         return Services(
             hub=hub,

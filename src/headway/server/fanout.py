@@ -212,7 +212,13 @@ class Hub:
     """Who follows what in this process. Its tick is run by a `Loop`, which is woken when the feed grows."""
 
     def __init__(
-        self, store: Store, clock: Clock, live: LiveView | None = None, offload: Offload | None = None
+        self,
+        store: Store,
+        clock: Clock,
+        live: LiveView | None = None,
+        offload: Offload | None = None,
+        *,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._offload = offload or Offload()
@@ -231,7 +237,7 @@ class Hub:
         self._reading = asyncio.Lock()
         self._written = 0  # Bytes, since others could go on.
         self._telling: set[asyncio.Task[None]] = set()
-        self.wake: Callable[[], None] = lambda: None
+        self.wake = wake
         self.is_woken = True  # Whether commits of others wake us; said by whoever listens.
         if live is not None:
             live.listen(self.hear)

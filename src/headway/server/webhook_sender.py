@@ -94,7 +94,7 @@ def judge(answer: Answer, *, tries: int, age: Duration, spread: float) -> Verdic
 
 
 class Deliverer:
-    """Sends what is due. `tick` is run by a `Loop`, whose `wake` it is given."""
+    """Sends what is due. `tick` is run by a `Loop`, which `wake` wakes."""
 
     def __init__(
         self,
@@ -106,9 +106,10 @@ class Deliverer:
         offload: Offload | None = None,
         lease: Duration = LEASE,
         concurrency: int = CONCURRENCY,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.counts = Counts()
-        self.wake: Callable[[], None] = lambda: None
+        self.wake = wake
         self._store = store
         self._clock = clock
         self._offload = offload or Offload()

@@ -21,8 +21,8 @@ from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Parked, Released, Succeeded, TimedOut
 from headway.tasks.context import Context, Hand
 from headway.tasks.task import Task
-from headway.worker.assignments import Foreman
 from headway.worker.attempt import Ended, Registry, resolve, run_async, run_sync
+from headway.worker.child_pool_port import Foreman
 from headway.worker.ipc import Ask, Cancelled, Done, Failed, Stopped, TaskInfo, Unfit
 from headway.worker.outcomes import failure_of
 from headway.worker.stopper import HARD_S, SOFT_S
@@ -116,7 +116,7 @@ class InlineCrew:
             kind: frozenset(info.name for info in infos if info.isolation == kind)
             for kind in sorted({info.isolation for info in infos})
         }
-        self.foreman: Foreman | None = None
+        self._reports_to: Foreman | None = None
         self.width = 100
         self._registry = registry
         self._hand = hand
@@ -130,8 +130,12 @@ class InlineCrew:
 
     @property
     def _foreman(self) -> Foreman:
-        assert self.foreman is not None, "a crew without a supervisor has no jobs"
-        return self.foreman
+        assert self._reports_to is not None, "a crew without a supervisor has no jobs"
+        return self._reports_to
+
+    def report_to(self, foreman: Foreman) -> None:
+        """Tell this supervisor from now on what happens."""
+        self._reports_to = foreman
 
     # --- what the supervisor wants
 

@@ -380,12 +380,11 @@ class World:
         process = _Process(self, f"{role}-{self._names}")
         settings = replace(self._settings, node=process.name)
         if has_crew:
-            process.node, supervisor = worker_node(process.store, settings, process.clock, schedules=False)
             process.crew = InlineCrew(
                 self.app.tasks, self._hello.tasks, self.app, process.clock, process.gate, self._note_end
             )
             process.crew.width = settings.concurrency
-            supervisor.crew, process.crew.foreman = process.crew, supervisor
+            process.node = worker_node(process.store, settings, process.clock, process.crew, schedules=False)
         else:
             process.node = EngineNode(world_of(process.store), settings, process.clock, schedules=schedules)
         process.task = self._loop.create_task(process.node.run(), name=process.name)

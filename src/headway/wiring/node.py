@@ -33,13 +33,10 @@ from headway.core.nodes import Node
 from headway.core.ports import AuditLog, Housekeeping, Leases, Ledger, Nodes, WakeUps
 from headway.core.process_metrics import Tally
 from headway.core.settings import Settings
-from headway.queue import announcer
 from headway.queue.announcer import Dispatch
 from headway.queue.janitor import Janitor
 from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import LeaderMandate, LockMandate, Mandate, Scheduler
-from headway.worker.held import QUIET_S
-from headway.worker.hints import HintTaker
 from headway.worker.supervisor import HAND_BACK_S_MAX, Supervisor
 
 SCHEDULER: Final = "scheduler"
@@ -78,13 +75,14 @@ class EngineNode:
         schedules: bool = True,
         supervisor: Supervisor | None = None,
         is_api: bool = False,
+        attention: Sequence[str] = (),
     ) -> None:
         self._world = world
         self._settings = settings
         self._clock = clock
         self._supervisor = supervisor
         self._schedules = schedules
-        self.attention: Sequence[str] = ()  # What an operator should know of this node.
+        self._attention = attention  # What an operator should know of this node.
         self.live_state: Callable[[], JsonObject | None] = (
             supervisor.reporter.live_state if supervisor else lambda: None
         )
@@ -100,8 +98,6 @@ class EngineNode:
         self._janitor_loop = self._janitor()
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
-        self._worker_loops = self._workers(supervisor) if supervisor else ()
-        self._transport_loops = self._transports(world.dispatch) if world.dispatch else ()
         roles = (
             *((SCHEDULER,) if schedules else ()),
             *((WORKER,) if supervisor else ()),
@@ -221,43 +217,14 @@ class EngineNode:
             self._promoter_loop,
             self._janitor_loop,
             *self._deciding_loops(),
-            *self._worker_loops,
-            *self._transport_loops,
+            *(self._supervisor.loops if self._supervisor else ()),
+            *((self.dispatch.loop,) if self.dispatch else ()),
         )
 
     @property
     def dispatch(self) -> Dispatch | None:
         """What carries hints about ready jobs, for whoever commits some beside this node."""
         return self._world.dispatch
-
-    def _workers(self, supervisor: Supervisor) -> tuple[Loop, ...]:
-        poll_s = self._settings.poll / SECOND
-        ticks = {
-            "claimer": (supervisor.claim, poll_s),
-            "keeper": (supervisor.keep, poll_s),
-            "settler": (supervisor.settle, QUIET_S),
-            "reporter": (supervisor.report, QUIET_S),
-            "watchman": (supervisor.watch, poll_s),
-        }
-        loops = {name: Loop(name, tick, clock=self._clock, rest_s_max=rest) for name, (tick, rest) in ticks.items()}
-        supervisor.claimer.wake = loops["claimer"].wake
-        supervisor.keeper.wake = loops["keeper"].wake
-        supervisor.settler.wake = loops["settler"].wake
-        supervisor.reporter.wake = loops["reporter"].wake
-        return tuple(loops.values())
-
-    def _transports(self, dispatch: Dispatch) -> tuple[Loop, ...]:
-        telling = Loop("announcer", dispatch.announcer.tick, clock=self._clock, rest_s_max=announcer.QUIET_S)
-        dispatch.announcer.wake = telling.wake
-        supervisor = self._supervisor
-        if supervisor is None:
-            return (telling,)
-        hints = HintTaker(dispatch.transport, dispatch.health, clock=self._clock, poll_s=self._settings.poll / SECOND)
-        claimer = supervisor.claimer
-        hints.wanted, hints.hinted, claimer.hints = claimer.wants_hints, claimer.take_hint, hints
-        hearing = Loop("hinter", hints.tick, clock=self._clock, rest_s_max=announcer.QUIET_S)
-        hints.wake = hearing.wake
-        return telling, hearing
 
     def _elector(self, silence_s: Callable[[], float]) -> Elector:
         return Elector(
@@ -356,7 +323,7 @@ class EngineNode:
             **({} if self._world.admission is None else {"coordination": self._world.admission.state}),
             **({} if self._world.dispatch is None else {"transport": self._world.dispatch.state()}),
             **({} if (live := self.live_state()) is None else {"live": live}),
-            **({"attention": list(self.attention)} if self.attention else {}),
+            **({"attention": list(self._attention)} if self._attention else {}),
             "tally": self._tally.cells(),
             **({} if self._supervisor is None else {"worker": self._supervisor.state()}),
         }

@@ -3,7 +3,7 @@
 The clock must always be the one that the store was opened with.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from headway.store import Store
 from headway.tasks.task import Task
 from headway.wiring.engines import admission_of, dispatched, live_of, live_view_of
 from headway.wiring.node import EngineNode, World
+from headway.worker.child_pool_port import CrewPort
 from headway.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -47,26 +48,38 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
     )
 
 
-def scheduler_node(store: Store, settings: Settings, clock: Clock, version: str = "") -> EngineNode:
+def scheduler_node(
+    store: Store, settings: Settings, clock: Clock, version: str = "", *, attention: Sequence[str] = ()
+) -> EngineNode:
     """Wire the scheduler role to a store."""
-    return EngineNode(_world(store, settings, clock)[1], settings, clock, version=version)
+    return EngineNode(_world(store, settings, clock)[1], settings, clock, version=version, attention=attention)
 
 
 def worker_node(
-    store: Store, settings: Settings, clock: Clock, version: str = "", *, schedules: bool
-) -> tuple[EngineNode, Supervisor]:
-    """Wire the worker role, and the scheduler's too if asked for, to a store. The supervisor still needs its crew."""
+    store: Store,
+    settings: Settings,
+    clock: Clock,
+    crew: CrewPort,
+    version: str = "",
+    *,
+    schedules: bool,
+    attention: Sequence[str] = (),
+) -> EngineNode:
+    """Wire the worker role, and the scheduler's too if asked for, to a store and to the children that run the jobs."""
     store, world = _world(store, settings, clock)
     supervisor = Supervisor(
         store.work,
+        crew,
         clock=clock,
         lease=settings.worker_lease,
         poll=settings.poll,
         queues=settings.queues,
         live=live_of(settings, clock),
+        hints=world.dispatch,
     )
-    node = EngineNode(world, settings, clock, version=version, schedules=schedules, supervisor=supervisor)
-    return node, supervisor
+    return EngineNode(
+        world, settings, clock, version=version, schedules=schedules, supervisor=supervisor, attention=attention
+    )
 
 
 def api_node(store: Store, settings: Settings, clock: Clock, version: str = "") -> EngineNode:

@@ -1,34 +1,13 @@
 """Who has which job, and whom to tell of its end."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
 
-from headway.core.jobs import Claimed, Report
+from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome
+from headway.worker.child_pool_port import Foreman
 from headway.worker.children import Post
 from headway.worker.handover import Given
-from headway.worker.ipc import Ask
 from headway.worker.outcomes import WAITED
-
-
-class Foreman(Protocol):
-    """Whom the crew tells what happens: the supervisor."""
-
-    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
-        """An attempt has ended; told exactly once, unless it was abandoned."""
-        ...
-
-    def reported(self, reports: Sequence[Report]) -> None:
-        """Running attempts say something about themselves."""
-        ...
-
-    async def answer(self, ask: Ask) -> str:
-        """Answer a question of a task; `LeaseLost` when its attempt is over."""
-        ...
-
-    def has_room(self) -> None:
-        """There is room for more jobs, or the crew knows its tasks by now."""
-        ...
 
 
 class Assignments:

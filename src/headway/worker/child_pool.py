@@ -23,7 +23,8 @@ from headway.core.clock import Clock
 from headway.core.events import Timed, emit
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Released
-from headway.worker.assignments import Assignments, Foreman
+from headway.worker.assignments import Assignments
+from headway.worker.child_pool_port import Foreman
 from headway.worker.child_processes import CrewPlan, Staff
 from headway.worker.children import Pool, Post
 from headway.worker.dispatcher import Dispatcher
@@ -63,13 +64,8 @@ class Crew:
 
     # --- what others may know
 
-    @property
-    def foreman(self) -> Foreman | None:
-        """Whom the crew tells what happens."""
-        return self.assignments.foreman
-
-    @foreman.setter
-    def foreman(self, foreman: Foreman) -> None:
+    def report_to(self, foreman: Foreman) -> None:
+        """Tell this supervisor from now on what happens."""
         self.assignments.foreman = foreman
 
     @property

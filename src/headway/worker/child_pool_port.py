@@ -3,13 +3,37 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from headway.core.jobs import Claimed
+from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import Outcome
-from headway.worker.ipc import TaskInfo
+from headway.worker.ipc import Ask, TaskInfo
+
+
+class Foreman(Protocol):
+    """Whom the crew tells what happens: the supervisor."""
+
+    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+        """An attempt has ended; told exactly once, unless it was abandoned."""
+        ...
+
+    def reported(self, reports: Sequence[Report]) -> None:
+        """Running attempts say something about themselves."""
+        ...
+
+    async def answer(self, ask: Ask) -> str:
+        """Answer a question of a task; `LeaseLost` when its attempt is over."""
+        ...
+
+    def has_room(self) -> None:
+        """There is room for more jobs, or the crew knows its tasks by now."""
+        ...
 
 
 class CrewPort(Protocol):
     """Runs jobs in children, and tells the supervisor how they end."""
+
+    def report_to(self, foreman: Foreman) -> None:
+        """Tell this supervisor from now on what happens."""
+        ...
 
     @property
     def tasks(self) -> Mapping[str, TaskInfo]:

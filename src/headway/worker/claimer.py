@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from headway.core.clock import Clock
 from headway.core.errors import StoreFull, StoreUnavailable
 from headway.core.events import AttemptsLost, Timed, emit
-from headway.core.instants import MINUTE, SECOND, Duration
+from headway.core.instants import MINUTE, SECOND
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Parked, Released
 from headway.core.nodes import Node
@@ -42,19 +42,19 @@ class Claimer:
         ended: Callable[[Claimed, Outcome], None],
         *,
         clock: Clock,
-        lease: Duration,
         poll_s: float,
+        wake: Callable[[], None],
         queues: Sequence[str] = (),
+        new_hints: "Callable[[Claimer], HintTaker | None]" = lambda _: None,
     ) -> None:
         self._work = work
         self._held = held
         self._ended = ended
         self._clock = clock
-        self._lease = lease
+        self._lease = held.lease
         self._poll_s = poll_s
         self.queues = tuple(queues)
-        self.wake: Callable[[], None] = lambda: None
-        self.hints: HintTaker | None = None
+        self.wake = wake
         self._ready: deque[str] = deque(queues)  # The next queue to take from is in front.
         self._mixes: dict[str, frozenset[str]] = {}  # Of which kinds the last jobs of a queue were.
         self._probe_at: dict[str, float] = {}
@@ -66,7 +66,8 @@ class Claimer:
         self._looked: set[str] = set()  # Queues that were looked into, with nothing heard of them meanwhile.
         self._unpark_at = 0.0
         self._compared_at = -1e9  # When we last compared what we have with what the store says.
-        self._suspects = Suspects(work, held, clock=clock, lease=lease, poll_s=poll_s, queues=self.queues)
+        self._suspects = Suspects(work, held, clock=clock, lease=held.lease, poll_s=poll_s, queues=self.queues)
+        self.hints = new_hints(self)
 
     @property
     def keeps_others_out(self) -> bool:
@@ -99,7 +100,7 @@ class Claimer:
     def meet(self, peers: Collection[Node]) -> None:
         """Learn which tasks other workers know: jobs of theirs are left for them."""
         crew = self._held.crew
-        if crew is None or not crew.tasks:
+        if not crew.tasks:
             return
         newest = max((peer.beat_at for peer in peers if peer.beat_at <= self._clock.now() + MINUTE), default=0)
         known: set[str] = set()
@@ -126,7 +127,7 @@ class Claimer:
     def wants_hints(self) -> frozenset[str]:
         """Return the queues for whose jobs there is room, whatever kind they are of, as far as we know their kinds."""
         crew = self._held.crew
-        if crew is None or not crew.tasks or self._held.draining is not None:
+        if not crew.tasks or self._held.draining is not None:
             return frozenset()
         full = {kind for kind in crew.kinds if crew.room(kind) <= 0}
         if not full:
@@ -153,7 +154,7 @@ class Claimer:
     async def tick(self) -> float:
         """Fill the room that the crew has."""
         crew = self._held.crew
-        if crew is None or not crew.tasks or self._held.draining is not None:
+        if not crew.tasks or self._held.draining is not None:
             return self._poll_s
         self._looked.clear()
         with self._held.claiming():

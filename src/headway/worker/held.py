@@ -38,11 +38,12 @@ class Held:
 class HeldAttempts:
     """What this worker holds, how long it may trust that, and whether it is idle."""
 
-    def __init__(self, *, clock: Clock, lease: Duration) -> None:
+    def __init__(self, crew: CrewPort, *, clock: Clock, lease: Duration) -> None:
+        self.crew = crew
+        self.lease = lease
         self._clock = clock
         self.margin_s = min(2.0, lease / SECOND / 5)  # So long before a lease ends we stop to trust it.
         self._trust_s = lease / SECOND - self.margin_s
-        self.crew: CrewPort | None = None
         self.draining: str | None = None  # Why no more jobs are taken.
         self.on_removed: Callable[[Held], None] = lambda _: None
         self.given_up: set[tuple[str, int]] = set()  # Attempts that we lost and the store may still call ours.
@@ -93,8 +94,7 @@ class HeldAttempts:
     def lose(self, lost: Sequence[Held], reason: str) -> None:
         """Give up attempts that we can no longer defend: kill their code, keep nothing of what they said."""
         for held in lost:
-            if self.crew is not None:
-                self.crew.abandon(held.claimed.job_id, held.claimed.attempt)
+            self.crew.abandon(held.claimed.job_id, held.claimed.attempt)
             self.remove(held)
             self.given_up.add((held.claimed.job_id, held.claimed.attempt))
         self.doubt()

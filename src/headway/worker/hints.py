@@ -35,15 +35,42 @@ class HealthPort(Protocol):
         ...
 
 
+class HintSource(Protocol):
+    """The transport that hints come from, and its health."""
+
+    @property
+    def transport(self) -> Transport:
+        """Who carries the hints."""
+        ...
+
+    @property
+    def health(self) -> HealthPort:
+        """Who hears whether it answers."""
+        ...
+
+
+class ClaimerPort(Protocol):
+    """Who claims the jobs that hints are about."""
+
+    def wants_hints(self) -> frozenset[str]:
+        """Return the queues for whose jobs there is room now."""
+        ...
+
+    def take_hint(self, queues: Collection[str]) -> None:
+        """Look into these queues now; into all of them when hints do not come any more."""
+        ...
+
+
 class HintTaker:
     """Takes hints for one worker. `tick` is run by a `Loop`; the claimer says where it has looked."""
 
-    def __init__(self, transport: Transport, health: HealthPort, *, clock: Clock, poll_s: float) -> None:
-        self.wanted: Callable[[], frozenset[str]] = frozenset  # The queues for whose jobs there is room now.
-        self.hinted: Callable[[Collection[str]], None] = lambda _: None
-        self.wake: Callable[[], None] = lambda: None
-        self._transport = transport
-        self._health = health
+    def __init__(
+        self, source: HintSource, claimer: ClaimerPort, *, clock: Clock, poll_s: float, wake: Callable[[], None]
+    ) -> None:
+        self._transport = source.transport
+        self._health = source.health
+        self._claimer = claimer
+        self._wake = wake
         self._clock = clock
         self._poll_s = poll_s
         self._attended: frozenset[str] = frozenset()
@@ -65,17 +92,17 @@ class HintTaker:
     def looked_into(self, queues: Collection[str]) -> None:
         """The claimer has looked into these queues, after all hints for them had come."""
         self._open.difference_update(queues)
-        wanted = self.wanted()
+        wanted = self._claimer.wants_hints()
         if not self._open & wanted:
             self._looked.set()
         if wanted != self._attended:
-            self.wake()
+            self._wake()
 
     def stop(self) -> None:
         """Take no more."""
         self._stopping.set()
         self._looked.set()
-        self.wake()
+        self._wake()
 
     async def tick(self) -> float:
         """Take hints, have them looked into, and acknowledge them."""
@@ -98,11 +125,11 @@ class HintTaker:
         self._known.clear()  # Who hears nothing relies on the store again, until we have a channel again.
         self._health.miss("worker", error)
         if self._failures == 1:
-            self.hinted(())  # What was announced lately may not have reached us.
+            self._claimer.take_hint(())  # What was announced lately may not have reached us.
         return self._clock.backoff_s(self._failures + 1, first_s=RETRY_REST_S_MIN, most_s=RETRY_REST_S_MAX)
 
     async def _attend(self) -> None:
-        wanted = frozenset() if self._stopping.is_set() else self.wanted()
+        wanted = frozenset() if self._stopping.is_set() else self._claimer.wants_hints()
         if wanted != self._attended:
             await self._transport.attend(wanted)
             self._attended = wanted
@@ -121,12 +148,12 @@ class HintTaker:
                 taking.exception()  # It may have failed at the same moment; then the next one says so.
 
     async def _follow(self, hints: Sequence[Hint]) -> None:
-        wanted = self.wanted()
+        wanted = self._claimer.wants_hints()
         good = [hint for hint in hints if hint.queue in wanted and not self._stopping.is_set()]
         self._open = {hint.queue for hint in good}
         if good:
             self._looked.clear()
-            self.hinted(self._open)
+            self._claimer.take_hint(self._open)
             await self._clock.rest(LOOK_S_MAX, self._looked)
         left = {hint.queue for hint in hints} - wanted | self._open
         self._open = set()

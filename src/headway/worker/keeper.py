@@ -16,7 +16,14 @@ class Keeper:
     """Keeps the leases of the attempts that this worker holds."""
 
     def __init__(
-        self, work: AttemptLeases, held: HeldAttempts, *, clock: Clock, lease: Duration, poll_s: float
+        self,
+        work: AttemptLeases,
+        held: HeldAttempts,
+        *,
+        clock: Clock,
+        lease: Duration,
+        poll_s: float,
+        wake: Callable[[], None],
     ) -> None:
         self._work = work
         self._held = held
@@ -24,7 +31,7 @@ class Keeper:
         self._lease = lease
         self._lease_s = lease / SECOND
         self._poll_s = poll_s
-        self.wake: Callable[[], None] = lambda: None
+        self.wake = wake
         self._extend_at = 0.0
 
     async def tick(self) -> float:
@@ -37,7 +44,7 @@ class Keeper:
             self._extend_at = now + self._lease_s / 3
         asked = await self._work.asked_to_stop(self._clock.node)
         for (job_id, attempt), reason in asked.items():
-            if self._held.crew is not None and job_id in self._held:
+            if job_id in self._held:
                 self._held.crew.stop(job_id, attempt, Cancelled(reason))
         return min(self._poll_s, max(0.05, self._extend_at - self._clock.monotonic()))
 
@@ -68,6 +75,5 @@ class Watchman:
         lost = [held for held in self._held if held.trust_until <= now and not held.is_ending]
         if lost:
             self._held.lose(lost, "their leases could not be extended in time")
-        if self._held.crew is not None:
-            self._held.crew.watch()
+        self._held.crew.watch()
         return WATCH_EVERY_S if self._held else self._poll_s

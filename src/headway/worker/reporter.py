@@ -30,12 +30,14 @@ LINES_MAX: Final = 2_000  # In one write: leases are extended between two of the
 class Reporter:
     """Writes what running attempts say about themselves."""
 
-    def __init__(self, work: Reports, held: HeldAttempts, *, clock: Clock, live: Live | None = None) -> None:
+    def __init__(
+        self, work: Reports, held: HeldAttempts, *, clock: Clock, wake: Callable[[], None], live: Live | None = None
+    ) -> None:
         self._work = work
         self._held = held
         self._clock = clock
         self._live = live
-        self.wake: Callable[[], None] = lambda: None
+        self._wake = wake
         self._reporting: dict[str, Held] = {}
         self._flushing = asyncio.Lock()
         held.on_removed = self._forget
@@ -76,7 +78,7 @@ class Reporter:
                 held.said = _said(held.said, bounded, after, self._clock.now())
                 self._live.tell(held.said)
         if self._reporting and is_new:
-            self.wake()
+            self._wake()
 
     def _bounded(self, held: Held, report: Report) -> Report:
         """Keep the log of a job within its bound, say where it was cut off, and note when each line was heard."""
@@ -104,7 +106,7 @@ class Reporter:
     def begin_live(self) -> None:
         """Start to tell live what attempts say: of those that are surely ours, and of no others."""
         if self._live is not None:
-            self._live.begin(self._may_tell, lambda: self.wake())
+            self._live.begin(self._may_tell, self._wake)
 
     async def close(self) -> None:
         """Tell nothing more."""

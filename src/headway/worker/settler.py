@@ -25,12 +25,14 @@ SETTLE_MAX: Final = 2_000
 class Settler:
     """Writes how attempts of this worker have ended."""
 
-    def __init__(self, work: Settlements, held: HeldAttempts, reporter: Reporter, *, clock: Clock) -> None:
+    def __init__(
+        self, work: Settlements, held: HeldAttempts, reporter: Reporter, *, clock: Clock, wake: Callable[[], None]
+    ) -> None:
         self._work = work
         self._held = held
         self._reporter = reporter
         self._clock = clock
-        self.wake: Callable[[], None] = lambda: None
+        self._wake = wake
         self._ended: deque[tuple[Held, Outcome]] = deque()
         self._settling: list[tuple[Held, Outcome]] = []
 
@@ -42,7 +44,7 @@ class Settler:
         held.is_ending = True
         self._ended.append((held, outcome))
         if len(self._ended) == 1:
-            self.wake()
+            self._wake()
 
     async def tick(self) -> float:
         """Write every outcome that is known, the last reports of these attempts first."""

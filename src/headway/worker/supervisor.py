@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from headway.core.clock import Clock
+from headway.core.clock import Clock, Loop
 from headway.core.errors import LeaseLost, StoreFull, StoreUnavailable
 from headway.core.events import Draining, emit
 from headway.core.instants import SECOND, Duration
@@ -28,7 +28,8 @@ from headway.core.nodes import Node
 from headway.core.ports import Live, Work
 from headway.worker.child_pool_port import CrewPort
 from headway.worker.claimer import Claimer
-from headway.worker.held import HeldAttempts
+from headway.worker.held import QUIET_S, HeldAttempts
+from headway.worker.hints import HintSource, HintTaker
 from headway.worker.ipc import Ask
 from headway.worker.keeper import Keeper, Watchman
 from headway.worker.reporter import Reporter
@@ -43,32 +44,55 @@ class Supervisor:
     def __init__(
         self,
         work: Work,
+        crew: CrewPort,
         *,
         clock: Clock,
         lease: Duration,
         poll: Duration,
         queues: Sequence[str] = (),
         live: Live | None = None,
+        hints: HintSource | None = None,
     ) -> None:
         poll_s = poll / SECOND
         self._work = work
+        self._crew = crew
         self._clock = clock
         self._poll_s = poll_s
-        self._held = held = HeldAttempts(clock=clock, lease=lease)
-        self.reporter = Reporter(work, held, clock=clock, live=live)
-        self.settler = Settler(work, held, self.reporter, clock=clock)
-        self.claimer = Claimer(work, held, self.settler.ended, clock=clock, lease=lease, poll_s=poll_s, queues=queues)
-        self.keeper = Keeper(work, held, clock=clock, lease=lease, poll_s=poll_s)
+        claims, keeps, settles, reports, hinted = (asyncio.Event() for _ in range(5))
+
+        def new_hints(claimer: Claimer) -> HintTaker | None:
+            if hints is None:
+                return None
+            return HintTaker(hints, claimer, clock=clock, poll_s=poll_s, wake=hinted.set)
+
+        self._held = held = HeldAttempts(crew, clock=clock, lease=lease)
+        self.reporter = Reporter(work, held, clock=clock, wake=reports.set, live=live)
+        self.settler = Settler(work, held, self.reporter, clock=clock, wake=settles.set)
+        self.claimer = Claimer(
+            work,
+            held,
+            self.settler.ended,
+            clock=clock,
+            poll_s=poll_s,
+            wake=claims.set,
+            queues=queues,
+            new_hints=new_hints,
+        )
+        self.keeper = Keeper(work, held, clock=clock, lease=lease, poll_s=poll_s, wake=keeps.set)
         self.watchman = Watchman(held, clock=clock, poll_s=poll_s)
-
-    @property
-    def crew(self) -> CrewPort | None:
-        """Who runs the jobs."""
-        return self._held.crew
-
-    @crew.setter
-    def crew(self, crew: CrewPort) -> None:
-        self._held.crew = crew
+        self.loops = (
+            Loop("claimer", self.claim, clock=clock, rest_s_max=poll_s, woken=claims),
+            Loop("keeper", self.keep, clock=clock, rest_s_max=poll_s, woken=keeps),
+            Loop("settler", self.settle, clock=clock, rest_s_max=QUIET_S, woken=settles),
+            Loop("reporter", self.report, clock=clock, rest_s_max=QUIET_S, woken=reports),
+            Loop("watchman", self.watch, clock=clock, rest_s_max=poll_s),
+            *(
+                [Loop("hinter", taker.tick, clock=clock, rest_s_max=QUIET_S, woken=hinted)]
+                if (taker := self.claimer.hints)
+                else []
+            ),
+        )
+        crew.report_to(self)
 
     # --- the ticks of the loops
 
@@ -114,22 +138,22 @@ class Supervisor:
 
     def state(self) -> JsonObject:
         """Describe this worker for those who look at nodes."""
-        crew = self.crew
+        crew = self._crew
         return {
-            "tasks": sorted(crew.tasks) if crew else [],
-            "defaults": {name: info.defaults for name, info in crew.tasks.items() if info.defaults} if crew else {},
+            "tasks": sorted(crew.tasks),
+            "defaults": {name: info.defaults for name, info in crew.tasks.items() if info.defaults},
             "queues": list(self.claimer.queues) or ["*"],
-            "slots": crew.slots() if crew else 0,
-            "running": crew.busy() if crew else 0,
+            "slots": crew.slots(),
+            "running": crew.busy(),
             "draining": self.is_draining,
-            "children": crew.count() if crew else 0,
-            "places": {kind: self._place(crew, kind, names) for kind, names in crew.kinds.items()} if crew else {},
+            "children": crew.count(),
+            "places": {kind: self._place(kind, names) for kind, names in crew.kinds.items()},
         }
 
-    def _place(self, crew: CrewPort, kind: str, names: Collection[str]) -> JsonObject:
+    def _place(self, kind: str, names: Collection[str]) -> JsonObject:
         """Describe the slots of one kind: a job can use no others."""
-        slots = crew.slots(kind)
-        free = max(0, min(slots - crew.busy(kind), crew.room(kind)))
+        slots = self._crew.slots(kind)
+        free = max(0, min(slots - self._crew.busy(kind), self._crew.room(kind)))
         return {"slots": slots, "free": free, "tasks": sorted(names)}
 
     def hear(self, topic: str) -> None:
@@ -192,13 +216,11 @@ class Supervisor:
             emit(Draining(node=self._clock.node, running=self.running(), reason=reason))
             if self.claimer.hints is not None:
                 self.claimer.hints.stop()
-            if self.crew is not None:
-                self.crew.release_waiting(f"handed back: {reason}")
+            self._crew.release_waiting(f"handed back: {reason}")
 
     def hand_back(self) -> None:
         """Hand back everything that still runs, now."""
-        if self.crew is not None:
-            self.crew.release_all(f"handed back: {self._held.draining or 'the worker ends'}")
+        self._crew.release_all(f"handed back: {self._held.draining or 'the worker ends'}")
 
     @property
     def is_idle(self) -> bool:

@@ -15,6 +15,7 @@ from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
 from headway.core.nodes import Node
+from headway.worker.child_pool_port import Foreman
 from headway.worker.ipc import Ask, TaskInfo
 from headway.worker.reporter import LINES_MAX, REPORT_EVERY_S
 from headway.worker.supervisor import Supervisor
@@ -36,6 +37,9 @@ class Bystanders:
         self.kept: dict[str, dict[str, str]] = {}
         self.stopped: list[tuple[str, Outcome]] = []
         self.abandoned: list[str] = []
+
+    def report_to(self, foreman: Foreman) -> None:
+        """Nothing is ever told."""
 
     def room(self, kind: str) -> int:
         return self.rooms[kind]
@@ -78,12 +82,12 @@ class Post:
         self.crew = Bystanders()
         self.supervisor = Supervisor(
             self.seat.store.work,
+            self.crew,
             clock=self.seat.clock,
             lease=round(LEASE_S * SECOND),
             poll=SECOND,
             **options,  # type: ignore[arg-type]
         )
-        self.supervisor.crew = self.crew
 
     async def take(self, count: int = 1, **options: object) -> list[Claimed]:
         """Enqueue jobs and claim them."""
