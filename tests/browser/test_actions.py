@@ -119,7 +119,7 @@ def test_retry_more_than_a_page_shows(visit: Visit, api: httpx.Client) -> None:
     question.get_by_role("button", name="Cancel them").click()
     expect(toast(page)).to_contain_text("70 jobs cancelled or asked to stop.")
     assert api.get("/api/jobs/count", params={"tag": "crowd", "status": "CANCELLED"}).json()["count"] == 70
-    assert "a wrong import" in api.get("/api/trail", params={"action": "job.cancel"}).text
+    assert "a wrong import" in api.get("/api/audit-log", params={"action": "job.cancel"}).text
     expect(selection).to_have_count(0)
 
 
@@ -257,7 +257,7 @@ def test_pause_a_schedule_with_a_note_and_resume_it(visit: Visit, api: httpx.Cli
     row = page.get_by_role("row").filter(has_text="nightly")
     expect(row).to_contain_text("Paused")
     assert api.get("/api/schedules/nightly").json()["paused"]
-    assert "the release" in api.get("/api/trail", params={"target": "nightly"}).text
+    assert "the release" in api.get("/api/audit-log", params={"target": "nightly"}).text
     page.get_by_role("button", name="Resume nightly").click()
     expect(row).to_contain_text("On")
     assert not api.get("/api/schedules/nightly").json()["paused"]

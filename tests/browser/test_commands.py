@@ -307,9 +307,9 @@ def test_commands_of_queues_and_settings_do_what_the_buttons_do(visit: Visit, ap
     assert refuses_only_the_server(shown(dialog))
     page.keyboard.press("Escape")
     page = visit.open("settings?action=webhooks.remove")
-    trail = page.get_by_role("region", name="Audit log")
-    expect(trail.locator("tbody tr").first).to_be_visible()
-    told = run(shown(trail))
+    entries = page.get_by_role("region", name="Audit log")
+    expect(entries.locator("tbody tr").first).to_be_visible()
+    told = run(shown(entries))
     assert {line["action"] for line in told} == {"webhooks.remove"}
     for hook in hooks:
         api.delete(f"/api/webhooks/{hook['id']}")

@@ -371,11 +371,11 @@ def test_foreign_tokens_cannot_be_told_from_absent_ones(acme: httpx.Client, root
     assert states[foreign["id"]] == "valid"
 
 
-def test_the_trail_tells_who_made_and_revoked_what(acme: httpx.Client, root: httpx.Client) -> None:
+def test_the_audit_log_tells_who_made_and_revoked_what(acme: httpx.Client, root: httpx.Client) -> None:
     made = create(acme, "traced", role="operator")
     acme.delete(f"/api/tokens/{made['id']}")
     acme.delete(f"/api/tokens/{made['id']}")
-    lines = acme.get("/api/trail", params={"target": made["id"]}).json()["items"]
+    lines = acme.get("/api/audit-log", params={"target": made["id"]}).json()["items"]
     assert [(line["action"], line["actor"], line["tenant"]) for line in lines] == [
         ("tokens.revoke", "acme-admin", "acme"),
         ("tokens.create", "acme-admin", "acme"),
@@ -383,16 +383,31 @@ def test_the_trail_tells_who_made_and_revoked_what(acme: httpx.Client, root: htt
     assert lines[0]["origin"] == "127.0.0.1"
     assert lines[1]["detail"] == {"name": "traced", "tenant": "acme", "role": "operator"}
     create(root, "elsewhere", tenant="globex")
-    assert {line["tenant"] for line in acme.get("/api/trail?limit=200").json()["items"]} == {"acme"}
-    assert acme.get("/api/trail", params={"actor": "root", "action": "tokens.create"}).json()["items"]
+    assert {line["tenant"] for line in acme.get("/api/audit-log?limit=200").json()["items"]} == {"acme"}
+    assert acme.get("/api/audit-log?tenant=acme&limit=200").json() == acme.get("/api/audit-log?limit=200").json()
+    assert acme.get("/api/audit-log?tenant=globex").status_code == 403
+    ours = root.get("/api/audit-log?tenant=globex").json()["items"]
+    assert {line["tenant"] for line in ours} == {"globex"}
+    assert acme.get("/api/audit-log", params={"actor": "root", "action": "tokens.create"}).json()["items"]
     for method in ("POST", "PUT", "PATCH", "DELETE"):
-        assert root.request(method, "/api/trail").status_code == 405
+        assert root.request(method, "/api/audit-log").status_code == 405
+
+
+def test_the_audit_log_keeps_its_old_path(root: httpx.Client) -> None:
+    create(root, "by-the-old-path")
+    assert root.get("/api/trail?limit=3").json() == root.get("/api/audit-log?limit=3").json()
+    described = root.get("/openapi.json").json()["paths"]
+    assert (described["/api/audit-log"]["get"]["operationId"], described["/api/trail"]["get"]["operationId"]) == (
+        "read_audit_log",
+        "read_trail",
+    )
+    assert described["/api/trail"]["get"]["deprecated"] is True
 
 
 def test_lists_come_in_pages(root: httpx.Client) -> None:
     for number in range(5):
         create(root, f"page-{number}", tenant="paged")
-    for path, name in (("/api/tokens", "id"), ("/api/trail", "target")):
+    for path, name in (("/api/tokens", "id"), ("/api/audit-log", "target"), ("/api/trail", "target")):
         whole = [item[name] for item in root.get(path, params={"limit": 200}).json()["items"]]
         found: list[str] = []
         cursor: str | None = None

@@ -495,7 +495,7 @@ def test_who_may_not_is_told_so(cli: Cli, guarded: Guarded) -> None:
     assert "hw_wrong-but-secret" not in wrong.err
 
 
-def test_tokens_and_the_trail_through_the_server(cli: Cli, guarded: Guarded) -> None:
+def test_tokens_and_the_audit_log_through_the_server(cli: Cli, guarded: Guarded) -> None:
     there, here = ("--server", guarded.server, "--token", guarded.tokens["admin"]), ("--store", guarded.store)
     made_there = cli("tokens", "create", "ci", "--role", "viewer", "--expires", "1d", *there, "--json").json
     made_here = cli("tokens", "create", "ci", "--role", "viewer", "--expires", "1d", *here, "--json").json
@@ -504,11 +504,15 @@ def test_tokens_and_the_trail_through_the_server(cli: Cli, guarded: Guarded) -> 
     assert cli("tokens", "list", *there, "--json").json == cli("tokens", "list", *here, "--json").json
     assert cli("tokens", "revoke", made_there["id"], *there).out == f"{made_there['id']} (ci) is revoked\n"
     assert cli("tokens", "create", "x", "--role", "king", *there).code == 2
-    trail = cli("trail", *there, "--json").json
-    assert trail == cli("trail", *here, "--json").json
-    assert [line["action"] for line in trail][:2] == ["tokens.revoke", "tokens.create"]
-    assert cli("trail", "--limit", "1", *there, "--json").json == trail[:1]
-    assert cli("trail", "--actor", "nobody", *there).out == "nobody did anything yet\n"
+    entries = cli("audit-log", *there, "--json").json
+    assert entries == cli("audit-log", *here, "--json").json == cli("trail", *here, "--json").json
+    assert [entry["action"] for entry in entries][:2] == ["tokens.revoke", "tokens.create"]
+    assert cli("audit-log", "--limit", "1", *there, "--json").json == entries[:1]
+    assert cli("audit-log", "--actor", "nobody", *there).out == "nobody did anything yet\n"
+    for option in (("--tenant", "*"), ("--tenant", "acme"), ("--since", "1h"), ("--action", "tokens.revoke")):
+        assert cli("audit-log", *option, *there, "--json").json == cli("audit-log", *option, *here, "--json").json
+    assert cli("tokens", "list", "--tenant", "acme", *there).out == cli("tokens", "list", "--tenant", "acme", *here).out
+    assert cli("tokens", "list", "--all", *there).out == cli("tokens", "list", "--all", *here).out
 
 
 def test_the_environment_names_a_server(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def entries(home: House, targets: Sequence[str], known: int) -> list[tuple[str, 
         text = json.dumps(value)
         for target in targets:
             text = text.replace(target, "TARGET")
-        return TIMES.sub("T", re.sub(r"job_[0-9a-z]{26}", "job", text))
+        return TIMES.sub("T", re.sub(r"(job|tok)_[0-9a-z]{26}", r"\1", text))
 
     return [(action.action, plain(action.target), plain(action.detail)) for action in new]
 
@@ -136,7 +136,27 @@ VERBS: dict[str, tuple[tuple[str, ...], str, dict[str, Any] | None]] = {
         {"from": SPELL[1], "to": SPELL[3]},
     ),
     "schedule.remove": (("schedules", "remove", "TARGET", "--yes"), "/api/schedules/TARGET", None),
+    "tokens.create": (
+        ("tokens", "create", "TARGET", "--role", "viewer", "--tenant", "acme"),
+        "/api/tokens",
+        {"name": "TARGET", "role": "viewer", "tenant": "acme"},
+    ),
+    "tokens.revoke": (("tokens", "revoke", "TARGET"), "/api/tokens/TARGET", None),
 }
+DELETES = ("schedule.remove", "tokens.revoke")
+
+
+def _token(home: House) -> str:
+    given: dict[str, Any] = {
+        "name": "ci",
+        "tenant": "acme",
+        "role": "viewer",
+        "lifetime": None,
+        "actor": "test",
+        "origin": "test",
+    }
+    token, _ = home.on_store(lambda store: store.access.create_token(**given))
+    return token.id
 
 
 def prepare(home: House, verb: str, way: str) -> str:
@@ -149,6 +169,8 @@ def prepare(home: House, verb: str, way: str) -> str:
         if verb == "dead.drop":
             fail(home, name)
         return name
+    if kind == "tokens":
+        return name if verb == "tokens.create" else _token(home)
     if kind == "schedule":
         home.on_store(lambda store: store.schedules.put(name, SPEC, author="test"))
         if verb == "schedule.resume":
@@ -160,7 +182,7 @@ def prepare(home: House, verb: str, way: str) -> str:
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_leaves_the_same_entry_whichever_way_it_comes(home: House, cli: Cli, verb: str) -> None:
     words, path, body = VERBS[verb]
-    method = "DELETE" if verb == "schedule.remove" else "POST"
+    method = "DELETE" if verb in DELETES else "POST"
     does = {name: by_cli(cli, options, *words) for name, options in ways(home).items()}
     does["http"] = by_http(home, path, body, method)
     told = {}

@@ -95,9 +95,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.transaction",
         "headway.worker.descendants",
     },
-    "headway.cli.tokens": {
-        "headway.store.access",
-    },
     "headway.cli.webhooks": {
         "headway.server.webhook_messages",
         "headway.server.webhook_sender",

@@ -33,10 +33,10 @@ export function SettingsPage() {
         <>
           <Tokens />
           <Webhooks />
-          <Trail />
+          <AuditLog />
         </>
       ) : (
-        <p class="faint">Tokens, webhooks and the trail are shown to admins.</p>
+        <p class="faint">Tokens, webhooks and the audit log are shown to admins.</p>
       )}
     </>
   );
@@ -292,11 +292,11 @@ function NewSecret({ hook, onClose }: { hook: Webhook; onClose: () => void }) {
   );
 }
 
-// --- the trail
+// --- the audit log
 
-function Trail() {
+function AuditLog() {
   const { query } = route.value;
-  const read = useRead<Page<Action>>(apiUrl(["trail"], { limit: 50, cursor: query["cursor"], actor: query["actor"], action: query["action"], target: query["target"] }));
+  const read = useRead<Page<Action>>(apiUrl(["audit-log"], { limit: 50, cursor: query["cursor"], actor: query["actor"], action: query["action"], target: query["target"] }));
   const field = (label: string, name: string) => (
     <label>
       {label}
@@ -305,7 +305,7 @@ function Trail() {
   );
   return (
     <Collection
-      id="trail"
+      id="audit-log"
       title="Audit log"
       before={
         <>
@@ -350,7 +350,7 @@ function Trail() {
           </a>
         )}
       </nav>
-      <Command line={command(["trail"], { actor: query["actor"], action: query["action"], target: query["target"] })} />
+      <Command line={command(["audit-log"], { actor: query["actor"], action: query["action"], target: query["target"] })} />
     </Collection>
   );
 }

@@ -1,4 +1,4 @@
-"""`headway trail`: what people did, the newest first."""
+"""`headway audit-log`: what people did, the newest entries first."""
 
 from typing import Annotated
 
@@ -7,42 +7,45 @@ import typer
 from headway.cli.output import Column, to_json
 from headway.cli.parsing import read_past
 from headway.cli.session import PAGE, Session, new_command
-from headway.core.access import Action
-from headway.wire.shapes import Shape, action_shape
+from headway.core.instants import isoformat
+from headway.operations.verbs import pages
+from headway.wire.access import AuditLogEntry
 
 
-async def trail(
+async def audit_log(
     session: Session,
-    actor: Annotated[str | None, typer.Option("--actor", metavar="NAME", help="Only of this one.")] = None,
+    actor: Annotated[str | None, typer.Option("--actor", metavar="NAME", help="Only actions of this actor.")] = None,
     action: Annotated[str | None, typer.Option("--action", metavar="NAME", help="Such as tokens.create.")] = None,
-    target: Annotated[str | None, typer.Option("--target", metavar="ID", help="Only what was done to this.")] = None,
+    target: Annotated[str | None, typer.Option("--target", metavar="ID", help="Only actions on this target.")] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Only of this tenant.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="T", help="Only after this time, or so long ago: 24h.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many at most.")] = 50,
 ) -> None:
-    """Show what people did over the API, and with tokens, the newest first. The store refuses to change a line."""
-    found: list[Action] = []
-    async with session.open() as desk:
-        after = None if since is None else read_past(since, desk.now, "--since")
-        while len(found) < limit:
-            page = await desk.store.access.actions(
-                actor=actor,
-                action=action,
-                target=target,
-                tenant=tenant,
-                since=after,
-                before=found[-1].seq if found else None,
-                limit=min(limit - len(found), PAGE),
-            )
-            found += page
-            if not page:
+    """Show the audit log: what operators and admins did, the newest entries first. No entry can be changed.
+
+    The old name `headway trail` does the same.
+    """
+    found: list[AuditLogEntry] = []
+    async with session.operations() as operations:
+        after = None if since is None else isoformat(read_past(since, operations.now, "--since"))
+        entries = pages(
+            operations.audit_log.list,
+            actor=actor,
+            action=action,
+            target=target,
+            tenant=tenant,
+            since=after,
+            limit=min(limit, PAGE),
+        )
+        async for entry in entries:
+            found.append(entry)
+            if len(found) == limit:
                 break
-    shapes = [action_shape(line) for line in found]
     if session.as_json:
-        session.out.json(shapes)
-    elif not shapes:
+        session.out.json(found)
+    elif not found:
         session.out.say("nobody did anything yet")
     else:
         columns = [
@@ -54,12 +57,12 @@ async def trail(
             Column("target", wraps=True),
             Column("detail", wraps=True, spare=True),
         ]
-        session.out.table(columns, [_row(shape) for shape in shapes])
+        session.out.table(columns, [_row(entry) for entry in found])
 
 
-def _row(shape: Shape) -> tuple[object, ...]:
-    names = ("at", "actor", "tenant", "origin", "action", "target")
-    return *(shape[name] for name in names), to_json(shape["detail"]) if shape["detail"] else ""
+def _row(entry: AuditLogEntry) -> tuple[object, ...]:
+    detail = to_json(entry.detail) if entry.detail else ""
+    return entry.at, entry.actor, entry.tenant, entry.origin, entry.action, entry.target, detail
 
 
-app = new_command(trail)
+app = new_command(audit_log)

@@ -16,7 +16,6 @@ from headway.cli.session import Desk
 from headway.client import AsyncClient
 from headway.client.calls import JobFilters
 from headway.client.remote_operations import RemoteOperations
-from headway.core.access import Action, Token
 from headway.core.clock import Clock
 from headway.core.errors import (
     DefinitionError,
@@ -33,12 +32,12 @@ from headway.core.nodes import Lease, Node
 from headway.core.occurrences import ByHand, Decided, Occurrence
 from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import Pause, Schedule, ScheduleSpec
-from headway.core.tenants import DEFAULT_TENANT
+from headway.core.tenants import ALL_TENANTS, DEFAULT_TENANT
 from headway.core.triggers import trigger_from_dict
 from headway.operations.overview import PENDING, Situation
 from headway.operations.why import Why, glance, read_json
 from headway.store import Store
-from headway.store.access import ALL_TENANTS, Deed
+from headway.store.access import Deed
 from headway.store.bulk import Verb
 from headway.store.facts import Facts
 from headway.store.failures import ErrorGroup, Letter, letter_of
@@ -234,7 +233,7 @@ class RemoteStore:
         self.queue = self.jobs = _Queue(self)
         self.failures = _Failures(self)
         self.schedules = _Schedules(self)
-        self.access = _Access(self)
+        self.access = _Access()
         self.webhooks = _Webhooks(self)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -435,52 +434,10 @@ class _Schedules:
 
 
 class _Access:
-    """Tokens, and the trail of what people did."""
-
-    def __init__(self, store: RemoteStore) -> None:
-        self._client = store.client
+    """The audit log, as far as commands write it."""
 
     async def record(self, **line: str) -> None:
         """Nothing: the server writes down what is done through it."""
-
-    async def create_token(
-        self, *, name: str, tenant: str, role: str, lifetime: Duration | None, actor: str, origin: str
-    ) -> tuple[Token, str]:
-        expires_in = None if lifetime is None else lifetime / SECOND
-        told = await self._client.tokens.create(name, role=role, tenant=tenant, expires_in=expires_in)
-        return _understood(token_of, told), str(told["token"])
-
-    async def revoke_token(self, token_id: str, *, actor: str, origin: str) -> Token:
-        return _understood(token_of, await self._client.tokens.revoke(token_id))
-
-    async def tokens(self, *, tenant: str | None, before: str | None, limit: int) -> list[Token]:
-        """Return all at once."""
-        if before is not None:
-            return []
-        found = [_understood(token_of, shape) async for shape in self._client.tokens.list()]
-        return [token for token in found if tenant in (None, token.tenant)]
-
-    async def actions(
-        self,
-        *,
-        tenant: str | None,
-        actor: str | None,
-        action: str | None,
-        target: str | None,
-        since: Instant | None,
-        before: int | None,
-        limit: int,
-    ) -> list[Action]:
-        """Return all at once, as many as are asked for."""
-        if before is not None:
-            return []
-        found: list[Action] = []
-        async for shape in self._client.trail(actor=actor, action=action, target=target, since=_text(since)):
-            if tenant in (None, shape["tenant"]):
-                found.append(_understood(action_of, shape))
-            if len(found) == limit:
-                break
-        return found
 
 
 class _Webhooks:
@@ -697,21 +654,6 @@ def _outcome(text: str) -> Decided | ByHand:
     return ByHand(text) if text in tuple(ByHand) else Decided(text)
 
 
-def token_of(shape: Shape) -> Token:
-    """Read what is known of a token."""
-    return Token(
-        id=shape["id"],
-        tenant=shape["tenant"],
-        role=shape["role"],
-        name=shape["name"],
-        created_at=_instant(shape["created_at"]),
-        created_by=shape["created_by"],
-        expires_at=_maybe(shape["expires_at"]),
-        revoked_at=_maybe(shape["revoked_at"]),
-        state=shape["state"],
-    )
-
-
 def endpoint_of(shape: Shape) -> Endpoint:
     """Read a webhook; of its secrets no more than how many there are, and the one that is shown."""
     shown = Secret(value=shape.get("secret", ""))
@@ -747,20 +689,6 @@ def delivery_of(shape: Shape) -> Delivery:
         created_at=_instant(shape["created_at"]),
         ended_at=_maybe(shape["ended_at"]),
         outcomes=tuple(tries),
-    )
-
-
-def action_of(shape: Shape) -> Action:
-    """Read a line of the trail."""
-    return Action(
-        seq=0,
-        at=_instant(shape["at"]),
-        actor=shape["actor"],
-        tenant=shape["tenant"],
-        origin=shape["origin"],
-        action=shape["action"],
-        target=shape["target"],
-        detail=shape["detail"],
     )
 
 

@@ -78,7 +78,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "doctor": ("doctor", "Check the store, the clock and the settings, and name the cures."),
         "audit": ("audit", "Compare the expected instants with the recorded ones."),
         "tokens": ("tokens", "Make, list and revoke tokens for the API."),
-        "trail": ("audit_log", "What people did, the newest first."),
+        "audit-log": ("audit_log", "The audit log: what people did, the newest entries first."),
         "webhooks": ("webhooks", "Tell URLs when jobs end; see what was told, and tell it again."),
         "purge": ("purge", "Erase what jobs of a tenant were given and what came of them."),
     },
@@ -93,6 +93,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
 }
 COMMANDS: Final = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+OLD_NAMES: Final = {"trail": "audit-log"}  # They keep working, and are not listed.
 
 
 class LazyGroup(TyperGroup):
@@ -108,6 +109,7 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Load a command."""
+        cmd_name = OLD_NAMES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command = quickened(typer.main.get_command(import_module(f"headway.cli.{COMMANDS[cmd_name][0]}").app))

@@ -1,19 +1,19 @@
-"""`headway tokens`: make, list and revoke what lets people and programs into the API."""
+"""`headway tokens`: create, list and revoke tokens for the API."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from headway.cli.output import Column
-from headway.cli.session import AUTHOR, PAGE, Session, command, new_group
+from headway.cli.session import Session, command, new_group
 from headway.cli.text import clean
-from headway.core.access import Token
-from headway.core.instants import Instant, away, parse_duration
-from headway.operations.audit_log import origin
-from headway.store.access import ALL_TENANTS, ROLES
-from headway.wire.shapes import token_shape
+from headway.core.instants import Instant, away, format_duration, parse_duration, parse_instant
+from headway.core.tenants import ALL_TENANTS
+from headway.operations.caller import ROLES
+from headway.operations.verbs import pages
+from headway.wire.access import Role, Token
 
-app = new_group(help="Make, list and revoke tokens for the API.")
+app = new_group(help="Create, list and revoke tokens for the API.")
 
 
 @command(app)
@@ -22,27 +22,26 @@ async def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what will use it.")],
     role: Annotated[str, typer.Option("--role", metavar="ROLE", help=f"One of {', '.join(ROLES)}.")] = ROLES[0],
     tenant: Annotated[
-        str, typer.Option("--tenant", metavar="TENANT", help="Whose things it may see and change; * for all.")
+        str, typer.Option("--tenant", metavar="TENANT", help="The tenant that it sees; * for all.")
     ] = ALL_TENANTS,
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="TIME", help="How long it counts, such as 90d; else for ever.")
+        str | None,
+        typer.Option("--expires", metavar="TIME", help="How long it is valid, such as 90d; by default for ever."),
     ] = None,
 ) -> None:
-    """Make a token and show its value, this once: only a hash of it is kept.
+    """Create a token and show its value. This is the only time: only a hash of it is stored.
 
-    The first token ends the access without one that the API gives on loopback.
+    Creating the first token turns on sign-in, also on loopback.
     """
-    lifetime = None if expires is None else parse_duration(expires, what="--expires")
-    async with session.open("create") as desk:
-        token, value = await desk.store.access.create_token(
-            name=name, tenant=tenant, role=role, lifetime=lifetime, actor=AUTHOR, origin=origin()
-        )
-        now = desk.now
+    lifetime = None if expires is None else format_duration(parse_duration(expires, what="--expires"))
+    async with session.operations("create") as operations:
+        token = await operations.tokens.create(name=name, role=cast("Role", role), tenant=tenant, expires_in=lifetime)
+        now = operations.now
     if session.as_json:
-        session.out.json({**token_shape(token), "token": value})
+        session.out.json(token)
         return
-    session.out.say(value)  # Alone on stdout, so that it can be piped to where it belongs.
-    ends = "" if token.expires_at is None else f", expires {away(token.expires_at, now)}"
+    session.out.say(token.token)  # Alone on stdout, so that it can be piped to where it belongs.
+    ends = "" if token.expires_at is None else f", expires {away(parse_instant(token.expires_at), now)}"
     whose = "all tenants" if token.tenant == ALL_TENANTS else f"tenant {token.tenant}"
     session.out.note(clean(f"{token.id}: {token.name}, {token.role} of {whose}{ends}; it is not shown again"))
 
@@ -51,19 +50,17 @@ async def create(
 async def list_(
     session: Session,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Only of this tenant.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also those that expired or were revoked.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also expired and revoked tokens.")] = False,
 ) -> None:
-    """List the tokens that count, the newest first."""
-    found: list[Token] = []
-    async with session.open() as desk:
-        while page := await desk.store.access.tokens(tenant=tenant, before=found[-1].id if found else None, limit=PAGE):
-            found += page
-        now = desk.now
+    """List the valid tokens, the newest first."""
+    async with session.operations() as operations:
+        found = [token async for token in pages(operations.tokens.list, tenant=tenant)]
+        now = operations.now
     shown = [token for token in found if everything or token.state == "valid"]
     if session.as_json:
-        session.out.json([token_shape(token) for token in shown])
+        session.out.json(shown)
     elif not shown:
-        session.out.say("no token counts; `headway tokens create` makes one" if found else "there is no token yet")
+        session.out.say("no token is valid; `headway tokens create` makes one" if found else "there is no token yet")
     else:
         columns = [
             Column("id"),
@@ -72,13 +69,13 @@ async def list_(
             Column("role"),
             Column("state"),
             Column("expires", "time", right=True),
-            Column("made by", spare=True),
+            Column("created by", spare=True),
         ]
         session.out.table(columns, [_row(token, now) for token in shown])
 
 
 def _row(token: Token, now: Instant) -> tuple[Any, ...]:
-    expires = "never" if token.expires_at is None else away(token.expires_at, now)
+    expires = "never" if token.expires_at is None else away(parse_instant(token.expires_at), now)
     return token.id, token.name, token.tenant, token.role, token.state, expires, token.created_by
 
 
@@ -87,10 +84,10 @@ async def revoke(
     session: Session,
     token_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the token, as `list` shows it.")],
 ) -> None:
-    """Let a token count no more, within five seconds, also on streams that are open."""
-    async with session.open() as desk:
-        token = await desk.store.access.revoke_token(token_id, actor=AUTHOR, origin=origin())
+    """Revoke a token: it is refused within five seconds, also on open streams."""
+    async with session.operations() as operations:
+        token = await operations.tokens.revoke(token_id)
     if session.as_json:
-        session.out.json(token_shape(token))
+        session.out.json(token)
     else:
         session.out.say(clean(f"{token.id} ({token.name}) is revoked"))

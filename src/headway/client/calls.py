@@ -870,7 +870,7 @@ class Calls(Group[W_co]):
         return _audit({"schedule": schedule, "tenant": tenant, **window})
 
     @listing
-    def trail(
+    def audit_log(
         self,
         *,
         actor: str | None = None,
@@ -880,9 +880,11 @@ class Calls(Group[W_co]):
         until: InstantLike | None = None,
         limit: int | None = None,
     ) -> Flow[Shape]:
-        """Iterate over what people did, newest first."""
+        """Iterate over the audit log, newest entries first."""
         query = {"actor": actor, "action": action, "target": target}
-        return _pages("/api/trail", {**query, "since": instant_text(since), "until": instant_text(until)}, limit)
+        return _pages("/api/audit-log", {**query, "since": instant_text(since), "until": instant_text(until)}, limit)
+
+    trail = audit_log  # The old name.
 
     @operation
     def me(self) -> Steps[Shape]:

@@ -13,6 +13,7 @@ from headway.client.calls import new_key
 from headway.client.requests import Request, ask, body_of, part, query_of
 from headway.core.clock import Clock
 from headway.core.errors import Conflict, DefinitionError, HeadwayError, NotFound, StoreError
+from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.everything import Operations
 from headway.operations.queues import Queues
 from headway.operations.verbs import Group, Verb, verb_of
@@ -31,6 +32,9 @@ class RemoteOperations(Operations):
         self.queues = _remote(Queues, client)
         self.workers = _remote(Workers, client)
         self.nodes = _remote(Nodes, client)
+        self.identity = _remote(Identity, client)
+        self.tokens = _remote(Tokens, client)
+        self.audit_log = _remote(AuditLog, client)
 
 
 def _remote(group: type[G], client: AsyncClient) -> G:

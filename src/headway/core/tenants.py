@@ -6,6 +6,7 @@ from headway.core.errors import InvalidTask
 from headway.core.validation import check_name
 
 DEFAULT_TENANT: Final = "default"
+ALL_TENANTS: Final = "*"  # The tenant of a credential that sees all of them.
 
 
 def check_tenant(value: object, what: str) -> str:

@@ -7,9 +7,10 @@ from typing import Any, Final, Protocol
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, Denied
 from headway.core.instants import Instant
+from headway.core.tenants import ALL_TENANTS
 from headway.operations.task_catalogue import TaskCatalogue
 from headway.store import Store
-from headway.store.access import ALL_TENANTS, Deed, Doer
+from headway.store.access import Deed, Doer
 from headway.tasks.task import Options
 
 ROLES: Final = ("viewer", "operator", "admin")

@@ -2,6 +2,7 @@
 
 from headway.core.clock import Clock
 from headway.core.instants import Instant
+from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.caller import Caller
 from headway.operations.queues import Queues
 from headway.operations.workers import Nodes, Workers
@@ -14,6 +15,9 @@ class Operations:
     queues: Queues
     workers: Workers
     nodes: Nodes
+    identity: Identity
+    tokens: Tokens
+    audit_log: AuditLog
 
     @property
     def now(self) -> Instant:
@@ -29,3 +33,6 @@ class LocalOperations(Operations):
         self.queues = Queues(caller)
         self.workers = Workers(caller)
         self.nodes = Nodes(caller)
+        self.identity = Identity(caller)
+        self.tokens = Tokens(caller)
+        self.audit_log = AuditLog(caller)

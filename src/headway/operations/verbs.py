@@ -99,6 +99,7 @@ class Verb:
     location: Callable[[Any], str] | None
     stable: Callable[[Any, Caller], Any] | None
     etag: Callable[[Any], str] | None
+    aliases: Mapping[str, str]
 
     def placed(self, place: str) -> tuple[Parameter, ...]:
         """Return the parameters in the path, the query, the headers or the body."""
@@ -126,6 +127,7 @@ def verb(
     location: Callable[[Any], str] | None = None,
     stable: Callable[[Any, Caller], Any] | None = None,
     etag: Callable[[Any], str] | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> Callable[[F], F]:
     """Declare an operation; it refuses callers without the role.
 
@@ -134,6 +136,7 @@ def verb(
     statuses of refusals mean to a remote caller: a `NotFound`, a `Conflict`, a `DefinitionError`. `is_bulk` allows
     large bodies. `created` says of a result that it is new (201), and `location` where it is. `stable` returns what the
     ETag is made of, for results with fields that change as time passes; `etag` returns an ETag of another form.
+    `aliases` are old paths that keep working, each with its old operation id.
     """
     method, path = route.split(" ", 1)
 
@@ -159,6 +162,7 @@ def verb(
             location=location,
             stable=stable,
             etag=etag,
+            aliases=aliases or {},
         )
 
         @functools.wraps(function)

@@ -29,10 +29,11 @@ from headway.core.clock import Clock
 from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.core.events import AccessRefused, emit
 from headway.core.settings import read_secret
+from headway.core.tenants import ALL_TENANTS
 from headway.operations.caller import Principal
 from headway.server.web import Refused
 from headway.store import Store
-from headway.store.access import ALL_TENANTS, TOKEN_PREFIX, hash_of
+from headway.store.access import TOKEN_PREFIX, hash_of
 
 FRESH_S: Final = 2.0
 CHECK_EVERY_S: Final = 2.0  # So often whoever holds a stream open asks `still_valid`.

@@ -2,6 +2,8 @@
 
 import types
 import typing
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
@@ -19,7 +21,17 @@ _NONE: Final = type(None)
 
 def routes_of(group: type[Group], tag: str) -> tuple[Route, ...]:
     """Return the routes of a group of operations."""
-    return tuple(_route(group, declared, tag) for declared in verbs_of(group))
+    return tuple(route for declared in verbs_of(group) for route in _routes(group, declared, tag))
+
+
+def _routes(group: type[Group], declared: Verb, tag: str) -> Iterator[Route]:
+    route = _route(group, declared, tag)
+    yield route
+    for path, id in declared.aliases.items():
+        words = f"The old path of `{declared.method} {declared.path}`, which does the same."
+        yield replace(
+            route, path=path, handler=_handler(group, declared, route.body, id), what=words, is_deprecated=True
+        )
 
 
 def _route(group: type[Group], declared: Verb, tag: str) -> Route:
@@ -27,7 +39,7 @@ def _route(group: type[Group], declared: Verb, tag: str) -> Route:
     return Route(
         method=declared.method,
         path=declared.path,
-        handler=_handler(group, declared, kind := _body_kind(group, declared)),
+        handler=_handler(group, declared, kind := _body_kind(group, declared), declared.id),
         role=declared.role,
         summary=declared.summary,
         what=declared.details,
@@ -49,7 +61,7 @@ def _answers(declared: Verb) -> dict[int, Any]:
     return {**answers, 404: None} if is_missed else answers
 
 
-def _handler(group: type[Group], declared: Verb, body_kind: Any) -> Handler:
+def _handler(group: type[Group], declared: Verb, body_kind: Any, id: str) -> Handler:
     instants = {param.name for param in map(_query_param, declared.placed("query")) if param.kind == "instant"}
     struct = declared.body_struct
     in_path, in_query, in_headers = (declared.placed(place) for place in ("path", "query", "header"))
@@ -67,7 +79,7 @@ def _handler(group: type[Group], declared: Verb, body_kind: Any) -> Handler:
         caller = call.caller
         return _answer(declared, caller, await getattr(group(caller), declared.name)(**given))
 
-    handle.__name__ = declared.id
+    handle.__name__ = id
     return handle
 
 
@@ -84,12 +96,12 @@ def _answer(declared: Verb, caller: Caller, result: Any) -> Answer:
 
 
 def _plain(kind: Any) -> tuple[Any, list[msgspec.Meta]]:
-    """Take an annotation apart: the type without None, and its notes."""
+    """Take an annotation apart: the type without None, and its notes, the outermost first."""
     notes: list[msgspec.Meta] = []
     while True:
         if get_origin(kind) is typing.Annotated:
             kind, *more = get_args(kind)
-            notes += [note for note in more if isinstance(note, msgspec.Meta)]
+            notes += [note for note in reversed(more) if isinstance(note, msgspec.Meta)]
         elif _NONE in get_args(kind):
             [kind] = [inner for inner in get_args(kind) if inner is not _NONE]
         else:

@@ -161,6 +161,7 @@ class Route:
     answers: Mapping[int, Any] = field(default_factory=lambda: {200: None})
     headers: tuple[str, ...] = ()
     is_stream: bool = False
+    is_deprecated: bool = False
     media_type: str = ""  # Of an answer that is neither JSON nor a stream.
 
 

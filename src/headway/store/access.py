@@ -17,11 +17,11 @@ from headway.core.access import Action, Login, Token
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, NotFound
 from headway.core.instants import Duration, Instant
+from headway.core.tenants import ALL_TENANTS
 from headway.core.validation import check_name, storable
 from headway.store.transaction import Call, Driver, Row, Transaction, as_json, call
 
 ROLES: Final = ("viewer", "operator", "admin")  # Each may what those before it may.
-ALL_TENANTS: Final = "*"
 TOKEN_PREFIX: Final = "hw_"  # So that people and scanners of leaked secrets know what they see.
 TOKEN_BYTES: Final = 32
 PAGE_MAX: Final = 200

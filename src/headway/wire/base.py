@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UnsetType as Absent
 
-__all__ = ["Absent", "Count", "Cursor", "Limit", "Page", "Resource", "Span", "Time", "example"]
+__all__ = ["Absent", "Count", "Cursor", "Limit", "Page", "Resource", "Span", "Time", "example", "example_of"]
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
@@ -39,6 +39,11 @@ class Page(msgspec.Struct, Generic[T]):
 
 # A complete example of each resource, and the names by which a shorter example is recognized.
 EXAMPLES: Final[dict[type[Resource], tuple[Mapping[str, Any], frozenset[str]]]] = {}
+
+
+def example_of(kind: type[Resource]) -> dict[str, Any]:
+    """Return the complete example of a resource."""
+    return dict(EXAMPLES[kind][0])
 
 
 def example(values: Mapping[str, Any], *, known_by: frozenset[str]) -> Callable[[R], R]:

@@ -12,7 +12,6 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from headway.core.access import Action, Token
 from headway.core.errors import InvalidSchedule
 from headway.core.instants import DAY, INSTANT_MAX, INSTANT_MIN, Instant, format_duration, isoformat, to_datetime
 from headway.core.job_logs import read_stream
@@ -376,31 +375,3 @@ def preview_shape(instant: Instant, trigger: Trigger, tz: ZoneInfo) -> Shape:
     """Write one instant to come, with its local time and what daylight saving does to it."""
     note = trigger.note(instant) if isinstance(trigger, Cron) else None
     return {"instant": stamp(instant), "local": to_datetime(instant).astimezone(tz).isoformat(), "note": note}
-
-
-def token_shape(token: Token) -> Shape:
-    """Write a token; its value is not known here."""
-    return {
-        "id": token.id,
-        "name": token.name,
-        "tenant": token.tenant,
-        "role": token.role,
-        "state": token.state,
-        "created_at": stamp(token.created_at),
-        "created_by": token.created_by,
-        "expires_at": stamp(token.expires_at),
-        "revoked_at": stamp(token.revoked_at),
-    }
-
-
-def action_shape(action: Action) -> Shape:
-    """Write a line of the trail."""
-    return {
-        "at": stamp(action.at),
-        "actor": action.actor,
-        "tenant": action.tenant,
-        "origin": action.origin,
-        "action": action.action,
-        "target": action.target,
-        "detail": masked(action.detail),
-    }

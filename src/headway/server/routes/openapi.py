@@ -43,7 +43,7 @@ TAGS: Final = {
     "schedules": "When tasks run, and what was decided about every instant.",
     "operations": "Queues, workers, nodes, figures, dead letters, the audit; health and metrics.",
     "webhooks": "Be told when jobs end.",
-    "access": "Tokens, and the trail of what people did.",
+    "access": "Tokens and sessions, and the audit log of what people did.",
     "dashboard": "The page at `/`.",
     "docs": "This specification.",
 }
@@ -179,6 +179,8 @@ def _operation(route: Route, name: str, body: dict[str, Any] | None) -> dict[str
         "parameters": list(_parameters(route)),
         "responses": {str(status): answer for status, answer in sorted(_responses(route))},
     }
+    if route.is_deprecated:
+        operation["deprecated"] = True
     if route.role is None:
         operation["security"] = []
     if body is not None:

@@ -17,11 +17,12 @@ from urllib.parse import quote
 import msgspec
 from starlette.requests import HTTPConnection
 
-from headway.core.instants import DAY, SECOND
+from headway.core.instants import DAY, SECOND, isoformat
 from headway.operations.caller import Principal
 from headway.server.web import Answer, Call, Refused, Route
 from headway.store.access import hash_of
-from headway.wire.shapes import stamp
+from headway.wire.access import BrowserSession
+from headway.wire.base import example_of
 
 LIFETIME: Final = 7 * DAY
 COOKIE: Final = "headway_session"
@@ -108,7 +109,7 @@ async def sign_in(call: Call) -> Answer:
         origin=call.origin,
     )
     return Answer(
-        {**_who(who), "expires_at": stamp(login.expires_at)},
+        msgspec.convert({**_who(who), "expires_at": isoformat(login.expires_at)}, BrowserSession),
         status=201,
         headers={"Set-Cookie": _cookie(call.request, value, LIFETIME // SECOND)},
     )
@@ -132,14 +133,6 @@ def _who(who: Principal) -> dict[str, Any]:
     return {"name": who.name, "tenant": who.tenant, "role": who.role, "token_id": who.token_id}
 
 
-_EXAMPLE: Final = {
-    "name": "ada",
-    "tenant": "*",
-    "role": "admin",
-    "token_id": "tok_01m7h07rq30wjd03gjnmt8r3pz",
-    "expires_at": "2027-02-07T06:00:00Z",
-}
-
 ROUTES: Final[tuple[Route, ...]] = (
     Route(
         method="POST",
@@ -153,7 +146,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         body=Credentials,
         body_bytes_max=CREDENTIALS_BYTES_MAX,  # Anybody may send one.
         body_example={"token": "hw_…"},
-        answers={201: _EXAMPLE, 401: None, 403: None, 429: None},
+        answers={201: example_of(BrowserSession), 401: None, 403: None, 429: None},
     ),
     Route(
         method="DELETE",
