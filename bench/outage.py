@@ -14,7 +14,7 @@ from headway.core.instants import DAY, Duration
 from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 
-AHEAD_S: Final = 600.0  # Nothing comes due by itself while the outage is prepared.
+PREFETCH_S: Final = 600.0  # Nothing comes due by itself while the outage is prepared.
 MANY: Final = 10_000
 
 # As if the last decision had been made that long ago.
@@ -57,7 +57,7 @@ async def _recover(place: Place, count: int, spec: ScheduleSpec | None, ago: Dur
     """Set schedules back in time, start a scheduler, and return the seconds until all are decided."""
     async with database(place) as url, opened(url) as (store, clock):
         if spec is None:
-            await crowd.gather(store, count, lead_s=AHEAD_S)
+            await crowd.gather(store, count, lead_s=PREFETCH_S)
         else:
             await store.schedules.put("one", spec)
         bare = await place.bare(url)

@@ -3,7 +3,7 @@
 1, 8 and 32 worker processes on PostgreSQL, woken by the store, by Redis and by RabbitMQ. Jobs come one by one, and then
 many at once. Counted are the looks into the queue (claims) and those that found nothing, the processor time of the
 database, and how long it takes from the call that hands a job in to its start. The workers are real but for their
-crew, which does nothing: otherwise two cores could not run so many.
+child pool, which does nothing: otherwise two cores could not run so many.
 
 python -m bench.transports URL TRANSPORT      is such a worker: it tells its counts at SIGUSR1 and stops at SIGTERM
 """
@@ -31,13 +31,13 @@ from headway.store import open_driver
 from headway.store.migrations import migrate
 from headway.tasks.task import Options
 from headway.wiring.roles import worker_node
-from headway.worker.child_pool_port import Foreman
+from headway.worker.child_pool_port import SupervisorPort
 from headway.worker.ipc import TaskInfo
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
 from tests.support.redis import RedisServer
 
-CREWS: Final = (1, 8, 32)
+POOLS: Final = (1, 8, 32)
 GAP_S: Final = 0.05
 BATCH: Final = 1_000
 WIDTH: Final = 20
@@ -60,7 +60,7 @@ async def measure(run: Run) -> list[Figure]:
         transports = {"store": "store", "redis": servers.enter_context(RedisServer()).url()}
         if not run.is_quick:
             transports["rabbitmq"] = servers.enter_context(RabbitServer()).url()
-        for count in CREWS[: run.size(len(CREWS), 1)]:
+        for count in POOLS[: run.size(len(POOLS), 1)]:
             for name, transport in transports.items():
                 found = await _measure_with(postgres, transport, count, run)
                 figures += [
@@ -203,20 +203,20 @@ async def _workers(url: str, transport: str, count: int) -> AsyncIterator[list[P
 
 
 class _Instant:
-    """A crew whose jobs take no time; it notes when each was started."""
+    """A child pool whose jobs take no time; it notes when each was started."""
 
     def __init__(self) -> None:
         info = TaskInfo(name="nothing", isolation="loop")
         self.tasks: Mapping[str, TaskInfo] = {"nothing": info}
         self.kinds: dict[str, frozenset[str]] = {"loop": frozenset({"nothing"})}
-        self.supervisor: Foreman | None = None
+        self.supervisor: SupervisorPort | None = None
         self.hits = 0
         self.started: dict[str, int] = {}
         self._running = 0
 
-    def report_to(self, foreman: Foreman) -> None:
+    def report_to(self, supervisor_port: SupervisorPort) -> None:
         """Tell this supervisor how they end."""
-        self.supervisor = foreman
+        self.supervisor = supervisor_port
 
     def room(self, kind: str) -> int:
         """Tell how many more it takes."""
@@ -266,7 +266,7 @@ class _Instant:
 
 
 async def _work(url: str, transport: str) -> None:
-    crew, claims = _Instant(), 0
+    child_pool, claims = _Instant(), 0
 
     def count(event: Event) -> None:
         nonlocal claims
@@ -275,12 +275,12 @@ async def _work(url: str, transport: str) -> None:
 
     def tell() -> None:
         nonlocal claims
-        print(json.dumps({"claims": claims, "hits": crew.hits, "started": crew.started}), flush=True)
-        claims, crew.hits, crew.started = 0, 0, {}
+        print(json.dumps({"claims": claims, "hits": child_pool.hits, "started": child_pool.started}), flush=True)
+        claims, child_pool.hits, child_pool.started = 0, 0, {}
 
     async with opened(url) as (store, clock):
         settings = Settings(store=url, transport=transport, node="bench")
-        node = worker_node(store, settings, clock, crew, schedules=False)
+        node = worker_node(store, settings, clock, child_pool, schedules=False)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, node.stop)
         loop.add_signal_handler(signal.SIGUSR1, tell)

@@ -172,7 +172,7 @@ class Cluster:
                     os.kill(pid, signal.SIGCONT)
 
     def _pause_child(self, node: Node, worker: Worker, fault: Fault) -> None:
-        """Let one child stand still; the warden and the supervisor go on."""
+        """Let one child stand still; the orphan reaper and the supervisor go on."""
         for pid in sorted(worker.family())[-1:]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)

@@ -77,18 +77,14 @@ from headway.tasks import context, task
 from headway.wire import base, shapes
 from headway.wiring.children import THREADS_MAX
 from headway.worker import (
-    child_processes as staff,
-)
-from headway.worker import (
+    child_processes,
     claimer,
-    pace,
+    ipc,
     reporter,
     settler,
     stopper,
 )
-from headway.worker import (
-    ipc as frames,
-)
+from headway.worker import prefetch as pace
 from tests.support import evidence
 from tests.support.prefork import Prefork, preforked
 from tests.support.waiting import wait_until
@@ -398,13 +394,13 @@ def test_the_limits_are_those_of_the_code() -> None:
         "progress of a job": f"every {reporter.REPORT_EVERY_S:g} s",
         "lost workers of a job": f"{lifecycle.LOSSES_MAX}; ",
         "jobs in one claim or one settlement of a worker": number(max(claimer.CLAIM_MAX, settler.SETTLE_MAX)),
-        "jobs that wait in a child process behind those that run": f"within {pace.AHEAD_S * 1000:g} ms, at most "
-        f"{pace.AHEAD_MAX:,}; one that waits for more than {stopper.WAIT_S_MAX:g} s is handed back",
-        "jobs, arguments and finished steps that are handed to a child at once": f"{frames.FRAME_BYTES_MAX >> 20} MiB",
+        "jobs that wait in a child process behind those that run": f"within {pace.PREFETCH_S * 1000:g} ms, at most "
+        f"{pace.PREFETCH_MAX:,}; one that waits for more than {stopper.WAIT_S_MAX:g} s is handed back",
+        "jobs, arguments and finished steps that are handed to a child at once": f"{ipc.FRAME_BYTES_MAX >> 20} MiB",
         "threads of a worker": number(THREADS_MAX),
         "time from asking a job to stop to SIGTERM, and from there to SIGKILL": f"{stopper.SOFT_S:g} s, "
         f"{stopper.HARD_S:g} s",
-        "time for a child process to import the app": f"{staff.START_S_MAX:g} s",
+        "time for a child process to import the app": f"{child_processes.START_S_MAX:g} s",
         "memory bound of a task": f"at least {task.MEMORY_MIN >> 20} MB",
     }
     for what, bound in expected.items():

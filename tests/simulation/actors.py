@@ -14,8 +14,8 @@ from headway.store import Store
 from headway.testing.child_pool import Gate
 from headway.wiring.node import EngineNode, World
 from headway.worker.supervisor import Supervisor
-from tests.simulation.child import Surroundings
-from tests.simulation.crew import SimulatedCrew
+from tests.simulation.child import ProcessState
+from tests.simulation.child_pool import SimulatedCrew
 from tests.simulation.faults import NO_MISHAPS, FaultyDriver, GatedClock, Sea
 from tests.simulation.scenario import QUEUES, TASKS, Mishaps, Scenario, draw_spec
 
@@ -49,7 +49,7 @@ class Place(Sea, Protocol):
         ...
 
     def begins(self, claimed: Claimed) -> None:
-        """An attempt is given to a crew."""
+        """An attempt is given to a child pool."""
         ...
 
     def repeats_step(self, claimed: Claimed, name: str) -> None:
@@ -209,13 +209,13 @@ class NodeActor:
 
 
 class WorkerActor(NodeActor):
-    """One worker process after another, all of the same name: a real supervisor with a made-up crew."""
+    """One worker process after another, all of the same name: a real supervisor with a made-up child pool."""
 
     kind = "worker"
 
     def __init__(self, place: Place, index: int) -> None:
         super().__init__(place, index)
-        self.crew: SimulatedCrew | None = None
+        self.child_pool: SimulatedCrew | None = None
         self._supervisor: Supervisor | None = None
 
     def knows(self) -> tuple[str, ...]:
@@ -225,7 +225,7 @@ class WorkerActor(NodeActor):
     def _make(self, process: Process, world: World, settings: Settings) -> EngineNode:
         work, clock = process.store.work, process.clock
         is_calm = self._place.mishaps is NO_MISHAPS
-        around = Surroundings(
+        around = ProcessState(
             stage=self._place,
             knows=self.knows(),
             heard=process.gate.passed,
@@ -234,9 +234,9 @@ class WorkerActor(NodeActor):
             kill_worker=lambda: self._killed(process),
             is_calm=is_calm,
         )
-        self.crew = SimulatedCrew(around, clock)
+        self.child_pool = SimulatedCrew(around, clock)
         self._supervisor = supervisor = Supervisor(
-            work, self.crew, clock=clock, lease=settings.worker_lease, poll=settings.poll
+            work, self.child_pool, clock=clock, lease=settings.worker_lease, poll=settings.poll
         )
         schedules = self._chance.random() < 0.3 and not is_calm
         return EngineNode(world, settings, clock, schedules=schedules, supervisor=supervisor)
@@ -248,20 +248,20 @@ class WorkerActor(NodeActor):
 
     def pause_a_child(self) -> None:
         """Let one child process stand still for a while."""
-        if self.crew is not None and self.stays and self.crew.children:
-            self._chance.choice(self.crew.children).pause(self._chance.choice((0.6, 2.0, 12.0)))
+        if self.child_pool is not None and self.stays and self.child_pool.children:
+            self._chance.choice(self.child_pool.children).pause(self._chance.choice((0.6, 2.0, 12.0)))
 
     def crash(self, *, again_after_s: float | None = None) -> None:
         """Die, and all children with it."""
-        if self.stays and self.crew is not None:
-            self.crew.die()
+        if self.stays and self.child_pool is not None:
+            self.child_pool.die()
         super().crash(again_after_s=again_after_s)
 
     def calm(self) -> None:
         """Let nothing more happen to it."""
         super().calm()
-        if self.crew is not None:
-            self.crew.calm()
+        if self.child_pool is not None:
+            self.child_pool.calm()
 
     def hurry(self) -> None:
         """End at once, and hand back what runs."""
@@ -290,12 +290,12 @@ class WorkerActor(NodeActor):
 
     def has_free_slot(self, task: str) -> bool:
         """Say whether a job of this task could begin here now."""
-        crew = self.crew
-        return crew is not None and task in crew.tasks and crew.has_free_slot(TASKS[task])
+        child_pool = self.child_pool
+        return child_pool is not None and task in child_pool.tasks and child_pool.has_free_slot(TASKS[task])
 
     def runs(self, job_id: str) -> int:
         """Return the attempt whose code runs here; 0 when none does."""
-        return self.crew.runs(job_id) if self.crew is not None and self.is_alive else 0
+        return self.child_pool.runs(job_id) if self.child_pool is not None and self.is_alive else 0
 
 
 class OperatorActor:

@@ -1,7 +1,7 @@
 """A child process that is made up: how long its jobs take, what they say, keep and enqueue on the way, how they end.
 
-It speaks the real protocol: the real `Inbox` on a page that it shares with the real crew, and the messages of
-`frames.py`. It goes on while its supervisor is frozen, and what it says is heard after the thaw. It can stand still
+It speaks the real protocol: the real `Inbox` on a page that it shares with the real child pool, and the messages of
+`ipc.py`. It goes on while its supervisor is frozen, and what it says is heard after the thaw. It can stand still
 itself, for as long as the simulation likes.
 """
 
@@ -19,22 +19,22 @@ from headway.core.instants import SECOND
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.worker.handover import Inbox
 from headway.worker.ipc import (
-    Answer,
-    Ask,
-    Cancelled,
+    CancelRaised,
     Done,
     Failed,
     Finish,
     Hello,
-    LeftOut,
     Reports,
     Run,
+    Skipped,
     Stop,
     Stopped,
+    StoreRequest,
+    StoreResponse,
     TaskInfo,
     ToChild,
     ToSupervisor,
-    Unfit,
+    Unrunnable,
 )
 from tests.simulation.scenario import CHILDREN, TASKS
 
@@ -65,7 +65,7 @@ class Stage(Protocol):
 
 
 @dataclass(slots=True)
-class Surroundings:
+class ProcessState:
     """What the children of one worker share."""
 
     stage: Stage
@@ -94,7 +94,7 @@ class _Run:
     claimed: Claimed
     number: int
     kept: dict[str, str]
-    answers: dict[int, "asyncio.Future[Answer]"] = field(default_factory=dict)
+    answers: dict[int, "asyncio.Future[StoreResponse]"] = field(default_factory=dict)
     task: "asyncio.Task[None] | None" = None
 
 
@@ -103,16 +103,16 @@ class SimulatedChild:
 
     ending = "was killed by SIGKILL"
 
-    def __init__(self, around: Surroundings, kind: str, width: int, mark: str, pid: int) -> None:
+    def __init__(self, around: ProcessState, kind: str, width: int, mark: str, pid: int) -> None:
         self._around = around
         self._kind = kind
         self._width = width
         self.pid = pid
         self.mark = mark
-        self.page = Memory()
+        self.counters = Memory()
         self.has_ended = False
         self.running: dict[str, _Run] = {}
-        self._inbox: Inbox[Claimed] = Inbox(self.page)
+        self._inbox: Inbox[Claimed] = Inbox(self.counters)
         self._kept: dict[str, dict[str, str]] = {}
         self._is_finishing = False
         self._unread: deque[ToChild] = deque()
@@ -124,7 +124,7 @@ class SimulatedChild:
         self._readable: Callable[[], None] = lambda: None
         self._died: Callable[[], None] = lambda: None
 
-    # What the crew wants.
+    # What the child pool wants.
 
     def watch(self, readable: Callable[[], None], died: Callable[[], None]) -> None:
         """Have these called when there is something to read, and when it is dead."""
@@ -204,7 +204,7 @@ class SimulatedChild:
                     self._inbox.put(first, jobs)
                 case Stop(job_id, attempt):
                     self._stop(job_id, attempt)
-                case Answer(number):
+                case StoreResponse(number):
                     for run in self.running.values():
                         if (answered := run.answers.pop(number, None)) is not None and not answered.done():
                             answered.set_result(message)
@@ -225,7 +225,7 @@ class SimulatedChild:
         skipped = self._inbox.skip()
         if skipped:
             self._around.stage.saw("job left out")
-            self._say(LeftOut(skipped[0][0], skipped[-1][0]))
+            self._say(Skipped(skipped[0][0], skipped[-1][0]))
             self._begin()
         if self._is_finishing and not self.running and not len(self._inbox):
             self.kill()
@@ -246,7 +246,7 @@ class SimulatedChild:
         del self.running[run.claimed.job_id]
         if run.task is not None and run.task is not asyncio.current_task():
             run.task.cancel()
-        self.page.ended = run.number
+        self.counters.ended = run.number
         self._say(message)
         self._begin()
 
@@ -337,7 +337,7 @@ class SimulatedChild:
         self._asked += 1
         run.answers[self._asked] = asyncio.get_running_loop().create_future()
         answered = run.answers[self._asked]
-        self._say(Ask(self._asked, run.claimed.job_id, run.claimed.attempt, question, body))
+        self._say(StoreRequest(self._asked, run.claimed.job_id, run.claimed.attempt, question, body))
         answer = await answered
         if answer.is_lost:
             raise LeaseLost(answer.error)
@@ -352,8 +352,8 @@ class SimulatedChild:
             Failed(job_id, attempt, ERROR, retryable=False),
             Failed(job_id, attempt, ERROR, retry_in=SECOND),
             None,
-            Cancelled(job_id, attempt, "it said so"),
-            Unfit(job_id, attempt, "arguments that nobody understands", "arguments"),
+            CancelRaised(job_id, attempt, "it said so"),
+            Unrunnable(job_id, attempt, "arguments that nobody understands", "arguments"),
             Stopped(job_id, attempt),
         )
         return chance.choice(fates)

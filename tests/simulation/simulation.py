@@ -184,9 +184,9 @@ class Simulation:
     def _has(self, node: str, job_id: str) -> bool:
         """Say whether a worker runs a job, or is about to."""
         return any(
-            worker.crew.has(job_id)
+            worker.child_pool.has(job_id)
             for worker in self._workers
-            if worker.crew is not None and worker.process is not None and worker.process.id == node
+            if worker.child_pool is not None and worker.process is not None and worker.process.id == node
         )
 
     def saw(self, what: str) -> None:
@@ -237,7 +237,7 @@ class Simulation:
         """Ask something of a node, in the store; False when it is not there."""
         return bool(self.fetch("operator", call("ask_node", id=node_id, asked=what)))
 
-    # What crews tell.
+    # What child pools tell.
 
     def begins(self, claimed: Claimed) -> None:
         """No code begins under a lease that has run out."""
@@ -457,7 +457,10 @@ class Simulation:
     def _has_room(self, job: JobRow) -> bool:
         kind = TASKS[job.task]
         return any(
-            worker.crew is not None and worker.stays and job.task in worker.crew.tasks and worker.crew.room(kind)
+            worker.child_pool is not None
+            and worker.stays
+            and job.task in worker.child_pool.tasks
+            and worker.child_pool.room(kind)
             for worker in self._workers
             if not worker.keeps_others_out
         )
@@ -488,9 +491,9 @@ class Simulation:
         """A worker that lives has every job that the store says it has, or is about to write its end."""
         found: Counter[tuple[str, int]] = Counter()
         for worker in self._workers:
-            if worker.stays and worker.process is not None and worker.crew is not None:
+            if worker.stays and worker.process is not None and worker.child_pool is not None:
                 for job in self.checker.held_by(worker.process.id):
-                    if not worker.crew.has(job.id):
+                    if not worker.child_pool.has(job.id):
                         found[job.id, job.attempt] = before[job.id, job.attempt] + 1
                         if found[job.id, job.attempt] * 1.0 > self.scenario.poll_s + 2.0:
                             raise Violation(f"L3: nobody runs it, and its lease goes on: {job}")
@@ -532,7 +535,9 @@ class Simulation:
 
     def _could_begin(self, job: JobRow) -> bool:
         is_kept = job.status == "RUNNING" and any(
-            worker.crew.keeps_waiting(job.id) for worker in self._workers if worker.crew is not None and worker.stays
+            worker.child_pool.keeps_waiting(job.id)
+            for worker in self._workers
+            if worker.child_pool is not None and worker.stays
         )
         if job.company is not None or not (is_kept or job.status == "PENDING"):
             return False

@@ -21,9 +21,10 @@ from headway.core.nodes import Lease
 from headway.core.ports import Fence
 from headway.store import housekeeping
 from headway.store.transaction import Transaction
-from headway.worker import pace, settler, stopper
+from headway.worker import prefetch as prefetch
+from headway.worker import settler, stopper
 from headway.worker.claimer import Claimer
-from headway.worker.keeper import Watchman
+from headway.worker.leases import LeaseWatchdog
 from headway.worker.settler import Settler
 from tests.simulation.campaign import MUST_SEE, missing
 from tests.simulation.scenario import Mishaps, Scenario
@@ -210,10 +211,10 @@ def test_unfenced_steps_and_children_are_caught() -> None:
 
 
 def test_endless_trust_in_job_leases_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def watch(self: Watchman) -> float:
+    async def watch(self: LeaseWatchdog) -> float:
         return 0.2
 
-    monkeypatch.setattr(Watchman, "tick", watch)
+    monkeypatch.setattr(LeaseWatchdog, "tick", watch)
     # A store that is away for longer than a lease, and comes back in time for somebody else, is rare.
     problem = next(caught(mishaps=OFTEN_UNREACHABLE, within=3 * CAUGHT_WITHIN), "")
     assert "S3: the code of" in problem, problem
@@ -270,9 +271,9 @@ def test_a_hand_back_that_costs_an_attempt_is_caught(monkeypatch: pytest.MonkeyP
 
 def test_a_stop_that_forgets_what_is_being_claimed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def claim(self: Claimer) -> float:
-        if not self._held.crew.tasks or self._held.draining is not None:
+        if not self._held.child_pool.tasks or self._held.draining is not None:
             return 1.0
-        return await self._claim(self._held.crew)
+        return await self._claim(self._held.child_pool)
 
     monkeypatch.setattr(Claimer, "tick", claim)
     problem = next(caught(mishaps=OFTEN_UNHEARD), "")
@@ -280,8 +281,10 @@ def test_a_stop_that_forgets_what_is_being_claimed_is_caught(monkeypatch: pytest
 
 
 def test_a_worker_that_hoards_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace.Pace, "fits", lambda self, tasks, width, load: 1_000_000)  # All are taken,
-    monkeypatch.setattr(pace.Pace, "ahead", lambda self, width: 1_000)
+    monkeypatch.setattr(
+        prefetch.PrefetchEstimator, "fits", lambda self, tasks, width, load: 1_000_000
+    )  # All are taken,
+    monkeypatch.setattr(prefetch.PrefetchEstimator, "ahead", lambda self, width: 1_000)
     monkeypatch.setattr(stopper, "WAIT_S_MAX", 1_000.0)  # and nothing that waits is handed back.
     crowded = [seed for seed in range(500) if Scenario.of(seed).workers > 2]  # One of them dies in peace.
     problem = next(filter(None, (simulate(seed).problem for seed in crowded[:CAUGHT_WITHIN])), "")

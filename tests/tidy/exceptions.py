@@ -11,7 +11,7 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.worker.attempt",
         "headway.worker.capture",
         "headway.worker.child",
-        "headway.worker.child_line",
+        "headway.worker.child_base",
         "headway.worker.environment",
         "headway.worker.ipc",
     },

@@ -49,7 +49,7 @@ class Killers:
                 self.deaths += 1
 
     def _runs(self, job_id: str) -> bool:
-        return any(process.crew is not None and process.crew.has(job_id) for process in self.world._workers)
+        return any(process.child_pool is not None and process.child_pool.has(job_id) for process in self.world._workers)
 
     def live(self, job_ids: list[str], *, within_s: float) -> set[str]:
         """Let time pass until these jobs have ended; return how."""
@@ -168,7 +168,7 @@ async def test_what_a_worker_has_without_knowing_it_is_handed_back_at_once() -> 
         await until(lambda: jobs(stage, "status") == ["COMPLETED"] * 2, within_s=50.0)
         assert jobs(stage, "attempt", "failures") == [(5, 0)] * 2
         assert {row["outcome"] for row in stage.sql("select outcome from headway_attempts")} == {"released"}
-        assert worker.crew.abandoned == []
+        assert worker.child_pool.abandoned == []
         await worker.stop()
 
 
@@ -182,10 +182,10 @@ async def test_an_outage_of_the_store_is_not_the_fault_of_a_job(is_alone: bool) 
         others = [] if is_alone else [Actor(stage.seat("node_a"), settings)]
         await enqueue(stage, "a")
         for _ in range(5):
-            await until(lambda: len(worker.crew.running) == 1, within_s=30.0)
+            await until(lambda: len(worker.child_pool.running) == 1, within_s=30.0)
             await asyncio.sleep(2.0)
             worker.seat.driver.is_down = True
-            await until(lambda: not worker.crew.running, within_s=10.0)
+            await until(lambda: not worker.child_pool.running, within_s=10.0)
             await asyncio.sleep(8.0)
             worker.seat.driver.is_down = False
         await until(lambda: jobs(stage, "status") == ["COMPLETED"], within_s=60.0)

@@ -19,7 +19,7 @@ from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import Every
 from headway.wiring.node import HOUSEKEEPING, EngineNode, World
-from headway.worker.child_pool_port import Foreman
+from headway.worker.child_pool_port import SupervisorPort
 from headway.worker.ipc import TaskInfo
 from headway.worker.supervisor import Supervisor
 from tests.simulation.stage import Seat, Stage, until
@@ -315,7 +315,7 @@ async def test_an_idle_node_leaves_the_store_in_peace() -> None:
 # --- workers
 
 
-class Crew:
+class ChildPool:
     """Runs jobs for a while each, and notes what it was told."""
 
     def __init__(self, job_s: float, places: int = 4) -> None:
@@ -326,9 +326,9 @@ class Crew:
         self._job_s = job_s
         self._places = places
 
-    def report_to(self, foreman: Foreman) -> None:
-        assert isinstance(foreman, Supervisor)
-        self._supervisor = foreman
+    def report_to(self, supervisor_port: SupervisorPort) -> None:
+        assert isinstance(supervisor_port, Supervisor)
+        self._supervisor = supervisor_port
 
     def room(self, kind: str) -> int:
         return self._places - len(self.running)
@@ -385,14 +385,16 @@ class Worker(Actor):
     def __init__(self, seat: Seat, job_s: float, settings: Settings = SETTINGS, *, schedules: bool = False) -> None:
         self.seat = seat
         work, clock = seat.store.work, seat.clock
-        self.crew = Crew(job_s)
-        self.supervisor = Supervisor(work, self.crew, clock=clock, lease=settings.worker_lease, poll=settings.poll)
+        self.child_pool = ChildPool(job_s)
+        self.supervisor = Supervisor(
+            work, self.child_pool, clock=clock, lease=settings.worker_lease, poll=settings.poll
+        )
         world = world_of(seat)
         self.node = EngineNode(world, settings, clock, schedules=schedules, supervisor=self.supervisor)
         self.task = asyncio.create_task(self.node.run())
 
     async def crash(self) -> None:
-        for running in self.crew.running.values():
+        for running in self.child_pool.running.values():
             running.cancel()
         await super().crash()
 
@@ -465,7 +467,7 @@ async def test_a_worker_that_cannot_extend_stops_the_code_before_anybody_else_st
         second = Worker(stage.seat("node_c"), 60.0, settings)
         cut_off.seat.driver.is_down = True
         await until(lambda: jobs(stage, "attempt") == [2], within_s=6.0 + 10.0)
-        assert cut_off.crew.abandoned == ["job_a"]
+        assert cut_off.child_pool.abandoned == ["job_a"]
         assert stage.said(AttemptsLost)[0].reason == "their leases could not be extended in time"
         cut_off.seat.driver.is_down = False
         await asyncio.sleep(10.0)
@@ -534,7 +536,7 @@ async def test_a_claim_whose_answer_comes_after_the_lease_starts_nothing() -> No
         await enqueue(stage, "a")
         await until(lambda: stage.said(AttemptsLost), within_s=40.0)
         assert stage.said(AttemptsLost)[0].reason == "their leases ran out before they began"
-        assert worker.crew.running == {}
+        assert worker.child_pool.running == {}
         await worker.crash()
 
 

@@ -16,11 +16,11 @@ from headway.wiring.children import CHILD_REPORT_S, CHILD_STORE, hello_of
 from headway.worker import capture, environment
 from headway.worker.attempt import Registry
 from headway.worker.child import serve
-from headway.worker.child_line import REPORT_EVERY_S
-from headway.worker.ipc import Hello, Page
+from headway.worker.child_base import REPORT_EVERY_S
+from headway.worker.ipc import Hello, SharedCounters
 
 
-def main(app_path: str, socket_number: str, page_number: str, kind: str, width: str) -> None:
+def main(app_path: str, socket_number: str, counters_number: str, kind: str, width: str) -> None:
     """Be a child until the supervisor has no more use for it."""
     withheld = environment.receive()
     store = withheld.pop(CHILD_STORE, None)
@@ -37,11 +37,11 @@ def main(app_path: str, socket_number: str, page_number: str, kind: str, width: 
         return app.tasks, app, hello_of(app, app.settings.store)
 
     capture.install(one_at_a_time=kind == "process")
-    line = socket.socket(fileno=int(socket_number))
-    page = Page(int(page_number))
-    for number in (line.fileno(), page.file):
+    sock = socket.socket(fileno=int(socket_number))
+    counters = SharedCounters(int(counters_number))
+    for number in (sock.fileno(), counters.file):
         os.set_inheritable(number, False)
-    serve(line, page, kind, int(width), load, report_every_s)
+    serve(sock, counters, kind, int(width), load, report_every_s)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from headway.core.errors import DefinitionError, LeaseLost
 from headway.core.instants import SECOND, DurationLike, parse_duration
 from headway.store import Store
 from headway.wiring.engines import admission_of, grants_of
-from headway.worker.descendants import descendants_of, start_warden
+from headway.worker.descendants import descendants_of, start_orphan_reaper
 
 NOT_FOUND: Final = 127  # As shells say it.
 NOT_RUNNABLE: Final = 126
@@ -130,7 +130,7 @@ def _heeded() -> list[int]:
 async def _run(lock: Lock, program: str, command: Sequence[str], grace_s: float) -> int:
     """Run the command to its end, or to that of the lock."""
     mark = f"{lock.name.encode().hex()[:40]}.{lock.token}.{os.getpid()}."
-    warden = start_warden(f"{MARK}={mark}")
+    orphan_reaper = start_orphan_reaper(f"{MARK}={mark}")
     try:
         relay = _Relay()
         child = await _Child.start(lock, program, command, mark)
@@ -143,9 +143,9 @@ async def _run(lock: Lock, program: str, command: Sequence[str], grace_s: float)
         _say(f"{command[0]}: {error.strerror or error}")
         return NOT_RUNNABLE
     finally:
-        if warden is not None:
-            warden.kill()  # There is nothing left for it to do.
-            warden.wait()
+        if orphan_reaper is not None:
+            orphan_reaper.kill()  # There is nothing left for it to do.
+            orphan_reaper.wait()
 
 
 async def _attend(child: "_Child", lock: Lock, grace_s: float) -> int:

@@ -37,10 +37,10 @@ from headway.store.file_access import exposures
 from headway.store.sqlite import path_of
 from headway.tasks.definitions import Definitions
 from headway.tasks.task import Task
-from headway.wiring.children import crew_plan
+from headway.wiring.children import child_pool_plan
 from headway.wiring.node import EngineNode
 from headway.wiring.roles import api_of, new_node_id, scheduler_node, worker_node
-from headway.worker.child_pool import Crew
+from headway.worker.child_pool import ChildPool
 from headway.worker.ipc import Hello
 
 INTERRUPTED: Final = 130
@@ -222,11 +222,11 @@ async def run_worker(
     stopping, hurrying = stopping or asyncio.Event(), asyncio.Event()
     clock = Clock()
     clock.node = new_node_id(clock)
-    crew = Crew(crew_plan(settings, store), clock)
-    with stopped_by_signals(stopping, log, hurrying), subscribed(_after_greeting(log, crew)):
-        crew.open()
+    child_pool = ChildPool(child_pool_plan(settings, store), clock)
+    with stopped_by_signals(stopping, log, hurrying), subscribed(_after_greeting(log, child_pool)):
+        child_pool.open()
         try:
-            hello = await _hello(crew, stopping)
+            hello = await _hello(child_pool, stopping)
             if hello is None:
                 return
             settings = replace(settings, store=store or hello.store)
@@ -238,16 +238,16 @@ async def run_worker(
                 tasks=len(hello.tasks),
                 version=__version__,
             )
-            await _work(settings, clock, crew, hello, log, stopping, hurrying, schedules=schedules, api=api)
+            await _work(settings, clock, child_pool, hello, log, stopping, hurrying, schedules=schedules, api=api)
         finally:
-            await crew.close(CREW_GOODBYE_S)
+            await child_pool.close(CREW_GOODBYE_S)
         log.write("stopped", node=clock.node)
 
 
 async def _work(
     settings: Settings,
     clock: Clock,
-    crew: Crew,
+    child_pool: ChildPool,
     hello: Hello,
     log: EventLog,
     stopping: asyncio.Event,
@@ -264,7 +264,7 @@ async def _work(
         if schedules:
             declared = {key: ScheduleSpec.from_json(text) for key, text in hello.schedules.items()}
             skipped = await _synchronise(store, hello.app, declared, stopping, log)
-        node = worker_node(store, settings, clock, crew, __version__, schedules=schedules, attention=skipped)
+        node = worker_node(store, settings, clock, child_pool, __version__, schedules=schedules, attention=skipped)
         async with asyncio.TaskGroup() as group:
             if api:
                 listening = _bind(settings, log, must=api == "must")
@@ -328,28 +328,28 @@ async def serve_api(
     await serve(api_of(store, settings, clock, tasks, node), listening, stopping)
 
 
-def _after_greeting(log: EventLog, crew: Crew) -> Callable[[Event], None]:
+def _after_greeting(log: EventLog, child_pool: ChildPool) -> Callable[[Event], None]:
     """Leave out how the first child ended when it could not load the app: the command ends with the same words."""
 
     def hear(event: Event) -> None:
-        has_app = crew.hello is not None and crew.hello.error is None
+        has_app = child_pool.hello is not None and child_pool.hello.error is None
         if has_app or not isinstance(event, ChildEnded):
             log(event)
 
     return hear
 
 
-async def _hello(crew: Crew, stopping: asyncio.Event) -> Hello | None:
+async def _hello(child_pool: ChildPool, stopping: asyncio.Event) -> Hello | None:
     """Wait for the first child to tell what is in the app; None when we are stopped before."""
-    waits = [asyncio.ensure_future(crew.greeted.wait()), asyncio.ensure_future(stopping.wait())]
+    waits = [asyncio.ensure_future(child_pool.greeted.wait()), asyncio.ensure_future(stopping.wait())]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:
             wait.cancel()
-    if crew.hello is not None and crew.hello.error is not None:
-        raise InvalidConfig(crew.hello.error)
-    return crew.hello
+    if child_pool.hello is not None and child_pool.hello.error is not None:
+        raise InvalidConfig(child_pool.hello.error)
+    return child_pool.hello
 
 
 async def run_node(node: EngineNode, stopping: asyncio.Event, hurrying: asyncio.Event | None = None) -> None:

@@ -47,7 +47,7 @@ def _retry(job_ids: Sequence[str], author: str, clock: Clock) -> Transaction[Don
     yield call("lock_jobs", ids=ids)  # Who retries one of them at the same moment waits, and finds it retried.
     found = {row["id"]: row for row in (yield call("jobs_to_repeat", ids=ids))}
     again = {row["rerun_of"]: row["id"] for row in (yield call("reruns", ids=ids))}
-    refused = {job_id: reason for job_id in job_ids if (reason := _unfit(found.get(job_id), again.get(job_id)))}
+    refused = {job_id: reason for job_id in job_ids if (reason := _unrunnable(found.get(job_id), again.get(job_id)))}
     fit = [row for job_id, row in found.items() if job_id not in refused]
     parked = [row["id"] for row in fit if not Status(row["status"]).is_final]
     yield from _unpark(parked, author)
@@ -59,7 +59,7 @@ def _retry(job_ids: Sequence[str], author: str, clock: Clock) -> Transaction[Don
     return Done(tuple(sorted([*parked, *reruns])), tuple(refused.items()))
 
 
-def _unfit(row: Row | None, again: str | None) -> str | None:
+def _unrunnable(row: Row | None, again: str | None) -> str | None:
     """Say why a job cannot be retried; None if it can."""
     if row is None:
         return "no job has this id"

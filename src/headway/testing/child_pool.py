@@ -1,4 +1,4 @@
-"""A crew without processes: tasks run on the virtual loop, beside the supervisor that gives them out.
+"""A child pool without processes: tasks run on the virtual loop, beside the supervisor that gives them out.
 
 `async def` tasks run for as long as they await; `def` tasks are called and take no time. Everything else is as in
 production: time-outs, stopping, progress, steps, what a task enqueues. A task that does not stop when asked is
@@ -22,8 +22,8 @@ from headway.core.lifecycle import Outcome, Parked, Released, Succeeded, TimedOu
 from headway.tasks.context import Context, Hand
 from headway.tasks.task import Task
 from headway.worker.attempt import Ended, Registry, resolve, run_async, run_sync
-from headway.worker.child_pool_port import Foreman
-from headway.worker.ipc import Ask, Cancelled, Done, Failed, Stopped, TaskInfo, Unfit
+from headway.worker.child_pool_port import SupervisorPort
+from headway.worker.ipc import CancelRaised, Done, Failed, Stopped, StoreRequest, TaskInfo, Unrunnable
 from headway.worker.outcomes import failure_of
 from headway.worker.stopper import HARD_S, SOFT_S
 
@@ -116,7 +116,7 @@ class InlineCrew:
             kind: frozenset(info.name for info in infos if info.isolation == kind)
             for kind in sorted({info.isolation for info in infos})
         }
-        self._reports_to: Foreman | None = None
+        self._reports_to: SupervisorPort | None = None
         self.width = 100
         self._registry = registry
         self._hand = hand
@@ -129,13 +129,13 @@ class InlineCrew:
         self._reporting: asyncio.TimerHandle | None = None
 
     @property
-    def _foreman(self) -> Foreman:
-        assert self._reports_to is not None, "a crew without a supervisor has no jobs"
+    def _foreman(self) -> SupervisorPort:
+        assert self._reports_to is not None, "a child pool without a supervisor has no jobs"
         return self._reports_to
 
-    def report_to(self, foreman: Foreman) -> None:
+    def report_to(self, supervisor_port: SupervisorPort) -> None:
         """Tell this supervisor from now on what happens."""
-        self._reports_to = foreman
+        self._reports_to = supervisor_port
 
     # --- what the supervisor wants
 
@@ -230,7 +230,7 @@ class InlineCrew:
         claimed = run.claimed
         try:
             found = resolve(self._registry, claimed)
-            ended = found if isinstance(found, Unfit) else await self._call(run, *found)
+            ended = found if isinstance(found, Unrunnable) else await self._call(run, *found)
         except asyncio.CancelledError:  # Before its first step.
             ended = Stopped(claimed.job_id, claimed.attempt)
         if self._running.get(claimed.job_id) is run:  # Else it was abandoned, or given up.
@@ -261,11 +261,11 @@ class InlineCrew:
                 return Succeeded(result)
             case Failed():
                 return failure_of(ended, run.stop_as)
-            case Cancelled(reason=reason):
+            case CancelRaised(reason=reason):
                 return lifecycle.Cancelled(reason)
             case Stopped():
                 return run.stop_as or Released("the task stopped by itself")
-            case Unfit(reason=reason, cause=cause):
+            case Unrunnable(reason=reason, cause=cause):
                 return Parked(reason, cause)
 
     def _end(self, run: _Run, outcome: Outcome) -> None:
@@ -311,7 +311,7 @@ class InlineCrew:
         """Ask the supervisor and await its answer."""
         if not self._is_live(context):
             raise LeaseLost(f"attempt {context.attempt} of {context.job_id} is over")
-        return await self._foreman.answer(Ask(0, context.job_id, context.attempt, question, body))
+        return await self._foreman.answer(StoreRequest(0, context.job_id, context.attempt, question, body))
 
     def _is_live(self, context: Context) -> bool:
         run = self._running.get(context.job_id)

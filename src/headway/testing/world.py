@@ -157,7 +157,7 @@ class _Process:
         self.gate = Gate()
         self.clock = world.new_clock(name, self.gate)
         self.store = Store.on(_Driver(world, self.gate, name), self.clock)
-        self.crew: InlineCrew | None = None
+        self.child_pool: InlineCrew | None = None
         self.task: asyncio.Task[None] | None = None
         self.node: EngineNode | None = None
 
@@ -194,7 +194,7 @@ class World:
         self._through(self._loop.time())  # So that it, and nobody else, keeps house.
         self.start_schedulers()
         for _ in range(self._worker_count):
-            self._workers.append(self._start_process("worker", has_crew=True))
+            self._workers.append(self._start_process("worker", has_child_pool=True))
         self._through(self._loop.time())
 
     @staticmethod
@@ -323,7 +323,7 @@ class World:
     def kill_worker(self, job: JobHandle | str) -> None:
         """Kill the worker that runs a job, as `kill -9` does; a new one takes its place, others go on."""
         process = self._worker_of(job)
-        self._workers[self._workers.index(process)] = self._start_process("worker", has_crew=True)
+        self._workers[self._workers.index(process)] = self._start_process("worker", has_child_pool=True)
         self._run(self._kill(process))
 
     def freeze_worker(self, job: JobHandle | str, duration: DurationLike) -> None:
@@ -352,7 +352,7 @@ class World:
         self._through(self._loop.time())
         found = self.job(job)
         for process in self._workers:
-            if process.crew is not None and process.crew.has(found.id):
+            if process.child_pool is not None and process.child_pool.has(found.id):
                 return process
         raise ValueError(f"no worker runs {found.id}: it is {found.status}")
 
@@ -360,8 +360,8 @@ class World:
         process.gate.is_dead = True
         process.gate.thaw()
         self.listeners.pop(process.name, None)
-        if process.crew is not None:
-            process.crew.die()
+        if process.child_pool is not None:
+            process.child_pool.die()
         if process.task is not None:
             process.task.cancel()
         await _ended(process.task)
@@ -375,16 +375,16 @@ class World:
         clock.world, clock.gate = self, gate
         return clock
 
-    def _start_process(self, role: str, *, schedules: bool = False, has_crew: bool = False) -> _Process:
+    def _start_process(self, role: str, *, schedules: bool = False, has_child_pool: bool = False) -> _Process:
         self._names += 1
         process = _Process(self, f"{role}-{self._names}")
         settings = replace(self._settings, node=process.name)
-        if has_crew:
-            process.crew = InlineCrew(
+        if has_child_pool:
+            process.child_pool = InlineCrew(
                 self.app.tasks, self._hello.tasks, self.app, process.clock, process.gate, self._note_end
             )
-            process.crew.width = settings.concurrency
-            process.node = worker_node(process.store, settings, process.clock, process.crew, schedules=False)
+            process.child_pool.width = settings.concurrency
+            process.node = worker_node(process.store, settings, process.clock, process.child_pool, schedules=False)
         else:
             process.node = EngineNode(world_of(process.store), settings, process.clock, schedules=schedules)
         process.task = self._loop.create_task(process.node.run(), name=process.name)

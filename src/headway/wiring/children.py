@@ -5,7 +5,7 @@ from typing import Final
 
 from headway.core.settings import Settings
 from headway.tasks.registry import TaskRegistry
-from headway.worker.child_processes import CrewPlan
+from headway.worker.child_processes import ChildPoolPlan
 from headway.worker.environment import ALLOWED
 from headway.worker.ipc import Hello, TaskInfo
 from headway.worker.process import child_command
@@ -16,9 +16,9 @@ CHILD_REPORT_S: Final = "HEADWAY_CHILD_REPORT_S"
 LIVE_REPORT_EVERY_S: Final = 0.02
 
 
-def crew_plan(settings: Settings, store: str | None = None) -> CrewPlan:
+def child_pool_plan(settings: Settings, store: str | None = None) -> ChildPoolPlan:
     """Say how many children of which kind a worker has; their app uses its own store unless another is given."""
-    return CrewPlan(
+    return ChildPoolPlan(
         command=child_command(settings.app),
         environ={  # Not in the command, which every user of the machine can read.
             **({} if store is None else {CHILD_STORE: store}),

@@ -16,7 +16,7 @@ from headway.store import Store
 from headway.tasks.task import Task
 from headway.wiring.engines import admission_of, dispatched, live_of, live_view_of
 from headway.wiring.node import EngineNode, World
-from headway.worker.child_pool_port import CrewPort
+from headway.worker.child_pool_port import ChildPoolPort
 from headway.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def worker_node(
     store: Store,
     settings: Settings,
     clock: Clock,
-    crew: CrewPort,
+    child_pool: ChildPoolPort,
     version: str = "",
     *,
     schedules: bool,
@@ -69,7 +69,7 @@ def worker_node(
     store, world = _world(store, settings, clock)
     supervisor = Supervisor(
         store.work,
-        crew,
+        child_pool,
         clock=clock,
         lease=settings.worker_lease,
         poll=settings.poll,

@@ -4,42 +4,44 @@ from collections.abc import Iterable
 
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome
-from headway.worker.child_pool_port import Foreman
-from headway.worker.children import Post
-from headway.worker.handover import Given
+from headway.worker.child_pool_port import SupervisorPort
+from headway.worker.children import ChildRecord
+from headway.worker.handover import AssignedJob
 from headway.worker.outcomes import WAITED
 
 
 class Assignments:
-    """Which child has which job. Every attempt that was given to a crew ends here exactly once, or is abandoned."""
+    """Track which child has which job. Every attempt given to a child pool ends here exactly once, or is abandoned."""
 
-    def __init__(self, foreman: Foreman | None) -> None:
-        self.foreman = foreman  # The first child says which store it is, so it is there before the supervisor.
-        self.where: dict[str, Post] = {}
+    def __init__(self, supervisor_port: SupervisorPort | None) -> None:
+        self.supervisor_port = (
+            supervisor_port  # The first child says which store it is, so it is there before the supervisor.
+        )
+        self.where: dict[str, ChildRecord] = {}
 
     @property
-    def supervisor(self) -> Foreman:
+    def supervisor(self) -> SupervisorPort:
         """The supervisor, which is there before the first job."""
-        assert self.foreman is not None, "a crew without a supervisor has no jobs"
-        return self.foreman
+        assert self.supervisor_port is not None, "a child pool without a supervisor has no jobs"
+        return self.supervisor_port
 
-    def find(self, job_id: str, attempt: int) -> tuple[Post, Given] | None:
+    def find(self, job_id: str, attempt: int) -> tuple[ChildRecord, AssignedJob] | None:
         """Return an attempt that is with a child, and the child."""
         child = self.where.get(job_id)
-        given = child.handover.find(job_id, attempt) if child is not None else None
-        return None if child is None or given is None else (child, given)
+        assigned = child.handover.find(job_id, attempt) if child is not None else None
+        return None if child is None or assigned is None else (child, assigned)
 
     def end(self, claimed: Claimed, outcome: Outcome) -> None:
         """Tell the end of an attempt that is out of the books of its child."""
         self.where.pop(claimed.job_id, None)
         self.supervisor.ended(claimed, outcome)
 
-    def hand_back(self, jobs: Iterable[Given]) -> None:
+    def hand_back(self, jobs: Iterable[AssignedJob]) -> None:
         """Return jobs that have not begun to the store. One that was cancelled meanwhile ends so."""
-        for given in jobs:
-            self.end(given.claimed, WAITED if given.stop_as is None else given.stop_as)
+        for assigned in jobs:
+            self.end(assigned.claimed, WAITED if assigned.stop_as is None else assigned.stop_as)
 
     def say_room(self) -> None:
-        """There is room for more jobs, or the crew knows its tasks by now."""
-        if self.foreman is not None:
-            self.foreman.has_room()
+        """There is room for more jobs, or the child pool knows its tasks by now."""
+        if self.supervisor_port is not None:
+            self.supervisor_port.has_room()

@@ -17,33 +17,33 @@ from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.tasks.context import Context, TaskStopped, encode_result
 from headway.tasks.task import Cancel, Retry, Task
 from headway.worker import capture
-from headway.worker.ipc import Cancelled, Done, Failed, Stopped, Unfit
+from headway.worker.ipc import CancelRaised, Done, Failed, Stopped, Unrunnable
 
 Registry: TypeAlias = Mapping[str, Task[..., Any]]
-Ended: TypeAlias = Done | Failed | Cancelled | Stopped | Unfit
+Ended: TypeAlias = Done | Failed | CancelRaised | Stopped | Unrunnable
 
 MESSAGE_LENGTH_MAX: Final = 4_000
 
 
-def resolve(registry: Registry, claimed: Claimed) -> tuple[Task[..., Any], dict[str, Any]] | Unfit:
+def resolve(registry: Registry, claimed: Claimed) -> tuple[Task[..., Any], dict[str, Any]] | Unrunnable:
     """Find the task and its arguments, or say why the job cannot be run as it is."""
     task = registry.get(claimed.task)
     if task is None:
-        return Unfit(claimed.job_id, claimed.attempt, f"no task here is named {claimed.task!r}", "unknown task")
+        return Unrunnable(claimed.job_id, claimed.attempt, f"no task here is named {claimed.task!r}", "unknown task")
     try:
         args = _decode_args(claimed.args)
         return task, task.bind((), args)
     except (msgspec.DecodeError, RecursionError) as error:
-        return _unfit(claimed, f"its arguments cannot be read: {error}", "unreadable")
+        return _unrunnable(claimed, f"its arguments cannot be read: {error}", "unreadable")
     except InvalidTask as error:
-        return _unfit(claimed, str(error), "arguments")
+        return _unrunnable(claimed, str(error), "arguments")
 
 
 _decode_args: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def _unfit(claimed: Claimed, reason: str, cause: str) -> Unfit:
-    return Unfit(claimed.job_id, claimed.attempt, storable(reason, REASON_LENGTH_MAX), cause)
+def _unrunnable(claimed: Claimed, reason: str, cause: str) -> Unrunnable:
+    return Unrunnable(claimed.job_id, claimed.attempt, storable(reason, REASON_LENGTH_MAX), cause)
 
 
 def run_sync(
@@ -114,7 +114,7 @@ def _meaning_of(claimed: Claimed, error: BaseException, retry: Retry | None, was
     """Say what an exception means. A task that stops unasked has failed: else it would run for ever."""
     job_id, attempt = claimed.job_id, claimed.attempt
     if isinstance(error, Cancel):
-        return Cancelled(job_id, attempt, storable(_shown(lambda: str(error)), REASON_LENGTH_MAX))
+        return CancelRaised(job_id, attempt, storable(_shown(lambda: str(error)), REASON_LENGTH_MAX))
     if isinstance(error, Retry):
         return Failed(job_id, attempt, error_json(error), retry_in=error.after)
     # A lost lease may be that of a lock, which is no reason to begin again at once and without end.

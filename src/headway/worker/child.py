@@ -31,15 +31,19 @@ from headway.core.jobs import Claimed
 from headway.tasks.context import Hand, TaskStopped
 from headway.tasks.task import Task
 from headway.worker.attempt import Ended, Registry, outcome_of, resolve, run_async, run_sync
-from headway.worker.child_line import (
-    LOOK_EVERY_S,
-    REPORT_EVERY_S,
-    Child,
-    end_with_everything,
-    ending_when_unheard,
+from headway.worker.child_base import LOOK_EVERY_S, REPORT_EVERY_S, ChildBase, end_with_everything, ending_when_unheard
+from headway.worker.ipc import (
+    Done,
+    Failed,
+    FailedInDamagedProcess,
+    Hello,
+    ReplacementRequest,
+    SharedCounters,
+    Stopped,
+    Unrunnable,
+    encode_frame,
 )
-from headway.worker.ipc import Disturbed, Done, Failed, Hello, Page, Spent, Stopped, Unfit, frame
-from headway.worker.spawned import OwnedTask, Started, note_starts, noting, noting_task
+from headway.worker.spawned import OwnedTask, SpawnedProcesses, patch_popen, track_spawned, track_spawned_in_task
 
 TOGETHER_MAX: Final = 64
 TOGETHER_S: Final = 0.002
@@ -47,11 +51,13 @@ SHORT_S: Final = 0.001
 _PR_SET_PDEATHSIG: Final = 1
 
 
-class _QueueChild(Child):
+class _QueueChild(ChildBase):
     """Runs `def` tasks in one thread or several."""
 
-    def __init__(self, line: socket.socket, page: Page, registry: Registry, hand: Hand | None, width: int) -> None:
-        super().__init__(line, page, registry, hand, width)
+    def __init__(
+        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+    ) -> None:
+        super().__init__(sock, counters, registry, hand, width)
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self, jobs: int) -> None:
@@ -61,7 +67,7 @@ class _QueueChild(Child):
 
     def _attempt(self, claimed: Claimed) -> Ended:
         found = resolve(self._registry, claimed)
-        if isinstance(found, Unfit):
+        if isinstance(found, Unrunnable):
             return found
         task, args = found
         return contextvars.copy_context().run(self._call, task, args, claimed)  # What it sets there ends with it.
@@ -73,8 +79,10 @@ class _QueueChild(Child):
 class ThreadChild(_QueueChild):
     """Runs `def` tasks in threads. A thread cannot be stopped from outside; the supervisor may have to end us all."""
 
-    def __init__(self, line: socket.socket, page: Page, registry: Registry, hand: Hand | None, width: int) -> None:
-        super().__init__(line, page, registry, hand, width)
+    def __init__(
+        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+    ) -> None:
+        super().__init__(sock, counters, registry, hand, width)
         self._beginning = threading.Lock()
 
     def _begin(self) -> Claimed | None:
@@ -103,9 +111,9 @@ class ThreadChild(_QueueChild):
                     self._tokens.get()
 
     def _run(self, claimed: Claimed) -> None:
-        started = noting()
+        spawned = track_spawned()
         ended = self._attempt(claimed)
-        for rest_s in _what_is_left(started, ended):
+        for rest_s in _end_spawned(spawned, ended):
             threading.Event().wait(rest_s)
         with self._beginning:
             self.leave(claimed, ended)
@@ -123,9 +131,11 @@ class ThreadChild(_QueueChild):
 class ProcessChild(_QueueChild):
     """Runs one task at a time in the main thread, where SIGTERM raises `TaskStopped` so that `finally` is run."""
 
-    def __init__(self, line: socket.socket, page: Page, registry: Registry, hand: Hand | None, width: int) -> None:
+    def __init__(
+        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+    ) -> None:
         signal.signal(signal.SIGTERM, self._interrupt)
-        super().__init__(line, page, registry, hand, width)
+        super().__init__(sock, counters, registry, hand, width)
         self._in_task = False
         self._interrupted = False
         self._is_speaking = False
@@ -140,7 +150,7 @@ class ProcessChild(_QueueChild):
         self._work()
 
     def _work(self) -> None:
-        inbox, page, monotonic = self._inbox, self._page, self._clock.monotonic
+        inbox, counters, monotonic = self._inbox, self._counters, self._clock.monotonic
         kept, kept_since = 0, 0.0
         while True:
             following = None if self._is_spent else inbox.following()
@@ -163,7 +173,7 @@ class ProcessChild(_QueueChild):
             began = monotonic()
             self.enter()
             self.leave(claimed, self._attempt(claimed))
-            page.ended = number
+            counters.ended = number
             now = monotonic()
             self._is_short[claimed.task] = now - began < SHORT_S
             kept_since = kept_since if kept else now
@@ -231,15 +241,15 @@ class ProcessChild(_QueueChild):
         finally:
             self._running = self._loop = None
 
-    def ended(self, claimed: Claimed, ended: Ended | Disturbed) -> None:
+    def ended(self, claimed: Claimed, ended: Ended | FailedInDamagedProcess) -> None:
         """Ask to be replaced after a task ran out of memory: nobody knows what is left of this process."""
         super().ended(claimed, ended)
         if isinstance(ended, Failed) and '"type":"MemoryError"' in ended.error and not self._is_spent:
             self._is_spent = True
-            self.keep(Spent("a task ran out of memory"))
+            self.keep(ReplacementRequest("a task ran out of memory"))
 
 
-class LoopChild(Child):
+class LoopChild(ChildBase):
     """Runs `async def` tasks on one event loop.
 
     Tasks share the loop, and can do harm to it: they cannot cancel each other (`OwnedTask`), a stopped loop goes on, a
@@ -248,8 +258,10 @@ class LoopChild(Child):
 
     reads_on_loop = True
 
-    def __init__(self, line: socket.socket, page: Page, registry: Registry, hand: Hand | None, width: int) -> None:
-        super().__init__(line, page, registry, hand, width)
+    def __init__(
+        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+    ) -> None:
+        super().__init__(sock, counters, registry, hand, width)
         self._flushing = False
         self._main = threading.get_ident()
         self._loop = asyncio.new_event_loop()
@@ -261,7 +273,7 @@ class LoopChild(Child):
         """Work until told to finish."""
         asyncio.set_event_loop(self._loop)
         self._loop.set_task_factory(OwnedTask.make)
-        self._loop.add_reader(self._line, self.read)
+        self._loop.add_reader(self._socket, self.read)
         while not self._is_finished:  # A task may stop the loop, which is not its own.
             self._loop.run_forever()
 
@@ -271,7 +283,7 @@ class LoopChild(Child):
             answered.wait()
             return
         waiting = select.poll()
-        waiting.register(self._line, select.POLLIN)
+        waiting.register(self._socket, select.POLLIN)
         while not answered.is_set():
             waiting.poll(LOOK_EVERY_S * 1_000)  # Our thread may have read it just before.
             self.read()
@@ -286,14 +298,14 @@ class LoopChild(Child):
         if selector is None or wakeup is None or self._is_finished:
             return
         watched = selector.get_map()
-        missing = [file for file in (wakeup, self._line) if file.fileno() not in watched]
+        missing = [file for file in (wakeup, self._socket) if file.fileno() not in watched]
         if not missing:
             return
         for file in missing:
-            self._loop.add_reader(file, self.read if file is self._line else self._loop._read_from_self)  # type: ignore[attr-defined]
+            self._loop.add_reader(file, self.read if file is self._socket else self._loop._read_from_self)  # type: ignore[attr-defined]
         if not self._is_spent:
             self._is_spent = True
-            self.send(Spent("a task removed the readers of the event loop", is_harmful=True))
+            self.send(ReplacementRequest("a task removed the readers of the event loop", is_harmful=True))
 
     def _on_loop(self, do: Callable[..., None], *arguments: Any) -> None:
         """Do something on the loop, at once if that is where we are."""
@@ -329,12 +341,12 @@ class LoopChild(Child):
     async def _attempt(self, claimed: Claimed) -> None:
         with ending_when_unheard():
             found = resolve(self._registry, claimed)
-            if isinstance(found, Unfit):
+            if isinstance(found, Unrunnable):
                 ended: Ended = found
             else:
-                started = noting_task()
+                spawned = track_spawned_in_task()
                 ended = await run_async(*found, self.context_of(claimed), claimed, self.was_asked)
-                for rest_s in _what_is_left(started, ended):
+                for rest_s in _end_spawned(spawned, ended):
                     with contextlib.suppress(asyncio.CancelledError):  # It has ended, and is asked to once more.
                         await self._clock.rest(rest_s, asyncio.Event())
             self._running.pop(claimed.job_id, None)
@@ -400,12 +412,12 @@ class LoopChild(Child):
         self._loop.call_soon(os._exit, 0)
 
 
-KINDS: Final[dict[str, type[Child]]] = {"process": ProcessChild, "thread": ThreadChild, "loop": LoopChild}
+KINDS: Final[dict[str, type[ChildBase]]] = {"process": ProcessChild, "thread": ThreadChild, "loop": LoopChild}
 
 
 def serve(
-    line: socket.socket,
-    page: Page,
+    sock: socket.socket,
+    counters: SharedCounters,
     kind: str,
     width: int,
     load: Callable[[], tuple[Registry, Hand | None, Hello]],
@@ -417,11 +429,11 @@ def serve(
     try:
         registry, hand, hello = load()
     except HeadwayError as error:
-        line.sendall(frame([Hello(os.getpid(), "", "", [], {}, error=str(error))]))
+        sock.sendall(encode_frame([Hello(os.getpid(), "", "", [], {}, error=str(error))]))
         sys.exit(2)
     if kind != "process":
-        note_starts()
-    child = KINDS[kind](line, page, registry, hand, width)
+        patch_popen()
+    child = KINDS[kind](sock, counters, registry, hand, width)
     child.report_every_s = report_every_s
     gc.freeze()  # What is imported stays, and is not looked through again while jobs run.
     child.send(hello)
@@ -433,9 +445,9 @@ def serve(
     os._exit(0)  # Threads that tasks have left behind must not keep us.
 
 
-def _what_is_left(started: Started, ended: Ended) -> Iterator[float]:
+def _end_spawned(spawned: SpawnedProcesses, ended: Ended) -> Iterator[float]:
     """End what an attempt has started, unless it has completed; yield how long to rest between two looks."""
-    return iter(()) if isinstance(ended, Done | Unfit) else started.end()
+    return iter(()) if isinstance(ended, Done | Unrunnable) else spawned.end()
 
 
 def _die_with_parent() -> None:

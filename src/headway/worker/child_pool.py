@@ -12,7 +12,7 @@ it is told to abandon a job. What it guarantees, whatever the code in the childr
 - no job waits in a child for longer than `WAIT_S_MAX`: what has not begun by then is handed back, to run wherever there
   is a free slot, and a child that stood still instead of beginning it is replaced.
 
-How jobs are passed to a child and taken back is `handover.py`; how many a child is given ahead is `pace.py`.
+How jobs are passed to a child and taken back is `handover.py`; how many a child is given ahead is `prefetch.py`.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from headway.core.events import Timed, emit
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Released
 from headway.worker.assignments import Assignments
-from headway.worker.child_pool_port import Foreman
-from headway.worker.child_processes import CrewPlan, Staff
-from headway.worker.children import Pool, Post
+from headway.worker.child_pool_port import SupervisorPort
+from headway.worker.child_processes import ChildPoolPlan, ChildProcesses
+from headway.worker.children import ChildRecord, KindPool
 from headway.worker.dispatcher import Dispatcher
-from headway.worker.handover import Given
+from headway.worker.handover import AssignedJob
 from headway.worker.ipc import Hello, TaskInfo, ToSupervisor
 from headway.worker.listener import Listener
 from headway.worker.outcomes import CHILD_DIED, OUTCOME_LOST, loss_of
@@ -40,76 +40,76 @@ SWEEP_S_MAX: Final = 3.0  # So long the jobs of a dead child wait for the end of
 GONE_S_MAX: Final = 0.2  # So long we wait at the end for what was killed: not all can be, at every moment.
 
 
-class Crew:
+class ChildPool:
     """The children of one worker. Used by one event loop."""
 
     def __init__(
         self,
-        plan: CrewPlan,
+        plan: ChildPoolPlan,
         clock: Clock,
-        foreman: Foreman | None = None,
+        supervisor_port: SupervisorPort | None = None,
         *,
         start: Callable[..., ChildProcess] = ChildProcess,
         sweeper: Sweeper | None = None,
     ) -> None:
         self._clock = clock
-        self.staff = Staff(plan, clock, self, start)
-        self.assignments = Assignments(foreman)
+        self.processes = ChildProcesses(plan, clock, self, start)
+        self.assignments = Assignments(supervisor_port)
         self._sweeper = sweeper or Sweeper()
-        self.dispatcher = Dispatcher(self.staff, self.assignments, clock)
-        self.stopper = Stopper(self.staff, self.assignments, self.dispatcher, self._sweeper, clock)
-        self.listener = Listener(self.staff, self.assignments, self.stopper, self._sweeper, clock)
+        self.dispatcher = Dispatcher(self.processes, self.assignments, clock)
+        self.stopper = Stopper(self.processes, self.assignments, self.dispatcher, self._sweeper, clock)
+        self.listener = Listener(self.processes, self.assignments, self.stopper, self._sweeper, clock)
         # Dead children whose processes are still being ended: since when, and what becomes of their jobs.
-        self._unswept: dict[Post, tuple[float, list[tuple[Claimed, Outcome]]]] = {}
+        self._unswept: dict[ChildRecord, tuple[float, list[tuple[Claimed, Outcome]]]] = {}
 
     # --- what others may know
 
-    def report_to(self, foreman: Foreman) -> None:
+    def report_to(self, supervisor_port: SupervisorPort) -> None:
         """Tell this supervisor from now on what happens."""
-        self.assignments.foreman = foreman
+        self.assignments.supervisor_port = supervisor_port
 
     @property
     def hello(self) -> Hello | None:
         """What the first child said of the app; None before."""
-        return self.staff.hello
+        return self.processes.hello
 
     @property
     def greeted(self) -> asyncio.Event:
         """Set when the first child has said what is in the app."""
-        return self.staff.greeted
+        return self.processes.greeted
 
     @property
     def tasks(self) -> Mapping[str, TaskInfo]:
         """The tasks that can be run here."""
-        return self.staff.tasks
+        return self.processes.tasks
 
     @property
     def kinds(self) -> dict[str, frozenset[str]]:
         """The tasks by the kind of child that runs them."""
-        return self.staff.kinds
+        return self.processes.kinds
 
     def room(self, kind: str) -> int:
         """How many more jobs of this kind can be taken; few free places count as none while many are taken."""
-        pool = self.staff.pools[kind]
+        pool = self.processes.pools[kind]
         room, capacity = pool.room(), pool.capacity()
         return room if room * 4 >= capacity or capacity <= pool.width * len(pool.children) else 0
 
     def slots(self, kind: str | None = None) -> int:
         """How many jobs can run at the same time; of one kind, or in all."""
-        pools = [self.staff.pools[each] for each in self.kinds if kind in (None, each)]
+        pools = [self.processes.pools[each] for each in self.kinds if kind in (None, each)]
         return sum(pool.children_max * pool.width for pool in pools)
 
     def busy(self, kind: str | None = None) -> int:
         """How many jobs have begun and not ended; of one kind, or in all."""
-        return sum(self.staff.pools[each].busy() for each in self.kinds if kind in (None, each))
+        return sum(self.processes.pools[each].busy() for each in self.kinds if kind in (None, each))
 
     def count(self) -> int:
         """How many children there are."""
-        return self.staff.count()
+        return self.processes.count()
 
     def open(self) -> None:
         """Start the first child; it tells which tasks there are."""
-        self.staff.open()
+        self.processes.open()
 
     # --- what the supervisor wants
 
@@ -127,28 +127,28 @@ class Crew:
 
     def release_waiting(self, reason: str) -> None:
         """Hand back what has not begun; the worker drains."""
-        self.staff.is_closing = True
+        self.processes.is_closing = True
         self.dispatcher.release_suspects(Released(reason))
-        for _, child in self.staff:
+        for _, child in self.processes:
             self.assignments.hand_back(child.handover.withdraw(self._clock.monotonic()))
 
     def release_all(self, reason: str) -> None:
         """Hand back everything now: children are killed, their jobs are released when they are dead."""
         self.release_waiting(reason)
-        for _, child in self.staff:
-            for given in child.handover.jobs.values():
-                given.stop_as = given.stop_as or Released(reason)
+        for _, child in self.processes:
+            for assigned in child.handover.jobs.values():
+                assigned.stop_as = assigned.stop_as or Released(reason)
             self.stopper.kill(child, reason)
 
     def watch(self) -> None:
         """Look after everything that only time can show; called several times a second."""
-        for pool in self.staff.pools.values():
+        for pool in self.processes.pools.values():
             for child in list(pool.children):
                 if child.process.has_ended:
-                    self.died(pool, child)
+                    self.on_exit(pool, child)
                 else:
                     self.stopper.watch(pool, child, self._clock.monotonic())
-            self.staff.keep(pool)
+            self.processes.keep(pool)
             self.dispatcher.try_suspects(pool)
         for child, (since, _) in list(self._unswept.items()):
             if self._clock.monotonic() - since > SWEEP_S_MAX:
@@ -156,7 +156,7 @@ class Crew:
 
     # --- what children do
 
-    def heard_from(self, pool: Pool, child: Post) -> None:
+    def on_readable(self, pool: KindPool, child: ChildRecord) -> None:
         """There is something to read from a child."""
         messages = child.process.read()
         if messages is None:
@@ -164,37 +164,37 @@ class Crew:
         else:
             self.hear(pool, child, messages)
 
-    def hear(self, pool: Pool, child: Post, messages: Sequence[ToSupervisor]) -> None:
+    def hear(self, pool: KindPool, child: ChildRecord, messages: Sequence[ToSupervisor]) -> None:
         """Take note of what a child says; what it makes room for begins."""
         self.listener.hear(pool, child, messages)
         self.dispatcher.try_suspects(pool)
 
-    def died(self, pool: Pool, child: Post) -> None:
+    def on_exit(self, pool: KindPool, child: ChildRecord) -> None:
         """A child is dead: hear its last words, and settle what was in it when all that it started is gone too."""
         if child.is_gone or not child.process.has_ended:
             return
         for messages in child.process.last_words():
             self.hear(pool, child, messages)
         self._unswept[child] = (self._clock.monotonic(), self._ends_of(child))
-        self.staff.bury(pool, child)
+        self.processes.bury(pool, child)
         child.process.close()
         self._sweeper.sweep(child.process, lambda: self._settle_dead(child), with_head=True)
         self.assignments.say_room()
 
-    def _ends_of(self, child: Post) -> list[tuple[Claimed, Outcome]]:
+    def _ends_of(self, child: ChildRecord) -> list[tuple[Claimed, Outcome]]:
         """Say what becomes of the jobs that were in a dead child."""
         now = self._clock.monotonic()
         running, unheard, waiting = child.handover.bury(now)
         if running:
             emit(Timed(node=self._clock.node, what="run", lots=tuple((now - (g.since or g.at), 1) for g in running)))
-        ends: list[tuple[Given, Outcome]] = []
+        ends: list[tuple[AssignedJob, Outcome]] = []
         killed_because = None if child.is_damaged else child.killed_because
-        ends += [(given, loss_of(child.process.ending, killed_because, len(running))) for given in running]
-        ends += [(given, OUTCOME_LOST) for given in unheard]
-        ends += [(given, CHILD_DIED) for given in waiting]
-        return [(given.claimed, given.stop_as or outcome) for given, outcome in ends]
+        ends += [(assigned, loss_of(child.process.ending, killed_because, len(running))) for assigned in running]
+        ends += [(assigned, OUTCOME_LOST) for assigned in unheard]
+        ends += [(assigned, CHILD_DIED) for assigned in waiting]
+        return [(assigned.claimed, assigned.stop_as or outcome) for assigned, outcome in ends]
 
-    def _settle_dead(self, child: Post) -> None:
+    def _settle_dead(self, child: ChildRecord) -> None:
         _, ends = self._unswept.pop(child, (0.0, ()))
         for claimed, outcome in ends:
             if self.assignments.where.get(claimed.job_id) is child:
@@ -202,19 +202,19 @@ class Crew:
 
     async def close(self, within_s: float) -> None:
         """End every child: those that are idle by themselves, the others by force."""
-        self.staff.is_closing = True
-        for _, child in self.staff:
+        self.processes.is_closing = True
+        for _, child in self.processes:
             if child.load or not child.is_ready:
                 self.stopper.kill(child, "the worker ends")
             else:
-                self.staff.retire(child)
+                self.processes.retire(child)
         until = self._clock.monotonic() + within_s
         await self._wait_for_ends(until)
-        for _, child in self.staff:
+        for _, child in self.processes:
             self.stopper.kill(child, "the worker ends")
         await self._wait_for_ends(until + GONE_S_MAX)
         self._sweeper.close()
-        await self.staff.dismiss_warden()
+        await self.processes.stop_orphan_reaper()
 
     async def _wait_for_ends(self, until: float) -> None:
         wake = asyncio.Event()

@@ -5,11 +5,11 @@ from typing import Protocol
 
 from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import Outcome
-from headway.worker.ipc import Ask, TaskInfo
+from headway.worker.ipc import StoreRequest, TaskInfo
 
 
-class Foreman(Protocol):
-    """Whom the crew tells what happens: the supervisor."""
+class SupervisorPort(Protocol):
+    """Whom the child pool tells what happens: the supervisor."""
 
     def ended(self, claimed: Claimed, outcome: Outcome) -> None:
         """An attempt has ended; told exactly once, unless it was abandoned."""
@@ -19,19 +19,19 @@ class Foreman(Protocol):
         """Running attempts say something about themselves."""
         ...
 
-    async def answer(self, ask: Ask) -> str:
+    async def answer(self, ask: StoreRequest) -> str:
         """Answer a question of a task; `LeaseLost` when its attempt is over."""
         ...
 
     def has_room(self) -> None:
-        """There is room for more jobs, or the crew knows its tasks by now."""
+        """There is room for more jobs, or the child pool knows its tasks by now."""
         ...
 
 
-class CrewPort(Protocol):
+class ChildPoolPort(Protocol):
     """Runs jobs in children, and tells the supervisor how they end."""
 
-    def report_to(self, foreman: Foreman) -> None:
+    def report_to(self, supervisor_port: SupervisorPort) -> None:
         """Tell this supervisor from now on what happens."""
         ...
 

@@ -1,7 +1,7 @@
-"""The children of one worker as processes: starting, greeting, replacing and ending them.
+"""The child processes of one worker: start, greet, replace and end them.
 
-What runs in them is decided by `crew.py`. Each kind has as many children as it needs; one that dies is replaced, more
-slowly when they die at once. While the worker drains, none is started.
+`child_pool.py` decides what runs in them. Each kind has as many children as it needs. A child that dies is replaced,
+with a growing back-off while children die before their first job. While the worker drains, no child is started.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from headway.core.clock import Clock
 from headway.core.events import ChildEnded, ChildStarted, emit
-from headway.worker.children import LEAVING_MAX, Pool, Post, company_of
-from headway.worker.descendants import MARK, start_warden
+from headway.worker.children import LEAVING_MAX, ChildRecord, KindPool, suspect_group_size
+from headway.worker.descendants import MARK, start_orphan_reaper
 from headway.worker.handover import Handover
 from headway.worker.ipc import Finish, Hello, TaskInfo
 from headway.worker.process import ChildProcess
@@ -23,11 +23,11 @@ START_S_MAX: Final = 60.0
 RESPAWN_S: Final = 0.5
 RESPAWN_S_MAX: Final = 15.0
 SOLO_MAX: Final = 10
-WARDEN_S_MAX: Final = 0.5
+ORPHAN_REAPER_S_MAX: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrewPlan:
+class ChildPoolPlan:
     """How many children of which kind, and when they are replaced."""
 
     command: tuple[str, ...]
@@ -39,35 +39,39 @@ class CrewPlan:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-class Employer(Protocol):
+class ChildObserver(Protocol):
     """Who hears of the children."""
 
-    def heard_from(self, pool: Pool, child: Post) -> None:
+    def on_readable(self, pool: KindPool, child: ChildRecord) -> None:
         """There is something to read from a child."""
         ...
 
-    def died(self, pool: Pool, child: Post) -> None:
+    def on_exit(self, pool: KindPool, child: ChildRecord) -> None:
         """A child may have died."""
         ...
 
 
-class Staff:
+class ChildProcesses:
     """Who is there. Used by one event loop."""
 
     def __init__(
-        self, plan: CrewPlan, clock: Clock, employer: Employer, start: Callable[..., ChildProcess] = ChildProcess
+        self,
+        plan: ChildPoolPlan,
+        clock: Clock,
+        observer: ChildObserver,
+        start: Callable[..., ChildProcess] = ChildProcess,
     ) -> None:
         self._plan = plan
         self._clock = clock
-        self._employer = employer
+        self._observer = observer
         self._start = start
         self._numbers = 0
-        self._warden: subprocess.Popen[bytes] | None = None
+        self._orphan_reaper: subprocess.Popen[bytes] | None = None
         self.is_closing = False  # No child is started any more.
         self.pools = {
-            "process": Pool("process", plan.processes, 1, plan.max_jobs),
-            "loop": Pool("loop", 1, plan.concurrency, plan.max_jobs),
-            "thread": Pool("thread", 1, plan.threads, plan.max_jobs),
+            "process": KindPool("process", plan.processes, 1, plan.max_jobs),
+            "loop": KindPool("loop", 1, plan.concurrency, plan.max_jobs),
+            "thread": KindPool("thread", 1, plan.threads, plan.max_jobs),
         }
         self.hello: Hello | None = None
         self.greeted = asyncio.Event()
@@ -78,7 +82,7 @@ class Staff:
     def _name(self) -> str:
         return self._clock.node or str(os.getpid())
 
-    def __iter__(self) -> Iterator[tuple[Pool, Post]]:
+    def __iter__(self) -> Iterator[tuple[KindPool, ChildRecord]]:
         for pool in self.pools.values():
             for child in list(pool.children):
                 yield pool, child
@@ -89,69 +93,69 @@ class Staff:
 
     def open(self) -> None:
         """Start the first child; it tells which tasks there are."""
-        self._warden = start_warden(f"{MARK}={self._name}-")
+        self._orphan_reaper = start_orphan_reaper(f"{MARK}={self._name}-")
         self.spawn(self.pools["process"])
 
-    def keep(self, pool: Pool) -> None:
+    def keep(self, pool: KindPool) -> None:
         """Start a child where one is missing."""
         if self.is_closing or (self.hello is None and pool.kind != "process"):
             return
         wanted = pool.children_max if self.hello is None or pool.kind in self.kinds else 0
         wanted = min(wanted, 1) if self.hello is None else wanted
-        staff = [child for child in pool.children if not child.is_leaving and not child.is_solo]
+        processes = [child for child in pool.children if not child.is_leaving and not child.is_solo]
         leaving = sum(child.is_leaving and child.load > 0 for child in pool.children)
-        if len(staff) < wanted and self._clock.monotonic() >= pool.spawn_at and leaving < wanted + LEAVING_MAX:
+        if len(processes) < wanted and self._clock.monotonic() >= pool.spawn_at and leaving < wanted + LEAVING_MAX:
             self.spawn(pool)
         if self.hello is not None and wanted == 0:
-            for child in staff:
+            for child in processes:
                 self.retire(child)
 
-    def spawn(self, pool: Pool, *, solo_width: int = 0) -> Post:
+    def spawn(self, pool: KindPool, *, solo_width: int = 0) -> ChildRecord:
         """Start a child; with a width of its own if it is for suspects."""
         self._numbers += 1
         width = solo_width or pool.width
         mark = f"{self._name}-{self._numbers}"
         process = self._start(self._plan.command, pool.kind, width, mark, self._plan.environ)
-        handover = Handover(process.page, width)
-        child = Post(pool.kind, width, process, handover, self._clock.monotonic(), is_solo=solo_width > 0)
+        handover = Handover(process.counters, width)
+        child = ChildRecord(pool.kind, width, process, handover, self._clock.monotonic(), is_solo=solo_width > 0)
         pool.children.append(child)
         process.watch(
-            lambda: self._employer.heard_from(pool, child),
-            lambda: self._employer.died(pool, child),
+            lambda: self._observer.on_readable(pool, child),
+            lambda: self._observer.on_exit(pool, child),
         )
         return child
 
-    def solos(self, pool: Pool) -> list[Post]:
+    def solos(self, pool: KindPool) -> list[ChildRecord]:
         """Return the children for suspects; start more where suspects have none to wait for."""
         solos = [child for child in pool.children if child.is_solo and not child.is_leaving]
         coming = sum(child.width for child in solos if not child.is_ready)
         free = 0 if self.is_closing else SOLO_MAX - len(solos)
         while coming < len(pool.suspects) and free > 0:
-            width = company_of(pool.suspects[coming])
+            width = suspect_group_size(pool.suspects[coming])
             solos.append(self.spawn(pool, solo_width=width))
             coming, free = coming + width, free - 1
         return solos
 
-    def is_late(self, child: Post) -> bool:
+    def is_late(self, child: ChildRecord) -> bool:
         """Say whether a child has not started in time."""
         return not child.is_ready and self._clock.monotonic() - child.born > START_S_MAX
 
-    def is_spent(self, pool: Pool, child: Post) -> bool:
+    def is_spent(self, pool: KindPool, child: ChildRecord) -> bool:
         """Say whether a child has done enough, or has no suspects left that it could take."""
         plan = self._plan
         if plan.max_jobs and child.handover.last >= plan.max_jobs:
             return True
         if child.is_solo and child.is_ready and not child.load:
-            return not any(child.width <= company_of(suspect) for suspect in pool.suspects)
+            return not any(child.width <= suspect_group_size(suspect) for suspect in pool.suspects)
         return bool(plan.max_memory) and child.is_ready and child.process.resident_bytes() > plan.max_memory
 
-    def retire(self, child: Post) -> None:
+    def retire(self, child: ChildRecord) -> None:
         """Let a child end what it has and go; another takes its place at once."""
         if not child.is_leaving:
             child.is_leaving = True
             child.process.send(Finish())
 
-    def greet(self, pool: Pool, child: Post, hello: Hello) -> None:
+    def greet(self, pool: KindPool, child: ChildRecord, hello: Hello) -> None:
         """A child has imported the app, or failed to."""
         if hello.error is not None:
             pool.failures += 1
@@ -176,7 +180,7 @@ class Staff:
         }
         self.greeted.set()
 
-    def bury(self, pool: Pool, child: Post) -> None:
+    def bury(self, pool: KindPool, child: ChildRecord) -> None:
         """Take a dead child out of the books and start another one, later if it did not get far."""
         child.is_gone = True
         pool.children.remove(child)
@@ -193,12 +197,12 @@ class Staff:
             self._meet(Hello(child.process.pid, "", "", [], {}, error=error))
         self.keep(pool)
 
-    async def dismiss_warden(self) -> None:
+    async def stop_orphan_reaper(self) -> None:
         """End the process that would have ended what a killed worker leaves behind."""
-        if self._warden is None:
+        if self._orphan_reaper is None:
             return
-        assert self._warden.stdin is not None
-        self._warden.stdin.close()
-        until = self._clock.monotonic() + WARDEN_S_MAX
-        while self._warden.poll() is None and self._clock.monotonic() < until:  # After a last look.
+        assert self._orphan_reaper.stdin is not None
+        self._orphan_reaper.stdin.close()
+        until = self._clock.monotonic() + ORPHAN_REAPER_S_MAX
+        while self._orphan_reaper.poll() is None and self._clock.monotonic() < until:  # After a last look.
             await self._clock.rest(0.02, asyncio.Event())

@@ -1,6 +1,6 @@
-"""The books of a crew: the children of one kind, how many jobs each may have, and with whom a suspect may run.
+"""The books of a child pool: the children of one kind, how many jobs each may have, and with whom a suspect may run.
 
-Nothing here talks to a process; `crew.py` does, and keeps these books.
+Nothing here talks to a process; `child_pool.py` does, and keeps these books.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Final
 
 from headway.core.jobs import Claimed
 from headway.worker.handover import Handover
-from headway.worker.pace import Pace
+from headway.worker.prefetch import PrefetchEstimator
 from headway.worker.process import ChildProcess
 
 SUSPECT: Final = re.compile("handed back: its process (?:died|was damaged) while ([0-9]{1,6}) jobs ran in it")
@@ -20,7 +20,7 @@ LEAVING_MAX: Final = 4  # Children that only end what they have begun, beside th
 
 
 @dataclass(slots=True, eq=False)
-class Post:
+class ChildRecord:
     """A child process at work, and what was given to it."""
 
     kind: str
@@ -47,7 +47,7 @@ class Post:
         return len(self.handover.jobs)
 
 
-class Pool:
+class KindPool:
     """The children of one kind."""
 
     def __init__(self, kind: str, children_max: int, width: int, max_jobs: int = 0) -> None:
@@ -55,14 +55,14 @@ class Pool:
         self.children_max = children_max
         self.width = width
         self.max_jobs = max_jobs
-        self.children: list[Post] = []
-        self.pace = Pace()
+        self.children: list[ChildRecord] = []
+        self.prefetch = PrefetchEstimator()
         self.suspects: deque[Claimed] = deque()
         self.kept: dict[str, dict[str, str]] = {}  # Finished steps of suspects, for when it is their turn.
         self.failures = 0
         self.spawn_at = 0.0
 
-    def capacity_of(self, child: Post) -> int:
+    def capacity_of(self, child: ChildRecord) -> int:
         """How many jobs a child may hold."""
         if (
             not child.is_ready
@@ -72,7 +72,7 @@ class Pool:
             or child.stalled_since is not None
         ):
             return 0
-        most = child.width + self.pace.ahead(child.width)
+        most = child.width + self.prefetch.prefetch_for(child.width)
         return min(most, child.load + self.max_jobs - child.handover.last) if self.max_jobs else most
 
     def capacity(self) -> int:
@@ -88,15 +88,15 @@ class Pool:
         """How many jobs have begun and not ended."""
         return sum(len(child.handover.running()) for child in self.children)
 
-    def spread(self, jobs: Sequence[Claimed]) -> tuple[list[tuple[Post, list[Claimed]]], list[Claimed]]:
+    def spread(self, jobs: Sequence[Claimed]) -> tuple[list[tuple[ChildRecord, list[Claimed]]], list[Claimed]]:
         """Divide jobs over the children so that all have about the same to do, and none more than it ends soon.
 
         Return the parts, and the jobs for which there is no place.
         """
-        self.pace.mixed({claimed.task for claimed in jobs})
+        self.prefetch.mixed({claimed.task for claimed in jobs})
         children = sorted((child for child in self.children if self.capacity_of(child)), key=lambda child: child.load)
         total = sum(child.load for child in children) + len(jobs)
-        parts: list[tuple[Post, list[Claimed]]] = []
+        parts: list[tuple[ChildRecord, list[Claimed]]] = []
         over: list[Claimed] = []
         start = 0
         for left, child in zip(range(len(children), 0, -1), children, strict=True):
@@ -105,7 +105,7 @@ class Pool:
             total -= load + share
             part = jobs[start : start + share]
             start += share
-            most = self.pace.fits((claimed.task for claimed in part), child.width, load)
+            most = self.prefetch.fits((claimed.task for claimed in part), child.width, load)
             if self.max_jobs:
                 most = min(most, self.max_jobs - child.handover.last)
             if most > 0:
@@ -114,7 +114,7 @@ class Pool:
         return parts, [*over, *jobs[start:]]
 
 
-def company_of(claimed: Claimed) -> int:
+def suspect_group_size(claimed: Claimed) -> int:
     """Say with how many others at most a job may run that took part in the death of its process; 0 when it did not.
 
     They are tried in a few groups. The group of the one that did it dies again and is split further, until that one

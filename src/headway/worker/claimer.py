@@ -1,4 +1,4 @@
-"""The claimer takes jobs while the crew has room, one queue after the other, in batches as large as the room."""
+"""The claimer takes jobs while the child pool has room, one queue after the other, in batches as large as the room."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,7 @@ from headway.core.lifecycle import Outcome, Parked, Released
 from headway.core.nodes import Node
 from headway.core.ports import Claims
 from headway.core.validation import REASON_LENGTH_MAX, storable
-from headway.worker.child_pool_port import CrewPort
+from headway.worker.child_pool_port import ChildPoolPort
 from headway.worker.held import HeldAttempts
 from headway.worker.hints import HintTaker
 from headway.worker.ipc import FRAME_BYTES_MAX
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Claimer:
-    """Fills the room that the crew has."""
+    """Fills the room that the child pool has."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Claimer:
 
     def meet(self, peers: Collection[Node]) -> None:
         """Learn which tasks other workers know: jobs of theirs are left for them."""
-        crew = self._held.crew
-        if not crew.tasks:
+        child_pool = self._held.child_pool
+        if not child_pool.tasks:
             return
         newest = max((peer.beat_at for peer in peers if peer.beat_at <= self._clock.now() + MINUTE), default=0)
         known: set[str] = set()
@@ -112,10 +112,10 @@ class Claimer:
                 tasks = _names(worker.get("tasks"))
                 known.update(tasks)
                 if self._shares_queues(_names(worker.get("queues"))):
-                    is_alike &= tasks == crew.tasks.keys()
+                    is_alike &= tasks == child_pool.tasks.keys()
                     if peer.beat_at >= newest - RIVAL_SILENT_MAX and not worker.get("draining"):
                         rivals[peer.id] = tasks
-        self._foreign = frozenset(known - crew.tasks.keys())
+        self._foreign = frozenset(known - child_pool.tasks.keys())
         self._is_alike = is_alike
         self._suspects.peers = rivals
 
@@ -126,13 +126,13 @@ class Claimer:
 
     def wants_hints(self) -> frozenset[str]:
         """Return the queues for whose jobs there is room, whatever kind they are of, as far as we know their kinds."""
-        crew = self._held.crew
-        if not crew.tasks or self._held.draining is not None:
+        child_pool = self._held.child_pool
+        if not child_pool.tasks or self._held.draining is not None:
             return frozenset()
-        full = {kind for kind in crew.kinds if crew.room(kind) <= 0}
+        full = {kind for kind in child_pool.kinds if child_pool.room(kind) <= 0}
         if not full:
             return frozenset(self._seen)
-        return frozenset(queue for queue in self._seen if not self._mixes.get(queue, crew.kinds.keys()) & full)
+        return frozenset(queue for queue in self._seen if not self._mixes.get(queue, child_pool.kinds.keys()) & full)
 
     def take_hint(self, queues: Collection[str]) -> None:
         """Look into these queues now; into all of them when hints do not come any more."""
@@ -152,28 +152,28 @@ class Claimer:
     # --- claiming
 
     async def tick(self) -> float:
-        """Fill the room that the crew has."""
-        crew = self._held.crew
-        if not crew.tasks or self._held.draining is not None:
+        """Fill the room that the child pool has."""
+        child_pool = self._held.child_pool
+        if not child_pool.tasks or self._held.draining is not None:
             return self._poll_s
         self._looked.clear()
         with self._held.claiming():
-            rest_s = await self._claim(crew)
+            rest_s = await self._claim(child_pool)
         if self.hints is not None:
             self.hints.looked_into(self._looked)
         return min(rest_s, self._until_look_s())
 
-    async def _claim(self, crew: CrewPort) -> float:
+    async def _claim(self, child_pool: ChildPoolPort) -> float:
         """Take from the queues that we know to have something; who waits there does not wait for a look around."""
         await self.hand_back_unknown()
-        await self._claim_suspects(crew)
-        rest_s = self._poll_s if self.keeps_others_out else await self._fill(crew)
-        await self._suspects.look(crew.tasks)
-        await self._claim_suspects(crew)
-        await self._unpark(crew)
+        await self._claim_suspects(child_pool)
+        rest_s = self._poll_s if self.keeps_others_out else await self._fill(child_pool)
+        await self._suspects.look(child_pool.tasks)
+        await self._claim_suspects(child_pool)
+        await self._unpark(child_pool)
         if self.keeps_others_out:
             return self._poll_s
-        return min(rest_s, await self._fill(crew)) if await self._finds_queues() else rest_s
+        return min(rest_s, await self._fill(child_pool)) if await self._finds_queues() else rest_s
 
     async def hand_back_unknown(self) -> None:
         """Hand back what the store says we have and we have not: whoever waited for the lease would wait for nothing.
@@ -194,29 +194,29 @@ class Claimer:
                 AttemptsLost(node=self._clock.node, job_ids=tuple(returned), reason="we did not hear that we had them")
             )
 
-    async def _claim_suspects(self, crew: CrewPort) -> None:
+    async def _claim_suspects(self, child_pool: ChildPoolPort) -> None:
         while True:
-            tasks = [name for kind, names in crew.kinds.items() if crew.room(kind) > 0 for name in names]
+            tasks = [name for kind, names in child_pool.kinds.items() if child_pool.room(kind) > 0 for name in names]
             taken = await self._suspects.claim(tasks)
             if taken is None:
                 break
             claimed, sent = taken
-            await self._take(crew, [claimed], sent)
+            await self._take(child_pool, [claimed], sent)
 
-    async def _fill(self, crew: CrewPort) -> float:
-        room = {kind: min(crew.room(kind), CLAIM_MAX) for kind in crew.kinds}
+    async def _fill(self, child_pool: ChildPoolPort) -> float:
+        room = {kind: min(child_pool.room(kind), CLAIM_MAX) for kind in child_pool.kinds}
         may_be_more = False
         for _ in range(len(self._ready)):
             if max(room.values()) <= 0 or self._held.draining is not None:
                 break
-            may_be_more |= await self._claim_from(crew, self._ready[0], room)
+            may_be_more |= await self._claim_from(child_pool, self._ready[0], room)
         return 0.0 if may_be_more and max(room.values()) > 0 else self._poll_s
 
-    async def _unpark(self, crew: CrewPort) -> None:
+    async def _unpark(self, child_pool: ChildPoolPort) -> None:
         """Look again at jobs that nobody knew. All parked ones when we are new here: perhaps our code is."""
         now = self._clock.monotonic()
         if now >= self._unpark_at:
-            await self._work.unpark(crew.tasks, "unknown task" if self._unpark_at else "")
+            await self._work.unpark(child_pool.tasks, "unknown task" if self._unpark_at else "")
             self._unpark_at = now + UNPARK_EVERY_S
 
     def _until_look_s(self) -> float:
@@ -236,10 +236,10 @@ class Claimer:
             self._see(queue)
         return not known.issuperset(self._ready)
 
-    async def _claim_from(self, crew: CrewPort, queue: str, room: dict[str, int]) -> bool:
+    async def _claim_from(self, child_pool: ChildPoolPort, queue: str, room: dict[str, int]) -> bool:
         """Take from one queue its share of the room; say whether there may be more in it."""
         self._heard.discard(queue)
-        jobs, may_be_more = await self._claim_mixed(crew, queue, room)
+        jobs, may_be_more = await self._claim_mixed(child_pool, queue, room)
         if queue not in self._heard and (jobs or not may_be_more):
             self._looked.add(queue)
         if queue in self._ready:
@@ -248,7 +248,7 @@ class Claimer:
                 self._ready.append(queue)
         return may_be_more and bool(jobs)
 
-    async def _claim_mixed(self, crew: CrewPort, queue: str, room: dict[str, int]) -> tuple[int, bool]:
+    async def _claim_mixed(self, child_pool: ChildPoolPort, queue: str, room: dict[str, int]) -> tuple[int, bool]:
         """Claim jobs of whatever kind is next, going by the kinds that came last; return how many, and whether more.
 
         While one of these kinds has no room the others are looked for alone. That has to read past all that is not
@@ -261,7 +261,7 @@ class Claimer:
         if mix & full:
             if started < self._probe_at.get(queue, 0.0):
                 return 0, True
-            skip.update(*(crew.kinds[kind] for kind in full))
+            skip.update(*(child_pool.kinds[kind] for kind in full))
         limit = -(-min(room[kind] for kind in (mix - full or room.keys() - full)) // max(1, len(self._ready)))
         try:
             jobs = await self._work.claim(queue, node=self._clock.node, lease=self._lease, limit=limit, skip=skip)
@@ -273,23 +273,23 @@ class Claimer:
         if mix & full:
             # A store that was slow once, or a process that stood still, must not make these jobs wait for long.
             self._probe_at[queue] = started + max(PROBE_EVERY_S, min(PROBE_SHARE * took_s, self._poll_s))
-        kinds = [crew.tasks[job.task].isolation for job in jobs if job.task in crew.tasks]
+        kinds = [child_pool.tasks[job.task].isolation for job in jobs if job.task in child_pool.tasks]
         for kind in kinds:
             room[kind] -= 1
         if kinds and not mix & full:
             self._mixes[queue] = frozenset(kinds)
         if jobs:
-            await self._take(crew, jobs, started)
+            await self._take(child_pool, jobs, started)
         return len(jobs), len(jobs) == limit or bool(mix & full)
 
-    async def _take(self, crew: CrewPort, jobs: Sequence[Claimed], sent: float) -> None:
+    async def _take(self, child_pool: ChildPoolPort, jobs: Sequence[Claimed], sent: float) -> None:
         fit: list[Claimed] = []
         for claimed in jobs:
             self._held.add(claimed, sent)
-            if claimed.task in crew.tasks and claimed.unreadable is None:
+            if claimed.task in child_pool.tasks and claimed.unreadable is None:
                 fit.append(claimed)
             else:
-                self._ended(claimed, self._unfit(claimed))
+                self._ended(claimed, self._unrunnable(claimed))
         for part in await self._parts(fit):
             again = [claimed.job_id for claimed in part if claimed.attempt > 1]
             kept = await self._patiently(self._work.steps, again) if again else None
@@ -297,7 +297,7 @@ class Claimer:
                 for claimed in part:
                     self._ended(claimed, Released(self._held.draining))
             else:
-                crew.start(self._trusted(part), kept)
+                child_pool.start(self._trusted(part), kept)
 
     async def _parts(self, jobs: list[Claimed]) -> list[list[Claimed]]:
         """Divide jobs so that the steps that earlier attempts finished fit into memory; park what never does."""
@@ -340,7 +340,7 @@ class Claimer:
             except (StoreUnavailable, StoreFull):
                 await self._clock.rest(self._poll_s, wake)
 
-    def _unfit(self, claimed: Claimed) -> Outcome:
+    def _unrunnable(self, claimed: Claimed) -> Outcome:
         if claimed.unreadable is not None:
             return Parked(storable(claimed.unreadable, REASON_LENGTH_MAX), "unreadable")
         if claimed.task in self._foreign:

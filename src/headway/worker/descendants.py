@@ -25,7 +25,7 @@ _ROUND_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class ProcessTable:
     """All processes of this host at one moment: whose child each is, and what is in its environment."""
 
     parents: dict[int, int]
@@ -33,7 +33,7 @@ class Census:
     dead: frozenset[int]
 
     @classmethod
-    def take(cls, variable: str = MARK) -> "Census":
+    def take(cls, variable: str = MARK) -> "ProcessTable":
         """Look through all processes, for this variable in their environments."""
         needle = f"{variable}=".encode()
         parents: dict[int, int] = {}
@@ -61,7 +61,7 @@ class Census:
 
 def descendants_of(pid: int, mark: str) -> list[int]:
     """Return the processes that descend from this one, or carry its mark in their environment."""
-    return Census.take(mark.partition("=")[0]).descendants_of(pid, mark)
+    return ProcessTable.take(mark.partition("=")[0]).descendants_of(pid, mark)
 
 
 def _descends(number: int, ancestor: int, parents: dict[int, int]) -> bool:
@@ -83,7 +83,7 @@ def began_at(pid: int) -> int | None:
         return None
 
 
-def families_of(heads: dict[int, int]) -> dict[int, int]:
+def alive_with_descendants(heads: dict[int, int]) -> dict[int, int]:
     """Return those of some processes that live, with all that descend from them, and when each began."""
     alive = {pid for pid, began in heads.items() if began_at(pid) == began}
     if not alive:
@@ -109,7 +109,7 @@ def kill_each(numbers: list[int]) -> None:
             os.kill(number, signal.SIGKILL)
 
 
-def start_warden(mark: str) -> "subprocess.Popen[bytes] | None":
+def start_orphan_reaper(mark: str) -> "subprocess.Popen[bytes] | None":
     """Have everything that carries a mark beginning so end with this process; close its `stdin` to end it."""
     if not _PROC.is_dir():
         return None

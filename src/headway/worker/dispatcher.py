@@ -8,8 +8,8 @@ from headway.core.instants import Instant
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Parked, Released
 from headway.worker.assignments import Assignments
-from headway.worker.child_processes import Staff
-from headway.worker.children import Pool, Post, company_of
+from headway.worker.child_processes import ChildProcesses
+from headway.worker.children import ChildRecord, KindPool, suspect_group_size
 from headway.worker.ipc import FrameTooLarge, Run
 from headway.worker.outcomes import WAITED
 
@@ -19,24 +19,24 @@ RUN_BYTES_MAX: Final = 8 << 20  # Of arguments and steps in one frame.
 class Dispatcher:
     """Gives jobs to the children of a staff."""
 
-    def __init__(self, staff: Staff, assignments: Assignments, clock: Clock) -> None:
-        self._staff = staff
+    def __init__(self, processes: ChildProcesses, assignments: Assignments, clock: Clock) -> None:
+        self._processes = processes
         self._assignments = assignments
         self._clock = clock
 
     def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
         """Give jobs to children that have room for them."""
-        for kind, names in self._staff.kinds.items():
-            mine = jobs if len(self._staff.kinds) == 1 else [claimed for claimed in jobs if claimed.task in names]
+        for kind, names in self._processes.kinds.items():
+            mine = jobs if len(self._processes.kinds) == 1 else [claimed for claimed in jobs if claimed.task in names]
             if mine:
-                self._distribute(self._staff.pools[kind], mine, kept or {})
+                self._distribute(self._processes.pools[kind], mine, kept or {})
 
-    def _distribute(self, pool: Pool, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+    def _distribute(self, pool: KindPool, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
         if pool.kind != "process":
-            suspects = [claimed for claimed in jobs if claimed.reason and company_of(claimed)]
+            suspects = [claimed for claimed in jobs if claimed.reason and suspect_group_size(claimed)]
             pool.suspects.extend(suspects)
             pool.kept.update({claimed.job_id: kept[claimed.job_id] for claimed in suspects if claimed.job_id in kept})
-            jobs = [claimed for claimed in jobs if not (claimed.reason and company_of(claimed))]
+            jobs = [claimed for claimed in jobs if not (claimed.reason and suspect_group_size(claimed))]
         parts, over = pool.spread(jobs)
         for child, part in parts:
             self.assign(child, part, kept)
@@ -44,7 +44,7 @@ class Dispatcher:
             self._assignments.end(claimed, WAITED)
         self.try_suspects(pool)
 
-    def assign(self, child: Post, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+    def assign(self, child: ChildRecord, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
         """Give jobs to a child."""
         first = child.handover.give(jobs, self._clock.monotonic())
         for claimed in jobs:
@@ -53,10 +53,12 @@ class Dispatcher:
             self._send_jobs(child, first, part, kept)
             first += len(part)
 
-    def _send_jobs(self, child: Post, first: int, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
+    def _send_jobs(
+        self, child: ChildRecord, first: int, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]
+    ) -> None:
         deadlines: dict[str, Instant] = {}
         for claimed in jobs:
-            timeout = claimed.timeout or self._staff.tasks[claimed.task].timeout
+            timeout = claimed.timeout or self._processes.tasks[claimed.task].timeout
             if timeout is not None:
                 deadlines[claimed.job_id] = self._clock.now() + timeout
         steps = {claimed.job_id: kept[claimed.job_id] for claimed in jobs if claimed.job_id in kept} if kept else {}
@@ -67,19 +69,19 @@ class Dispatcher:
                 middle = len(jobs) // 2
                 self._send_jobs(child, first, jobs[:middle], kept)
                 self._send_jobs(child, first + middle, jobs[middle:], kept)
-            elif (given := child.handover.end(jobs[0].job_id, jobs[0].attempt)) is not None:
+            elif (assigned := child.handover.end(jobs[0].job_id, jobs[0].attempt)) is not None:
                 reason = f"its arguments and finished steps cannot be handed to a process: {error}"
-                self._assignments.end(given.claimed, Parked(reason, "too large"))
+                self._assignments.end(assigned.claimed, Parked(reason, "too large"))
 
-    def try_suspects(self, pool: Pool) -> None:
+    def try_suspects(self, pool: KindPool) -> None:
         """Let suspects run in children of their own, each with as much company as it may have."""
         if not pool.suspects:
             pool.kept.clear()
             return
-        solos = self._staff.solos(pool)
+        solos = self._processes.solos(pool)
         for _ in range(len(pool.suspects)):
             suspect = pool.suspects.popleft()
-            company = company_of(suspect)
+            company = suspect_group_size(suspect)
             fit = (child for child in solos if child.is_ready and child.load < child.width <= company)
             solo = next(fit, None)
             if solo is None:
@@ -90,7 +92,7 @@ class Dispatcher:
 
     def drop_suspect(self, job_id: str, attempt: int, outcome: Outcome | None) -> None:
         """Take a suspect out of the line that it waits in; it ends with this outcome, or without a word."""
-        for pool in self._staff.pools.values():
+        for pool in self._processes.pools.values():
             for claimed in [each for each in pool.suspects if (each.job_id, each.attempt) == (job_id, attempt)]:
                 pool.suspects.remove(claimed)
                 if outcome is not None:
@@ -98,7 +100,7 @@ class Dispatcher:
 
     def release_suspects(self, outcome: Released) -> None:
         """Hand back the suspects that wait for their turn."""
-        for pool in self._staff.pools.values():
+        for pool in self._processes.pools.values():
             while pool.suspects:
                 self._assignments.end(pool.suspects.popleft(), outcome)
 

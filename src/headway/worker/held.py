@@ -15,13 +15,13 @@ from headway.core.events import AttemptsLost, emit
 from headway.core.instants import SECOND, Duration, Instant
 from headway.core.jobs import Claimed, Report
 from headway.core.ports import Latest
-from headway.worker.child_pool_port import CrewPort
+from headway.worker.child_pool_port import ChildPoolPort
 
 QUIET_S: Final = 5.0  # What is woken from within this process rests so long; a wake-up within it cannot get lost.
 
 
 @dataclass(slots=True)
-class Held:
+class HeldAttempt:
     """An attempt of ours, and how long we may believe that it is."""
 
     claimed: Claimed
@@ -38,17 +38,17 @@ class Held:
 class HeldAttempts:
     """What this worker holds, how long it may trust that, and whether it is idle."""
 
-    def __init__(self, crew: CrewPort, *, clock: Clock, lease: Duration) -> None:
-        self.crew = crew
+    def __init__(self, child_pool: ChildPoolPort, *, clock: Clock, lease: Duration) -> None:
+        self.child_pool = child_pool
         self.lease = lease
         self._clock = clock
         self.margin_s = min(2.0, lease / SECOND / 5)  # So long before a lease ends we stop to trust it.
         self._trust_s = lease / SECOND - self.margin_s
         self.draining: str | None = None  # Why no more jobs are taken.
-        self.on_removed: Callable[[Held], None] = lambda _: None
+        self.on_removed: Callable[[HeldAttempt], None] = lambda _: None
         self.given_up: set[tuple[str, int]] = set()  # Attempts that we lost and the store may still call ours.
         self.doubted_at = -1e9  # When we last could not know what the store says that we have.
-        self._by_id: dict[str, Held] = {}
+        self._by_id: dict[str, HeldAttempt] = {}
         self._is_claiming = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -56,7 +56,7 @@ class HeldAttempts:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[HeldAttempt]:
         return iter(self._by_id.values())
 
     def __contains__(self, job_id: str) -> bool:
@@ -69,32 +69,32 @@ class HeldAttempts:
     def add(self, claimed: Claimed, sent: float) -> None:
         """Hold an attempt whose claim was sent at this moment."""
         self._idle.clear()
-        self._by_id[claimed.job_id] = Held(claimed, self.trusted_until(sent), claimed.log_bytes)
+        self._by_id[claimed.job_id] = HeldAttempt(claimed, self.trusted_until(sent), claimed.log_bytes)
 
-    def find(self, job_id: str, attempt: int) -> Held | None:
+    def find(self, job_id: str, attempt: int) -> HeldAttempt | None:
         """Return an attempt of ours; None when it is over."""
         held = self._by_id.get(job_id)
         return held if held is not None and held.claimed.attempt == attempt else None
 
-    def find_trusted(self, job_id: str, attempt: int) -> Held | None:
+    def find_trusted(self, job_id: str, attempt: int) -> HeldAttempt | None:
         """Return an attempt that is surely ours at this moment."""
         held = self.find(job_id, attempt)
         return held if held is not None and held.trust_until > self._clock.monotonic() else None
 
-    def is_held(self, held: Held) -> bool:
+    def is_held(self, held: HeldAttempt) -> bool:
         """Whether this attempt has not been removed."""
         return self._by_id.get(held.claimed.job_id) is held
 
-    def remove(self, held: Held) -> None:
+    def remove(self, held: HeldAttempt) -> None:
         """Forget an attempt that is over."""
         if self.is_held(held):
             del self._by_id[held.claimed.job_id]
             self.on_removed(held)
 
-    def lose(self, lost: Sequence[Held], reason: str) -> None:
+    def lose(self, lost: Sequence[HeldAttempt], reason: str) -> None:
         """Give up attempts that we can no longer defend: kill their code, keep nothing of what they said."""
         for held in lost:
-            self.crew.abandon(held.claimed.job_id, held.claimed.attempt)
+            self.child_pool.abandon(held.claimed.job_id, held.claimed.attempt)
             self.remove(held)
             self.given_up.add((held.claimed.job_id, held.claimed.attempt))
         self.doubt()

@@ -1,11 +1,11 @@
 """IPC between supervisor and child: lists of messages as JSON, each list with its length in front. Never pickle.
 
     supervisor → child   Run · Stop · Answer · Flush · Finish
-    child → supervisor   Hello · Done · Failed · Cancelled · Stopped · Unfit · Disturbed · LeftOut · Reports · Ask ·
+    child → supervisor   Hello · Done · Failed · Cancelled · Stopped · Unfit · Disturbed · Skipped · Reports · Ask ·
                          Spent
 
 One `Run` carries many jobs, and a child sends the outcomes of short jobs together: few system calls under load, no
-delay without it. Which jobs have begun is in a page of shared memory (`Page`), which `handover.py` explains.
+delay without it. Which jobs have begun is in a page of shared memory (`SharedCounters`), which `handover.py` explains.
 """
 
 import mmap
@@ -60,7 +60,7 @@ class Stop(_Message, tag=True, frozen=True):
     attempt: int
 
 
-class Answer(_Message, tag=True, frozen=True):
+class StoreResponse(_Message, tag=True, frozen=True):
     """The answer to a question; `error` is the reason of a refusal."""
 
     number: int
@@ -106,7 +106,7 @@ class Failed(_Message, tag=True, frozen=True):
     retry_in: Duration | None = None
 
 
-class Cancelled(_Message, tag=True, frozen=True):
+class CancelRaised(_Message, tag=True, frozen=True):
     """The task said that its job is to be cancelled."""
 
     job_id: str
@@ -121,7 +121,7 @@ class Stopped(_Message, tag=True, frozen=True):
     attempt: int
 
 
-class Unfit(_Message, tag=True, frozen=True):
+class Unrunnable(_Message, tag=True, frozen=True):
     """The job cannot be run as it is."""
 
     job_id: str
@@ -136,14 +136,14 @@ class Reports(_Message, tag=True, frozen=True):
     reports: list[Report]
 
 
-class LeftOut(_Message, tag=True, frozen=True):
+class Skipped(_Message, tag=True, frozen=True):
     """The jobs with these numbers were withdrawn before they began; the child has skipped them."""
 
     first: int
     last: int
 
 
-class Disturbed(_Message, tag=True, frozen=True):
+class FailedInDamagedProcess(_Message, tag=True, frozen=True):
     """The attempt failed in a process that another of its jobs may have damaged: `company` jobs are suspects."""
 
     job_id: str
@@ -152,7 +152,7 @@ class Disturbed(_Message, tag=True, frozen=True):
     reason: str
 
 
-class Ask(_Message, tag=True, frozen=True):
+class StoreRequest(_Message, tag=True, frozen=True):
     """A question that needs the store: keep a step, enqueue jobs."""
 
     number: int
@@ -162,22 +162,32 @@ class Ask(_Message, tag=True, frozen=True):
     body: str
 
 
-class Spent(_Message, tag=True, frozen=True):
+class ReplacementRequest(_Message, tag=True, frozen=True):
     """The child wants to be replaced, and why; harmful is what jobs that run in it now may suffer from."""
 
     reason: str
     is_harmful: bool = False
 
 
-ToChild: TypeAlias = Run | Stop | Answer | Flush | Finish
+ToChild: TypeAlias = Run | Stop | StoreResponse | Flush | Finish
 ToSupervisor: TypeAlias = (
-    Hello | Done | Failed | Cancelled | Stopped | Unfit | LeftOut | Disturbed | Reports | Ask | Spent
+    Hello
+    | Done
+    | Failed
+    | CancelRaised
+    | Stopped
+    | Unrunnable
+    | Skipped
+    | FailedInDamagedProcess
+    | Reports
+    | StoreRequest
+    | ReplacementRequest
 )
 
 _encoder: Final = msgspec.json.Encoder()
 
 
-def frame(messages: Sequence[ToChild | ToSupervisor]) -> bytearray:
+def encode_frame(messages: Sequence[ToChild | ToSupervisor]) -> bytearray:
     """Encode messages as one frame; `FrameTooLarge` when the other side would refuse it."""
     buffer = bytearray(_HEAD)
     _encoder.encode_into(messages, buffer, _HEAD)
@@ -192,7 +202,7 @@ class FrameTooLarge(HeadwayError):
     """What is to be sent between supervisor and child exceeds the size of a frame."""
 
 
-class Page:
+class SharedCounters:
     """Three numbers in memory that child and supervisor share. Each number has one writer.
 
     The child writes `begun` (the job that it began last) and `ended` (the one that ended last, where it runs one job at
@@ -201,35 +211,35 @@ class Page:
 
     def __init__(self, file: int | None = None) -> None:
         self.file = file if file is not None else _memory_file()
-        self._page = mmap.mmap(self.file, mmap.PAGESIZE)
+        self._counters = mmap.mmap(self.file, mmap.PAGESIZE)
         self._lock = threading.Lock()
 
     @property
     def begun(self) -> int:
         """The number of the job that began last."""
-        return int(_NUMBER.unpack_from(self._page, _BEGUN)[0])
+        return int(_NUMBER.unpack_from(self._counters, _BEGUN)[0])
 
     @begun.setter
     def begun(self, number: int) -> None:
-        _NUMBER.pack_into(self._page, _BEGUN, number)
+        _NUMBER.pack_into(self._counters, _BEGUN, number)
 
     @property
     def ended(self) -> int:
         """The number of the job that ended last, in a child that runs one job at a time."""
-        return int(_NUMBER.unpack_from(self._page, _ENDED)[0])
+        return int(_NUMBER.unpack_from(self._counters, _ENDED)[0])
 
     @ended.setter
     def ended(self, number: int) -> None:
-        _NUMBER.pack_into(self._page, _ENDED, number)
+        _NUMBER.pack_into(self._counters, _ENDED, number)
 
     @property
     def withdrawn(self) -> int:
         """Jobs up to this number that have not begun must not begin."""
-        return int(_NUMBER.unpack_from(self._page, _WITHDRAWN)[0])
+        return int(_NUMBER.unpack_from(self._counters, _WITHDRAWN)[0])
 
     @withdrawn.setter
     def withdrawn(self, number: int) -> None:
-        _NUMBER.pack_into(self._page, _WITHDRAWN, number)
+        _NUMBER.pack_into(self._counters, _WITHDRAWN, number)
 
     def fence(self) -> None:
         """Order a write before a read of the other side's number: taking a lock is a full memory barrier."""
@@ -238,7 +248,7 @@ class Page:
 
     def close(self) -> None:
         """Release the memory."""
-        self._page.close()
+        self._counters.close()
         os.close(self.file)
 
 
@@ -257,7 +267,7 @@ def _memory_file() -> int:
         return os.dup(unnamed.fileno())
 
 
-class Reader(Generic[M]):
+class FrameReader(Generic[M]):
     """Cuts a stream of bytes into messages."""
 
     def __init__(self, kind: Any) -> None:

@@ -9,19 +9,19 @@ from headway.core.errors import HeadwayError, LeaseLost
 from headway.core.events import Timed, emit
 from headway.core.lifecycle import Succeeded
 from headway.worker.assignments import Assignments
-from headway.worker.child_processes import Staff
-from headway.worker.children import Pool, Post
-from headway.worker.handover import Given
+from headway.worker.child_processes import ChildProcesses
+from headway.worker.children import ChildRecord, KindPool
+from headway.worker.handover import AssignedJob
 from headway.worker.ipc import (
-    Answer,
-    Ask,
     Done,
     Failed,
     Hello,
-    LeftOut,
+    ReplacementRequest,
     Reports,
-    Spent,
+    Skipped,
     Stopped,
+    StoreRequest,
+    StoreResponse,
     ToSupervisor,
 )
 from headway.worker.outcomes import outcome_of
@@ -33,29 +33,29 @@ class Listener:
     """Hears what children say. Each speaks for its own jobs only."""
 
     def __init__(
-        self, staff: Staff, assignments: Assignments, stopper: Stopper, sweeper: Sweeper, clock: Clock
+        self, processes: ChildProcesses, assignments: Assignments, stopper: Stopper, sweeper: Sweeper, clock: Clock
     ) -> None:
-        self._staff = staff
+        self._processes = processes
         self._assignments = assignments
         self._stopper = stopper
         self._sweeper = sweeper
         self._clock = clock
         self.answers: set[asyncio.Task[None]] = set()
 
-    def hear(self, pool: Pool, child: Post, messages: Sequence[ToSupervisor]) -> None:
+    def hear(self, pool: KindPool, child: ChildRecord, messages: Sequence[ToSupervisor]) -> None:
         """Take note of messages of a child."""
         now = self._clock.monotonic()
         if messages:
             child.stalled_since = None
-        ended: list[Given] = []
-        end, foreman = child.handover.end, self._assignments.foreman
+        ended: list[AssignedJob] = []
+        end, supervisor_port = child.handover.end, self._assignments.supervisor_port
         for message in messages:
             if isinstance(message, Done):  # What most of them are.
-                given = end(message.job_id, message.attempt)
-                if given is not None and foreman is not None:
+                assigned = end(message.job_id, message.attempt)
+                if assigned is not None and supervisor_port is not None:
                     del self._assignments.where[message.job_id]
-                    ended.append(given)
-                    foreman.ended(given.claimed, Succeeded(message.result))
+                    ended.append(assigned)
+                    supervisor_port.ended(assigned.claimed, Succeeded(message.result))
             else:
                 self._hear_other(pool, child, message, ended)
         if ended:
@@ -65,74 +65,74 @@ class Listener:
         child.handover.look(now)
         self._assignments.say_room()
 
-    def _hear_other(self, pool: Pool, child: Post, message: ToSupervisor, ended: list[Given]) -> None:
+    def _hear_other(self, pool: KindPool, child: ChildRecord, message: ToSupervisor, ended: list[AssignedJob]) -> None:
         match message:
             case Hello():
-                self._staff.greet(pool, child, message)
+                self._processes.greet(pool, child, message)
             case Reports(reports):
                 find = child.handover.find  # A child speaks for its own jobs only.
                 ours = [report for report in reports if find(report.job_id, report.attempt) is not None]
                 if ours:
                     self._assignments.supervisor.reported(ours)
-            case Ask():
+            case StoreRequest():
                 self._answer(child, message)
-            case LeftOut(first, last):
+            case Skipped(first, last):
                 self._assignments.hand_back(child.handover.left_out(first, last))
-            case Spent(_, is_harmful):
+            case ReplacementRequest(_, is_harmful):
                 self._assignments.hand_back(child.handover.withdraw(self._clock.monotonic()))
-                self._staff.retire(child)
+                self._processes.retire(child)
                 if is_harmful and len(child.handover.running()) > 1:
                     child.is_damaged = True
                     self._stopper.kill(child, "a job in it did harm to the others")
             case _:
                 self._hear_end(child, message, ended)
 
-    def _hear_end(self, child: Post, message: ToSupervisor, ended: list[Given]) -> None:
+    def _hear_end(self, child: ChildRecord, message: ToSupervisor, ended: list[AssignedJob]) -> None:
         """An attempt has ended, in another way than by returning."""
         job_id, attempt = message.job_id, message.attempt  # type: ignore[union-attr]
-        given = child.handover.find(job_id, attempt)
-        if given is None or given.is_ending:
+        assigned = child.handover.find(job_id, attempt)
+        if assigned is None or assigned.is_ending:
             return  # It was abandoned, or this is not its child.
-        outcome = outcome_of(message, given.stop_as)
+        outcome = outcome_of(message, assigned.stop_as)
         assert outcome is not None, f"a child says {message!r}"
-        if child.kind == "process" and given.stop_as is not None and isinstance(message, Stopped | Failed):
+        if child.kind == "process" and assigned.stop_as is not None and isinstance(message, Stopped | Failed):
             # What it has started ends first; a child of many jobs has seen to it itself.
-            given.is_ending, given.stop_as = True, outcome
-            self._sweeper.sweep(child.process, lambda: self._end_swept(child, given), with_head=False)
+            assigned.is_ending, assigned.stop_as = True, outcome
+            self._sweeper.sweep(child.process, lambda: self._end_swept(child, assigned), with_head=False)
             return
         child.handover.end(job_id, attempt)
-        ended.append(given)
-        self._assignments.end(given.claimed, outcome)
+        ended.append(assigned)
+        self._assignments.end(assigned.claimed, outcome)
 
-    def _end_swept(self, child: Post, given: Given) -> None:
-        if child.handover.end(given.claimed.job_id, given.claimed.attempt) is given:
-            assert given.stop_as is not None
+    def _end_swept(self, child: ChildRecord, assigned: AssignedJob) -> None:
+        if child.handover.end(assigned.claimed.job_id, assigned.claimed.attempt) is assigned:
+            assert assigned.stop_as is not None
             child.is_stopping = False
-            self._assignments.end(given.claimed, given.stop_as)
+            self._assignments.end(assigned.claimed, assigned.stop_as)
             self._assignments.say_room()
 
-    def _learn(self, pool: Pool, child: Post, ended: Sequence[Given], now: float) -> None:
+    def _learn(self, pool: KindPool, child: ChildRecord, ended: Sequence[AssignedJob], now: float) -> None:
         """Take note of what jobs took."""
         if child.width > 1:
-            took = [now - (given.at if given.since is None else given.since) for given in ended]
+            took = [now - (assigned.at if assigned.since is None else assigned.since) for assigned in ended]
             emit(Timed(node=self._clock.node, what="run", lots=tuple((took_s, 1) for took_s in took)))
             mean_s = sum(took) / len(took)
         else:  # One after the other, they ended before we heard of them: only the time of all together is known.
             mean_s = (now - max(child.heard_at, ended[0].at)) / len(ended)
             emit(Timed(node=self._clock.node, what="run", lots=((mean_s, len(ended)),)))
-        for task, count in Counter([given.claimed.task for given in ended]).items():
-            pool.pace.learn(task, mean_s, count)
+        for task, count in Counter([assigned.claimed.task for assigned in ended]).items():
+            pool.prefetch.learn(task, mean_s, count)
 
-    def _answer(self, child: Post, ask: Ask) -> None:
+    def _answer(self, child: ChildRecord, ask: StoreRequest) -> None:
         async def reply() -> None:
             try:
                 if child.handover.find(ask.job_id, ask.attempt) is None:
                     raise LeaseLost(f"attempt {ask.attempt} of {ask.job_id} is not in this process")
-                answer = Answer(ask.number, await self._assignments.supervisor.answer(ask))
+                answer = StoreResponse(ask.number, await self._assignments.supervisor.answer(ask))
             except LeaseLost as error:
-                answer = Answer(ask.number, error=str(error), is_lost=True)
+                answer = StoreResponse(ask.number, error=str(error), is_lost=True)
             except HeadwayError as error:
-                answer = Answer(ask.number, error=str(error))
+                answer = StoreResponse(ask.number, error=str(error))
             child.process.send(answer)
 
         task = asyncio.get_running_loop().create_task(reply())

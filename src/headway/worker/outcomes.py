@@ -6,7 +6,7 @@ import msgspec
 
 from headway.core import lifecycle
 from headway.core.lifecycle import Crashed, Outcome, Parked, Raised, Released, TimedOut
-from headway.worker.ipc import Cancelled, Disturbed, Failed, Stopped, ToSupervisor, Unfit
+from headway.worker.ipc import CancelRaised, Failed, FailedInDamagedProcess, Stopped, ToSupervisor, Unrunnable
 
 WAITED: Final = Released("handed back: it had to wait")
 OUTCOME_LOST: Final = Released("handed back: its outcome was lost")
@@ -18,13 +18,13 @@ def outcome_of(message: ToSupervisor, stop_as: Outcome | None) -> Outcome | None
     match message:
         case Failed():
             return failure_of(message, stop_as)
-        case Cancelled(_, _, reason):
+        case CancelRaised(_, _, reason):
             return lifecycle.Cancelled(reason)
         case Stopped():
             return stop_as or Released("the task stopped by itself")
-        case Unfit(_, _, reason, cause):
+        case Unrunnable(_, _, reason, cause):
             return Parked(reason, cause)
-        case Disturbed(_, _, company):
+        case FailedInDamagedProcess(_, _, company):
             return stop_as or Released(f"handed back: its process was damaged while {company} jobs ran in it")
     return None
 

@@ -1,6 +1,6 @@
 """One child process, seen from the supervisor: how it is started, spoken with, and ended with all that it has started.
 
-What runs in it is decided by `crew.py`.
+What runs in it is decided by `child_pool.py`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import msgspec
 
 from headway.worker.descendants import MARK, kill_group
 from headway.worker.environment import divided
-from headway.worker.ipc import Page, Reader, ToChild, ToSupervisor, frame, pair
+from headway.worker.ipc import FrameReader, SharedCounters, ToChild, ToSupervisor, encode_frame, pair
 
 READ_BYTES: Final = 1 << 20
 
@@ -27,20 +27,20 @@ class ChildProcess:
 
     def __init__(self, command: Sequence[str], kind: str, width: int, mark: str, environ: Mapping[str, str]) -> None:
         ours, theirs = pair()
-        self.page = Page()
+        self.counters = SharedCounters()
         self.mark = f"{MARK}={mark}"
         with divided({**os.environ, **environ}) as (shown, withheld):
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(self.page.file), kind, str(width)],
-                pass_fds=(theirs.fileno(), self.page.file),
+                [*command, str(theirs.fileno()), str(self.counters.file), kind, str(width)],
+                pass_fds=(theirs.fileno(), self.counters.file),
                 stdin=withheld,
                 start_new_session=True,
                 env={**shown, MARK: mark},
             )
         theirs.close()
         ours.setblocking(False)
-        self._line = ours
-        self._reader: Reader[ToSupervisor] = Reader(ToSupervisor)
+        self._socket = ours
+        self._reader: FrameReader[ToSupervisor] = FrameReader(ToSupervisor)
         self._unsent: deque[bytes | bytearray] = deque()
         self._pidfd: int | None = None
         self._is_closed = False
@@ -63,7 +63,7 @@ class ChildProcess:
     def watch(self, readable: Callable[[], None], ended: Callable[[], None]) -> None:
         """Have these called when there is something to read, and when it is dead."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._line, readable)
+        loop.add_reader(self._socket, readable)
         with contextlib.suppress(AttributeError, OSError):  # Not on every system; looking now and then has to do there.
             self._pidfd = os.pidfd_open(self.pid)
             loop.add_reader(self._pidfd, ended)
@@ -71,33 +71,33 @@ class ChildProcess:
     def read(self) -> list[ToSupervisor] | None:
         """Return the messages that have arrived; None when the line is closed, or somebody else has written into it."""
         try:
-            data = self._line.recv(READ_BYTES)
+            data = self._socket.recv(READ_BYTES)
             messages = list(self._reader.feed(data))
         except BlockingIOError:
             return []
         except (OSError, ValueError, msgspec.DecodeError):
             data, messages = b"", []
         if not data:
-            asyncio.get_running_loop().remove_reader(self._line)
+            asyncio.get_running_loop().remove_reader(self._socket)
             return None
         return messages
 
     def last_words(self) -> Iterator[list[ToSupervisor]]:
         """Yield what it had sent before it died."""
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
-            while data := self._line.recv(READ_BYTES):
+            while data := self._socket.recv(READ_BYTES):
                 yield list(self._reader.feed(data))
 
     def send(self, message: ToChild) -> None:
         """Send a message; what the line does not take now follows when it does."""
         if self._is_closed:
             return
-        data: bytes | bytearray = frame([message])
+        data: bytes | bytearray = encode_frame([message])
         if not self._unsent:
             data = self._write(data)
         if data:
             if not self._unsent:
-                asyncio.get_running_loop().add_writer(self._line, self._flush)
+                asyncio.get_running_loop().add_writer(self._socket, self._flush)
             self._unsent.append(data)
 
     def _flush(self) -> None:
@@ -106,12 +106,12 @@ class ChildProcess:
             if self._unsent[0]:
                 return
             self._unsent.popleft()
-        asyncio.get_running_loop().remove_writer(self._line)
+        asyncio.get_running_loop().remove_writer(self._socket)
 
     def _write(self, data: bytes | bytearray) -> bytes | bytearray:
         """Write what the socket takes; return the rest."""
         try:
-            sent = self._line.send(data)
+            sent = self._socket.send(data)
         except BlockingIOError:
             return data
         except OSError:
@@ -139,10 +139,10 @@ class ChildProcess:
         """Release the files of one that is dead."""
         self._is_closed = True
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._line)
-        loop.remove_writer(self._line)
-        self._line.close()
-        self.page.close()
+        loop.remove_reader(self._socket)
+        loop.remove_writer(self._socket)
+        self._socket.close()
+        self.counters.close()
         if self._pidfd is not None:
             loop.remove_reader(self._pidfd)
             os.close(self._pidfd)

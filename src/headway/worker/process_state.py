@@ -27,7 +27,7 @@ _LIMITS: Final = tuple(
 _OUTPUTS: Final = ("stdout", "stderr")
 
 
-class Surroundings:
+class ProcessState:
     """The state of this process as it was when this was made."""
 
     def __init__(self) -> None:

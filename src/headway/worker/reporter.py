@@ -18,7 +18,7 @@ from headway.core.jobs import Report
 from headway.core.json_values import JsonObject
 from headway.core.ports import Latest, Live, Reports
 from headway.core.validation import REASON_LENGTH_MAX, storable
-from headway.worker.held import QUIET_S, Held, HeldAttempts
+from headway.worker.held import QUIET_S, HeldAttempt, HeldAttempts
 
 REPORT_EVERY_S: Final = 0.5
 CHECKPOINT_EVERY_S: Final = 5.0  # Instead, while it is told live;
@@ -38,7 +38,7 @@ class Reporter:
         self._clock = clock
         self._live = live
         self._wake = wake
-        self._reporting: dict[str, Held] = {}
+        self._reporting: dict[str, HeldAttempt] = {}
         self._flushing = asyncio.Lock()
         held.on_removed = self._forget
 
@@ -54,7 +54,7 @@ class Reporter:
         earliest = min(held.reported_at + self._every_s(held) for held in self._reporting.values())
         return max(0.01, min(REPORT_EVERY_S, earliest - self._clock.monotonic()))
 
-    def _every_s(self, held: Held) -> float:
+    def _every_s(self, held: HeldAttempt) -> float:
         """Return how often an attempt's reports are written: rarely while they are told live."""
         if self._live is None or self._live.trouble is not None:
             return REPORT_EVERY_S
@@ -80,7 +80,7 @@ class Reporter:
         if self._reporting and is_new:
             self._wake()
 
-    def _bounded(self, held: Held, report: Report) -> Report:
+    def _bounded(self, held: HeldAttempt, report: Report) -> Report:
         """Keep the log of a job within its bound, say where it was cut off, and note when each line was heard."""
         if not report.lines:
             return report
@@ -116,7 +116,7 @@ class Reporter:
     def _may_tell(self, job_id: str, attempt: int) -> bool:
         return self._held.find_trusted(job_id, attempt) is not None
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: HeldAttempt) -> None:
         """Say nothing more of an attempt that is over."""
         self._reporting.pop(held.claimed.job_id, None)
         if self._live is not None and held.said is not None:
@@ -124,12 +124,12 @@ class Reporter:
 
     # --- writing
 
-    async def flush_all(self, ending: Sequence[Held]) -> None:
+    async def flush_all(self, ending: Sequence[HeldAttempt]) -> None:
         """Write all that these attempts have said."""
         while spoke := [held for held in ending if held.report is not None or held.is_flushing]:
             await self._flush(spoke)
 
-    async def _flush(self, held_ones: Sequence[Held]) -> None:
+    async def _flush(self, held_ones: Sequence[HeldAttempt]) -> None:
         """Write reports, one batch after the other: the end of an attempt must not overtake what it said before.
 
         Of many lines the first are written. The rest stays for the next time, as what was said later.
@@ -154,7 +154,7 @@ class Reporter:
                 for held in held_ones:
                     held.is_flushing = False
 
-    def _next_reports(self, held_ones: Sequence[Held]) -> list[Report]:
+    def _next_reports(self, held_ones: Sequence[HeldAttempt]) -> list[Report]:
         """Take what is written now, no more lines than fit; who has more to say stands at the end of the line."""
         now, room, reports = self._clock.monotonic(), LINES_MAX, []
         for held in held_ones:
@@ -171,7 +171,7 @@ class Reporter:
                 self._reporting[held.claimed.job_id] = held
         return reports
 
-    def _put_back(self, held_ones: Sequence[Held], reports: Sequence[Report]) -> None:
+    def _put_back(self, held_ones: Sequence[HeldAttempt], reports: Sequence[Report]) -> None:
         by_job = {report.job_id: report for report in reports}
         for held in held_ones:
             earlier = by_job.get(held.claimed.job_id)
@@ -179,7 +179,7 @@ class Reporter:
                 held.report = earlier if held.report is None else _merge(earlier, held.report)
                 self._reporting[held.claimed.job_id] = held
 
-    async def _report_singly(self, held_ones: Sequence[Held], reports: Sequence[Report]) -> None:
+    async def _report_singly(self, held_ones: Sequence[HeldAttempt], reports: Sequence[Report]) -> None:
         for at, report in enumerate(reports):
             try:
                 await self._report_one(report)

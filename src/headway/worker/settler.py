@@ -16,7 +16,7 @@ from headway.core.jobs import Claimed
 from headway.core.lifecycle import Outcome, Settlement, Status, settle
 from headway.core.ports import Settlements
 from headway.core.validation import REASON_LENGTH_MAX, storable
-from headway.worker.held import QUIET_S, Held, HeldAttempts
+from headway.worker.held import QUIET_S, HeldAttempt, HeldAttempts
 from headway.worker.reporter import Reporter
 
 SETTLE_MAX: Final = 2_000
@@ -33,8 +33,8 @@ class Settler:
         self._reporter = reporter
         self._clock = clock
         self._wake = wake
-        self._ended: deque[tuple[Held, Outcome]] = deque()
-        self._settling: list[tuple[Held, Outcome]] = []
+        self._ended: deque[tuple[HeldAttempt, Outcome]] = deque()
+        self._settling: list[tuple[HeldAttempt, Outcome]] = []
 
     def ended(self, claimed: Claimed, outcome: Outcome) -> None:
         """An attempt has ended: have it written."""
@@ -64,7 +64,7 @@ class Settler:
         self._held.note_idle()
         return 0.0 if self._ended else QUIET_S
 
-    def _next_batch(self) -> list[tuple[Held, Outcome]]:
+    def _next_batch(self) -> list[tuple[HeldAttempt, Outcome]]:
         ended = self._ended
         return [ended.popleft() for _ in range(min(len(ended), SETTLE_MAX))]
 
@@ -82,7 +82,7 @@ class Settler:
         return frozenset(stale)
 
     def _tell(
-        self, batch: Sequence[tuple[Held, Outcome]], settlements: Sequence[Settlement], stale: frozenset[str]
+        self, batch: Sequence[tuple[HeldAttempt, Outcome]], settlements: Sequence[Settlement], stale: frozenset[str]
     ) -> None:
         others = [
             (settlement, held.claimed.task)

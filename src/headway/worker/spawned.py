@@ -16,16 +16,16 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
-from headway.worker.descendants import began_at, families_of
+from headway.worker.descendants import alive_with_descendants, began_at
 
 LOOK_EVERY_S: Final = 0.02
 TERM_LOOKS: Final = 25  # So often we look whether SIGTERM was enough,
 KILL_LOOKS: Final = 50  # and so often after SIGKILL.
 
-_current: ContextVar["Started | None"] = ContextVar("headway_started", default=None)
+_current: ContextVar["SpawnedProcesses | None"] = ContextVar("headway_spawned", default=None)
 
 
-class Started:
+class SpawnedProcesses:
     """The processes that one attempt has started."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Started:
         """End what is left of them, with all that they have started; yield how long to rest before the next look."""
         family = self._heads
         for number, looks in ((signal.SIGTERM, TERM_LOOKS), (signal.SIGKILL, KILL_LOOKS)):
-            family = families_of(family)  # They may have started more meanwhile.
+            family = alive_with_descendants(family)  # They may have started more meanwhile.
             _send(number, family)
             for _ in range(looks):
                 family = {pid: began for pid, began in family.items() if began_at(pid) == began}
@@ -65,9 +65,9 @@ class OwnedTask(asyncio.Task[Any]):
         """Make a task; the task factory of a shared loop."""
         return cls(coroutine, loop=loop, **options)
 
-    def own(self, started: Started) -> None:
+    def assign_to(self, spawned: SpawnedProcesses) -> None:
         """Say to which attempt this task belongs."""
-        self._headway_owner = started
+        self._headway_owner = spawned
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the task, unless another job asks for it."""
@@ -77,32 +77,32 @@ class OwnedTask(asyncio.Task[Any]):
         return super().cancel(msg)
 
 
-def noting() -> Started:
+def track_spawned() -> SpawnedProcesses:
     """Note from now on what this context starts, and what its tasks and `asyncio.to_thread` start for it."""
-    started = Started()
-    _current.set(started)
-    return started
+    spawned = SpawnedProcesses()
+    _current.set(spawned)
+    return spawned
 
 
-def noting_task() -> Started:
+def track_spawned_in_task() -> SpawnedProcesses:
     """Do so for the current task of a shared loop, which then belongs to this attempt."""
-    started = noting()
+    spawned = track_spawned()
     task = asyncio.current_task()
     if isinstance(task, OwnedTask):
-        task.own(started)
-    return started
+        task.assign_to(spawned)
+    return spawned
 
 
-def note_starts() -> None:
+def patch_popen() -> None:
     """Have every process noted that is started in a context that notes."""
     begin = subprocess.Popen.__init__
 
     @functools.wraps(begin)
     def begin_noted(process: "subprocess.Popen[Any]", *args: Any, **options: Any) -> None:
         begin(process, *args, **options)
-        started = _current.get()
-        if started is not None:
-            started.note(process.pid)
+        spawned = _current.get()
+        if spawned is not None:
+            spawned.note(process.pid)
 
     subprocess.Popen.__init__ = begin_noted  # type: ignore[method-assign,assignment]
 

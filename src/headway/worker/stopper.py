@@ -7,10 +7,10 @@ from headway.core.clock import Clock
 from headway.core.instants import SECOND
 from headway.core.lifecycle import Outcome
 from headway.worker.assignments import Assignments
-from headway.worker.child_processes import START_S_MAX, Staff
-from headway.worker.children import Pool, Post
+from headway.worker.child_processes import START_S_MAX, ChildProcesses
+from headway.worker.children import ChildRecord, KindPool
 from headway.worker.dispatcher import Dispatcher
-from headway.worker.handover import Given
+from headway.worker.handover import AssignedJob
 from headway.worker.ipc import Flush, Stop
 from headway.worker.outcomes import out_of_time
 from headway.worker.sweeper import Sweeper
@@ -26,9 +26,14 @@ class Stopper:
     """Stops jobs and children, on request and when their time is up."""
 
     def __init__(
-        self, staff: Staff, assignments: Assignments, dispatcher: Dispatcher, sweeper: Sweeper, clock: Clock
+        self,
+        processes: ChildProcesses,
+        assignments: Assignments,
+        dispatcher: Dispatcher,
+        sweeper: Sweeper,
+        clock: Clock,
     ) -> None:
-        self._staff = staff
+        self._processes = processes
         self._assignments = assignments
         self._dispatcher = dispatcher
         self._sweeper = sweeper
@@ -40,20 +45,20 @@ class Stopper:
         if found is None:
             self._dispatcher.drop_suspect(job_id, attempt, outcome)
             return
-        child, given = found
-        if given.stop_as is not None:
+        child, assigned = found
+        if assigned.stop_as is not None:
             return
         now = self._clock.monotonic()
         child.handover.look(now)
-        if child.kind == "process" or not child.handover.has_begun(given):
-            given.stop_as = outcome
+        if child.kind == "process" or not child.handover.has_begun(assigned):
+            assigned.stop_as = outcome
             self._assignments.hand_back(child.handover.withdraw(now))  # With it, unless it has begun.
             if child.handover.find(job_id, attempt) is None:
                 return
-        given.stop_as, given.stop_since = outcome, now
-        if child.kind == "process" and not child.handover.is_running(given):
+        assigned.stop_as, assigned.stop_since = outcome, now
+        if child.kind == "process" and not child.handover.is_running(assigned):
             child.process.send(Flush())  # It is done; its outcome is on the way.
-            given.stop_as = None
+            assigned.stop_as = None
             return
         child.is_stopping = child.kind == "process"
         child.process.send(Stop(job_id, attempt))
@@ -64,57 +69,57 @@ class Stopper:
         if found is None:
             self._dispatcher.drop_suspect(job_id, attempt, None)
             return
-        child, given = found
+        child, assigned = found
         back = child.handover.withdraw(self._clock.monotonic())
-        if given not in back:
-            if child.handover.is_running(given):
+        if assigned not in back:
+            if child.handover.is_running(assigned):
                 self.kill(child, f"the lease of {job_id} was lost")
             child.handover.end(job_id, attempt)
         del self._assignments.where[job_id]
-        self._assignments.hand_back(each for each in back if each is not given)
+        self._assignments.hand_back(each for each in back if each is not assigned)
 
-    def kill(self, child: Post, reason: str) -> None:
+    def kill(self, child: ChildRecord, reason: str) -> None:
         """Kill a child with all that it has started, also what has left its process group."""
         if child.killed_because is None:
             child.killed_because = reason
             child.kill_sent = self._clock.monotonic()
             self._sweeper.sweep(child.process, _do_nothing, with_head=True)
 
-    def watch(self, pool: Pool, child: Post, now: float) -> None:
+    def watch(self, pool: KindPool, child: ChildRecord, now: float) -> None:
         """Look after a child that lives."""
-        if child.killed_because is None and self._staff.is_late(child):
+        if child.killed_because is None and self._processes.is_late(child):
             self.kill(child, f"it did not start within {START_S_MAX:g} s")
         if child.deaf_since is not None and now - child.deaf_since > DEAF_S_MAX:
             child.process.kill()  # Nobody can speak with it. Whatever closed its line has crashed it.
         if child.killed_because is not None and now - child.kill_sent > HARD_S:
             child.process.kill()
         child.handover.look(now)
-        for given in child.handover.running():
-            self._watch_job(child, given, now)
+        for assigned in child.handover.running():
+            self._watch_job(child, assigned, now)
         self._watch_hand_over(pool, child, now)
-        if not child.is_leaving and self._staff.is_spent(pool, child):
-            self._staff.retire(child)
+        if not child.is_leaving and self._processes.is_spent(pool, child):
+            self._processes.retire(child)
 
-    def _watch_job(self, child: Post, given: Given, now: float) -> None:
-        if given.is_ending:
+    def _watch_job(self, child: ChildRecord, assigned: AssignedJob, now: float) -> None:
+        if assigned.is_ending:
             return
-        if given.stop_as is not None:
-            self._press(child, given, now)
+        if assigned.stop_as is not None:
+            self._press(child, assigned, now)
             return
-        info = self._staff.tasks[given.claimed.task]
-        timeout = given.claimed.timeout or info.timeout
-        if timeout is not None and given.since is not None and now - given.since >= timeout / SECOND:
+        info = self._processes.tasks[assigned.claimed.task]
+        timeout = assigned.claimed.timeout or info.timeout
+        if timeout is not None and assigned.since is not None and now - assigned.since >= timeout / SECOND:
             outcome = out_of_time(timeout / SECOND, retries=info.retries_timeouts)
-            self.stop(given.claimed.job_id, given.claimed.attempt, outcome)
+            self.stop(assigned.claimed.job_id, assigned.claimed.attempt, outcome)
 
-    def _watch_hand_over(self, pool: Pool, child: Post, now: float) -> None:
+    def _watch_hand_over(self, pool: KindPool, child: ChildRecord, now: float) -> None:
         """Take back what has waited for too long, and replace a child that stands still."""
         handover = child.handover
         running = handover.running()
         if now - handover.waiting_since() > WAIT_S_MAX:
-            for given in running:
-                if given.since is not None:
-                    pool.pace.takes_at_least(given.claimed.task, now - given.since)
+            for assigned in running:
+                if assigned.since is not None:
+                    pool.prefetch.takes_at_least(assigned.claimed.task, now - assigned.since)
             back = handover.withdraw(now)
             if back and len(running) < child.width and child.stalled_since is None:
                 child.stalled_since = now  # It could have begun more.
@@ -126,20 +131,20 @@ class Stopper:
         since = min((at for at in (child.stalled_since, child.unheard_since) if at is not None), default=now)
         if now - since > STALLED_S_MAX:
             if running:
-                self._staff.retire(child)  # It may end what it has begun; others begin elsewhere.
+                self._processes.retire(child)  # It may end what it has begun; others begin elsewhere.
             else:
                 self.kill(child, "it stood still")
 
-    def _press(self, child: Post, given: Given, now: float) -> None:
+    def _press(self, child: ChildRecord, assigned: AssignedJob, now: float) -> None:
         """Ask, then SIGTERM, then SIGKILL. Threads and loops cannot be interrupted by a signal, so it ends them all."""
-        waited = now - given.stop_since
-        if given.stop_stage == 0 and waited >= SOFT_S:
-            given.stop_stage = 1
+        waited = now - assigned.stop_since
+        if assigned.stop_stage == 0 and waited >= SOFT_S:
+            assigned.stop_stage = 1
             if child.kind == "process":
                 child.process.signal(signal.SIGTERM)
-        elif given.stop_stage == 1 and waited >= SOFT_S + HARD_S:
-            given.stop_stage = 2
-            self.kill(child, f"{given.claimed.job_id} did not stop")
+        elif assigned.stop_stage == 1 and waited >= SOFT_S + HARD_S:
+            assigned.stop_stage = 2
+            self.kill(child, f"{assigned.claimed.job_id} did not stop")
 
 
 def _do_nothing() -> None:

@@ -2,13 +2,13 @@
 
 Five loops share the attempts that this worker holds (`held.py`):
 
-    claimer    takes jobs while the crew has room (`claimer.py`)
-    keeper     extends all leases, and hears which jobs shall stop (`keeper.py`)
-    settler    writes outcomes (`settler.py`)
-    reporter   writes progress, metadata and logs (`reporter.py`)
-    watchman   never touches the store: ends trust in leases by the monotonic clock, looks after the crew (`keeper.py`)
+    claimer          claims jobs while the child pool has room (`claimer.py`)
+    lease extender   extends all leases and learns which jobs to stop (`leases.py`)
+    lease watchdog   stops attempts whose leases may have expired; it never touches the store (`leases.py`)
+    settler          writes outcomes (`settler.py`)
+    reporter         writes progress, metadata and logs (`reporter.py`)
 
-This module puts them together. It is what the crew and the node know of them.
+This module wires them together. It is their interface to the child pool and the node.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from headway.core.json_values import JsonObject
 from headway.core.lifecycle import Outcome
 from headway.core.nodes import Node
 from headway.core.ports import Live, Work
-from headway.worker.child_pool_port import CrewPort
+from headway.worker.child_pool_port import ChildPoolPort
 from headway.worker.claimer import Claimer
 from headway.worker.held import QUIET_S, HeldAttempts
 from headway.worker.hints import HintSource, HintTaker
-from headway.worker.ipc import Ask
-from headway.worker.keeper import Keeper, Watchman
+from headway.worker.ipc import StoreRequest
+from headway.worker.leases import LeaseExtender, LeaseWatchdog
 from headway.worker.reporter import Reporter
 from headway.worker.settler import Settler
 
@@ -44,7 +44,7 @@ class Supervisor:
     def __init__(
         self,
         work: Work,
-        crew: CrewPort,
+        child_pool: ChildPoolPort,
         *,
         clock: Clock,
         lease: Duration,
@@ -55,7 +55,7 @@ class Supervisor:
     ) -> None:
         poll_s = poll / SECOND
         self._work = work
-        self._crew = crew
+        self._crew = child_pool
         self._clock = clock
         self._poll_s = poll_s
         claims, keeps, settles, reports, hinted = (asyncio.Event() for _ in range(5))
@@ -65,7 +65,7 @@ class Supervisor:
                 return None
             return HintTaker(hints, claimer, clock=clock, poll_s=poll_s, wake=hinted.set)
 
-        self._held = held = HeldAttempts(crew, clock=clock, lease=lease)
+        self._held = held = HeldAttempts(child_pool, clock=clock, lease=lease)
         self.reporter = Reporter(work, held, clock=clock, wake=reports.set, live=live)
         self.settler = Settler(work, held, self.reporter, clock=clock, wake=settles.set)
         self.claimer = Claimer(
@@ -78,8 +78,8 @@ class Supervisor:
             queues=queues,
             new_hints=new_hints,
         )
-        self.keeper = Keeper(work, held, clock=clock, lease=lease, poll_s=poll_s, wake=keeps.set)
-        self.watchman = Watchman(held, clock=clock, poll_s=poll_s)
+        self.lease_extender = LeaseExtender(work, held, clock=clock, lease=lease, poll_s=poll_s, wake=keeps.set)
+        self.lease_watchdog = LeaseWatchdog(held, clock=clock, poll_s=poll_s)
         self.loops = (
             Loop("claimer", self.claim, clock=clock, rest_s_max=poll_s, woken=claims),
             Loop("keeper", self.keep, clock=clock, rest_s_max=poll_s, woken=keeps),
@@ -92,12 +92,12 @@ class Supervisor:
                 else []
             ),
         )
-        crew.report_to(self)
+        child_pool.report_to(self)
 
     # --- the ticks of the loops
 
     async def claim(self) -> float:
-        """Fill the room that the crew has."""
+        """Fill the room that the child pool has."""
         return await self.claimer.tick()
 
     async def settle(self) -> float:
@@ -114,11 +114,11 @@ class Supervisor:
 
     async def keep(self) -> float:
         """Extend all leases when it is time; stop what shall stop."""
-        return await self.keeper.tick()
+        return await self.lease_extender.tick()
 
     async def watch(self) -> float:
-        """Stop trusting leases whose time is up, and have the crew look after itself."""
-        return await self.watchman.tick()
+        """Stop trusting leases whose time is up, and have the child pool look after itself."""
+        return await self.lease_watchdog.tick()
 
     # --- what others may know
 
@@ -138,16 +138,16 @@ class Supervisor:
 
     def state(self) -> JsonObject:
         """Describe this worker for those who look at nodes."""
-        crew = self._crew
+        child_pool = self._crew
         return {
-            "tasks": sorted(crew.tasks),
-            "defaults": {name: info.defaults for name, info in crew.tasks.items() if info.defaults},
+            "tasks": sorted(child_pool.tasks),
+            "defaults": {name: info.defaults for name, info in child_pool.tasks.items() if info.defaults},
             "queues": list(self.claimer.queues) or ["*"],
-            "slots": crew.slots(),
-            "running": crew.busy(),
+            "slots": child_pool.slots(),
+            "running": child_pool.busy(),
             "draining": self.is_draining,
-            "children": crew.count(),
-            "places": {kind: self._place(kind, names) for kind, names in crew.kinds.items()},
+            "children": child_pool.count(),
+            "places": {kind: self._place(kind, names) for kind, names in child_pool.kinds.items()},
         }
 
     def _place(self, kind: str, names: Collection[str]) -> JsonObject:
@@ -162,17 +162,17 @@ class Supervisor:
         if what in ("ready", "resumed"):
             self.claimer.hear_ready(queue, is_resumed=what == "resumed")
         elif topic == "stop":
-            self.keeper.wake()
+            self.lease_extender.wake()
         elif topic == "anything":
             self.claimer.hear_anything()
             if self._held:
-                self.keeper.wake()
+                self.lease_extender.wake()
 
     def meet(self, peers: Collection[Node]) -> None:
         """Learn which tasks other workers know: jobs of theirs are left for them."""
         self.claimer.meet(peers)
 
-    # --- what the crew tells
+    # --- what the child pool tells
 
     def has_room(self) -> None:
         """The crew can take more."""
@@ -186,7 +186,7 @@ class Supervisor:
         """Take what attempts say about themselves."""
         self.reporter.reported(reports)
 
-    async def answer(self, ask: Ask) -> str:
+    async def answer(self, ask: StoreRequest) -> str:
         """Do for a running attempt what needs the store, which is waited for as long as the lease is trusted."""
         wake = asyncio.Event()
         while True:
@@ -197,7 +197,7 @@ class Supervisor:
             except (StoreUnavailable, StoreFull):
                 await self._clock.rest(self._poll_s / 4, wake)
 
-    async def _answer(self, ask: Ask) -> str:
+    async def _answer(self, ask: StoreRequest) -> str:
         if ask.question == "step":
             name, result = msgspec.json.decode(ask.body, type=tuple[str, str])
             await self._work.keep_step(ask.job_id, ask.attempt, name, result)

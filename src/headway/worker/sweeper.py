@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from headway.worker.descendants import Census, kill_each, kill_group
+from headway.worker.descendants import ProcessTable, kill_each, kill_group
 
 
-class Family(Protocol):
+class ProcessTree(Protocol):
     """A child process with all that it has started."""
 
     @property
@@ -28,8 +28,8 @@ class Family(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    family: Family
+class _KillRequest:
+    family: ProcessTree
     with_head: bool
     then: Callable[[], None]
 
@@ -38,25 +38,25 @@ class Sweeper:
     """Kills families of processes, many with one look. Used by one event loop."""
 
     def __init__(self) -> None:
-        self._wishes: list[_Wish] = []
+        self._requests: list[_KillRequest] = []
         self._sweeping: asyncio.Task[None] | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="headway-sweeper")
 
-    def sweep(self, family: Family, then: Callable[[], None], *, with_head: bool) -> None:
+    def sweep(self, family: ProcessTree, then: Callable[[], None], *, with_head: bool) -> None:
         """Kill all that a child has started, and the child itself if asked to; call `then` when that is done."""
-        self._wishes.append(_Wish(family, with_head, then))
+        self._requests.append(_KillRequest(family, with_head, then))
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._wishes:
-            wishes, self._wishes = self._wishes, []
+        while self._requests:
+            requests, self._requests = self._requests, []
             try:
-                await loop.run_in_executor(self._executor, _kill, wishes)
+                await loop.run_in_executor(self._executor, _kill, requests)
             finally:
-                for wish in wishes:
-                    loop.call_soon(wish.then)
+                for request in requests:
+                    loop.call_soon(request.then)
         self._sweeping = None
 
     def close(self) -> None:
@@ -64,10 +64,10 @@ class Sweeper:
         self._executor.shutdown(wait=False)
 
 
-def _kill(wishes: Sequence[_Wish]) -> None:
-    census = Census.take()
-    for wish in wishes:
-        found = census.descendants_of(wish.family.pid, wish.family.mark)
-        if wish.with_head:
-            kill_group(wish.family.pid)
+def _kill(requests: Sequence[_KillRequest]) -> None:
+    census = ProcessTable.take()
+    for request in requests:
+        found = census.descendants_of(request.family.pid, request.family.mark)
+        if request.with_head:
+            kill_group(request.family.pid)
         kill_each(found)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from headway import Context, Headway
-from headway.worker import child, child_line
+from headway.worker import child
+from headway.worker import child_base as child_line
 from headway.worker import spawned as started
 
 app = Headway("sqlite://", name="child")

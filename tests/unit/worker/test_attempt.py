@@ -12,9 +12,9 @@ from headway.core.jobs import ERROR_BYTES_MAX, RESULT_BYTES_MAX
 from headway.core.settings import Settings
 from headway.tasks.context import TaskStopped
 from headway.worker.attempt import Ended, error_json, resolve, run_async, run_sync
-from headway.worker.ipc import Cancelled, Done, Failed, Stopped, Unfit
+from headway.worker.ipc import CancelRaised, Done, Failed, Stopped, Unrunnable
 from tests.unit.worker.test_context import Task as Running
-from tests.unit.worker.test_frames import claimed
+from tests.unit.worker.test_ipc import claimed
 
 app = Headway(settings=Settings(store="sqlite://"), name="unit")
 
@@ -135,7 +135,7 @@ RAISED: dict[str, BaseException] = {
 def _run(task: str, args: str, *, was_asked: bool = False, is_lost: bool = False) -> Ended:
     job = claimed(task=task, args=args)
     found = resolve(app.tasks, job)
-    if isinstance(found, Unfit):
+    if isinstance(found, Unrunnable):
         return found
     running = Running(hand=Hand())
     running.paper.is_lost = is_lost
@@ -159,7 +159,7 @@ def _run(task: str, args: str, *, was_asked: bool = False, is_lost: bool = False
 )
 def test_what_cannot_be_run_says_why(task: str, args: str, cause: str) -> None:
     ended = _run(task, args)
-    assert isinstance(ended, Unfit)
+    assert isinstance(ended, Unrunnable)
     assert ended.cause == cause
     assert 0 < len(ended.reason) <= 520
 
@@ -176,8 +176,8 @@ def test_what_exceptions_mean(task: str) -> None:
 
     assert run("none") == Done("job_1", 1, None)
     assert run("text") == Done("job_1", 1, '"ö"')
-    assert run("cancel") == Cancelled("job_1", 1, "no need")
-    assert run("shy") == Cancelled("job_1", 1, "(it cannot be shown: RuntimeError)")
+    assert run("cancel") == CancelRaised("job_1", 1, "no need")
+    assert run("shy") == CancelRaised("job_1", 1, "(it cannot be shown: RuntimeError)")
     for what in ("stopped", "cancelled", "lost"):
         assert run(what, was_asked=True) == Stopped("job_1", 1)
         assert isinstance(run(what), Failed), "nobody asked it to stop: again and again would be for ever"

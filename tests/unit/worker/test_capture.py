@@ -7,10 +7,10 @@ import pytest
 
 from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX, log_stream, read_stream
 from headway.worker.child import ProcessChild
-from headway.worker.ipc import Done, Failed, Hello, Page, Reader, Reports, Run, ToSupervisor, pair
+from headway.worker.ipc import Done, Failed, FrameReader, Hello, Reports, Run, SharedCounters, ToSupervisor, pair
 from headway.worker.process import child_command
 from tests.unit.worker.test_child import Line
-from tests.unit.worker.test_frames import claimed
+from tests.unit.worker.test_ipc import claimed
 
 
 class Captured:
@@ -146,14 +146,14 @@ async def test_what_was_said_before_a_crash_is_not_lost(monkeypatch: pytest.Monk
 def test_what_is_said_while_lines_are_sent_waits_for_nobody() -> None:
     """A finaliser may print in the very thread that sends."""
     ours, theirs = pair()
-    child = ProcessChild(theirs, Page(), {}, None, 1)
+    child = ProcessChild(theirs, SharedCounters(), {}, None, 1)
     context = child.context_of(claimed())()
     for busy in (child._telling, child._sending):
         with busy:
             context.log("from a finaliser")
     context.log("later")
     ours.setblocking(False)
-    reader: Reader[Reports] = Reader(ToSupervisor)
+    reader: FrameReader[Reports] = FrameReader(ToSupervisor)
     heard = list(reader.feed(ours.recv(1 << 16)))
     assert [text for message in heard for report in message.reports for _, _, text in report.lines] == [
         "from a finaliser",

@@ -13,30 +13,30 @@ import pytest
 
 from headway.core.jobs import Claimed
 from headway.core.settings import Settings
-from headway.wiring.children import crew_plan
+from headway.wiring.children import child_pool_plan
 from headway.worker.child import KINDS, LoopChild, ProcessChild
-from headway.worker.child_line import Child
+from headway.worker.child_base import ChildBase
 from headway.worker.descendants import began_at
 from headway.worker.ipc import (
-    Answer,
-    Ask,
     Done,
     Failed,
     Finish,
     Flush,
     Hello,
-    LeftOut,
-    Page,
     Reports,
     Run,
+    SharedCounters,
+    Skipped,
     Stop,
     Stopped,
+    StoreRequest,
+    StoreResponse,
     ToSupervisor,
     pair,
 )
 from headway.worker.process import ChildProcess, child_command
 from tests.support.waiting import DEADLINE_S, async_wait_until
-from tests.unit.worker.test_frames import claimed
+from tests.unit.worker.test_ipc import claimed
 
 
 class Line:
@@ -106,7 +106,7 @@ async def test_tasks_and_what_they_start_do_not_see_the_variables_of_headway() -
 
 
 async def test_variables_that_are_allowed_by_name_are_seen() -> None:
-    plan = crew_plan(Settings(task_env=("HEADWAY_STORE",)))
+    plan = child_pool_plan(Settings(task_env=("HEADWAY_STORE",)))
     async with started(1, "process", HEADWAY_STORE="sqlite:///own.db", HEADWAY_QUEUES="a", **plan.environ) as line:
         line.process.send(Run(1, [claimed(task="environment")]))
         ended = await line.hear(lambda message: isinstance(message, Done | Failed))
@@ -127,15 +127,15 @@ async def test_what_is_withdrawn_does_not_begin_and_the_next_job_does(line: Line
     sign = tmp_path / "sign"
     hold, short = ("hold", "short") if kind == "loop" else ("rest", "short_sync")
     line.process.send(Run(1, [claimed(task=hold, args="{}" if kind == "loop" else _until(sign)), claimed(task=short)]))
-    await async_wait_until(lambda: line.process.page.begun == 1, "the first job to begin", every_s=0.005)
-    line.process.page.withdrawn = 2
+    await async_wait_until(lambda: line.process.counters.begun == 1, "the first job to begin", every_s=0.005)
+    line.process.counters.withdrawn = 2
     line.process.send(Stop("job_1", 1) if kind == "loop" else Flush())
     sign.touch()
     await line.hear(lambda message: isinstance(message, Done))
-    assert await line.hear(lambda message: isinstance(message, LeftOut)) == LeftOut(2, 2)
+    assert await line.hear(lambda message: isinstance(message, Skipped)) == Skipped(2, 2)
     line.process.send(Run(3, [claimed(task=short, job_id="job_3")]))
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_3", 1, '"done"')
-    assert line.process.page.begun == 3
+    assert line.process.counters.begun == 3
 
 
 async def test_questions_are_answered_at_once_also_on_a_loop_that_stands_still() -> None:
@@ -144,10 +144,10 @@ async def test_questions_are_answered_at_once_also_on_a_loop_that_stands_still()
     async with asyncio.timeout(DEADLINE_S), started(1, "loop", CHILD_LOOK_EVERY_S=str(look_every_s)) as line:
         line.process.send(Run(1, [claimed(task="keep", args=f'{{"steps": {steps}}}')]))
         for number in range(1, steps + 1):
-            ask = await line.hear(lambda message: isinstance(message, Ask))
-            assert isinstance(ask, Ask)
+            ask = await line.hear(lambda message: isinstance(message, StoreRequest))
+            assert isinstance(ask, StoreRequest)
             assert ask.number == number
-            line.process.send(Answer(ask.number))
+            line.process.send(StoreResponse(ask.number))
         assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, str(steps))
 
 
@@ -184,7 +184,7 @@ async def test_a_child_that_is_left_alone_ends_whatever_it_does(line: Line, task
     if task is not None:
         line.process.send(Run(1, [claimed(task=task)]))
         await line.hear(lambda message: isinstance(message, Reports))
-    line.process._line.shutdown(socket.SHUT_RDWR)
+    line.process._socket.shutdown(socket.SHUT_RDWR)
     assert await line.ending() == "was killed by SIGKILL"
 
 
@@ -193,10 +193,10 @@ async def test_an_answer_that_nobody_waits_for_is_dropped(line: Line, tmp_path: 
     """The task and its loop are gone when it comes, and the next job must not suffer for it."""
     sign = tmp_path / "sign"
     line.process.send(Run(1, [claimed(task="leave"), claimed(task="rest", args=_until(sign), job_id="job_2")]))
-    ask = await line.hear(lambda message: isinstance(message, Ask))
+    ask = await line.hear(lambda message: isinstance(message, StoreRequest))
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, '"left"')
-    assert isinstance(ask, Ask)
-    line.process.send(Answer(ask.number))
+    assert isinstance(ask, StoreRequest)
+    line.process.send(StoreResponse(ask.number))
     line.process.send(Run(3, [claimed(task="short_sync", job_id="job_3")]))  # Heard after the answer.
     sign.touch()
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 1, None)
@@ -211,8 +211,8 @@ def _until(sign: Path) -> str:
 async def test_a_job_that_comes_again_is_run_as_what_it_is_now(line: Line, tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     line.process.send(Run(1, [claimed(task="rest", args=_until(sign)), claimed(task="short_sync", job_id="job_2")]))
-    await async_wait_until(lambda: line.process.page.begun == 1, "the first job to begin", every_s=0.005)
-    line.process.page.withdrawn = 2
+    await async_wait_until(lambda: line.process.counters.begun == 1, "the first job to begin", every_s=0.005)
+    line.process.counters.withdrawn = 2
     line.process.send(Run(3, [claimed(task="short_sync", job_id="job_2", attempt=2)]))
     sign.touch()
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, None)
@@ -254,26 +254,26 @@ async def test_a_child_that_cannot_tell_how_a_job_ended_ends(line: Line, task: s
 
 
 @pytest.fixture
-def child(kind: str) -> Iterator[Child]:
+def child(kind: str) -> Iterator[ChildBase]:
     """A child in this process, which has not begun to work."""
     ours, theirs = pair()
-    page = Page()
-    child = KINDS[kind](theirs, page, {}, None, 1)
+    counters = SharedCounters()
+    child = KINDS[kind](theirs, counters, {}, None, 1)
     yield child
     if isinstance(child, LoopChild):
         child._loop.run_until_complete(asyncio.sleep(0))  # What was cancelled hears it.
         child._loop.close()
-    page.close()
+    counters.close()
     ours.close()
     theirs.close()
 
 
-def _remembers(child: Child) -> set[str]:
+def _remembers(child: ChildBase) -> set[str]:
     """Return the jobs of which a child remembers anything."""
     return {job_id for job_id, _ in (*child._deadlines, *child._kept)} | set(child._asked_to_stop)
 
 
-def _hear_of(child: Child, *jobs: tuple[str, int], first: int = 1) -> None:
+def _hear_of(child: ChildBase, *jobs: tuple[str, int], first: int = 1) -> None:
     ids = [job_id for job_id, _ in jobs]
     given = [claimed(job_id=job_id, attempt=attempt) for job_id, attempt in jobs]
     child._hear(Run(first, given, dict.fromkeys(ids, 5), {job_id: {"step": "1"} for job_id in ids}))
@@ -281,15 +281,15 @@ def _hear_of(child: Child, *jobs: tuple[str, int], first: int = 1) -> None:
 
 
 @pytest.mark.parametrize("kind", ["process", "thread", "loop"])
-def test_what_was_withdrawn_is_forgotten(child: Child, kind: str) -> None:
+def test_what_was_withdrawn_is_forgotten(child: ChildBase, kind: str) -> None:
     _hear_of(child, ("job_1", 1), ("job_2", 1), ("job_3", 1))
-    child._page.withdrawn = 3
+    child._counters.withdrawn = 3
     assert child.skip()
     assert _remembers(child) == ({"job_1"} if kind == "loop" else set()), "on a loop the first begins at once"
 
 
 @pytest.mark.parametrize("kind", ["loop"])
-def test_what_was_stopped_before_its_first_step_is_forgotten(child: Child) -> None:
+def test_what_was_stopped_before_its_first_step_is_forgotten(child: ChildBase) -> None:
     _hear_of(child, ("job_1", 1))
     child._hear(Stop("job_1", 1))
     assert _remembers(child) == set()
@@ -297,7 +297,7 @@ def test_what_was_stopped_before_its_first_step_is_forgotten(child: Child) -> No
 
 @pytest.mark.parametrize("kind", ["process"])
 def test_what_is_withdrawn_is_forgotten_and_its_next_attempt_is_not(
-    child: Child, monkeypatch: pytest.MonkeyPatch
+    child: ChildBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(child, ProcessChild)
     kept: list[object] = []
@@ -308,7 +308,7 @@ def test_what_is_withdrawn_is_forgotten_and_its_next_attempt_is_not(
 
     monkeypatch.setattr(child, "_attempt", attempt)
     _hear_of(child, ("job_1", 1), ("job_2", 1))
-    child._page.withdrawn = 2
+    child._counters.withdrawn = 2
     _hear_of(child, ("job_2", 2), first=3)
     child._hear(Finish())
     child._work()

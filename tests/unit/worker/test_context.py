@@ -14,7 +14,7 @@ from headway.core.errors import InvalidTask, LeaseLost
 from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
 from headway.core.jobs import METADATA_BYTES_MAX, RESULT_BYTES_MAX, Report
 from headway.tasks.context import STEPS_MAX, Context, TaskStopped, encode_result
-from tests.unit.worker.test_frames import claimed
+from tests.unit.worker.test_ipc import claimed
 
 
 class Paper:

@@ -12,8 +12,8 @@ import pytest
 
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import Cancelled
-from headway.worker.handover import Given, Handover, Inbox
-from tests.unit.worker.test_frames import claimed
+from headway.worker.handover import AssignedJob, Handover, Inbox
+from tests.unit.worker.test_ipc import claimed
 
 
 @dataclass
@@ -37,7 +37,7 @@ class World:
     """Both sides between two steps. The child's begin and the supervisor's withdrawal are cut at the page."""
 
     width: int
-    page: Memory = field(default_factory=Memory)
+    counters: Memory = field(default_factory=Memory)
     to_child: list[tuple[int, list[Claimed]]] = field(default_factory=list)
     to_supervisor: list[tuple[str, int, int]] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)  # Whose code was begun,
@@ -52,8 +52,8 @@ class World:
     is_given: bool = False
 
     def __post_init__(self) -> None:
-        self.handover = Handover(self.page, self.width)
-        self.inbox: Inbox[Claimed] = Inbox(self.page)
+        self.handover = Handover(self.counters, self.width)
+        self.inbox: Inbox[Claimed] = Inbox(self.counters)
 
     # What may happen next.
 
@@ -95,13 +95,13 @@ class World:
                 self.inbox.put(*self.to_child.pop(0))
             case "end":
                 self.running.remove(int(argument))
-                self.page.ended = int(argument)
+                self.counters.ended = int(argument)
                 self.to_supervisor.append(("done", int(argument), 0))
             case "hear":
                 self._hear(*self.to_supervisor.pop(0))
             case "bury":
-                for given in [each for part in self.handover.bury(0.0) for each in part]:
-                    self._tell(given, "settled")
+                for assigned in [each for part in self.handover.bury(0.0) for each in part]:
+                    self._tell(assigned, "settled")
             case "resume":
                 self.is_paused = False
             case "pause":
@@ -118,12 +118,12 @@ class World:
         match choice:
             case "begin: check":  # What `Inbox.begin` does, cut in three.
                 number, _ = self.inbox._jobs[0]
-                if number <= self.page.withdrawn:
+                if number <= self.counters.withdrawn:
                     self._skip()
                 else:
                     self.checked = number
             case "begin: write":
-                self.page.begun = self.beginning = self.checked
+                self.counters.begun = self.beginning = self.checked
                 self.checked = 0
             case "begin: look":
                 self.beginning = 0
@@ -134,12 +134,12 @@ class World:
                     self.running.append(begun[0])
                     self.ran.append(begun[1].job_id)
             case "withdraw":  # What `Handover.withdraw` does, cut in two.
-                self.page.withdrawn = self.handover.last
+                self.counters.withdrawn = self.handover.last
                 self.withdrawing = True
             case "withdraw: look":
                 self.withdrawing = False
-                for given in self.handover.withdraw(0.0):
-                    self._tell(given, "returned")
+                for assigned in self.handover.withdraw(0.0):
+                    self._tell(assigned, "returned")
             case _:
                 raise AssertionError(choice)
 
@@ -150,31 +150,31 @@ class World:
 
     def _hear(self, what: str, first: int, last: int) -> None:
         if what == "done":
-            given = self.handover.end(f"job_{first}", 1)
-            if given is not None:
-                self._tell(given, "ended")
+            assigned = self.handover.end(f"job_{first}", 1)
+            if assigned is not None:
+                self._tell(assigned, "ended")
         else:
-            for given in self.handover.left_out(first, last):
-                self._tell(given, "returned")
+            for assigned in self.handover.left_out(first, last):
+                self._tell(assigned, "returned")
 
-    def _tell(self, given: Given, how: str) -> None:
-        self.told.append((given.claimed.job_id, how))
+    def _tell(self, assigned: AssignedJob, how: str) -> None:
+        self.told.append((assigned.claimed.job_id, how))
 
     def key(self) -> str:
         """Everything that matters for what can happen next."""
-        jobs = {job_id: given.number for job_id, given in self.handover.jobs.items()}
-        waiting = [given.number for given in self.handover._waiting]
+        jobs = {job_id: assigned.number for job_id, assigned in self.handover.jobs.items()}
+        waiting = [assigned.number for assigned in self.handover._waiting]
         inside = [number for number, _ in self.inbox._jobs]
         rest = (
-            self.page, self.to_child, self.to_supervisor, self.ran, self.told, self.checked, self.beginning,
+            self.counters, self.to_child, self.to_supervisor, self.ran, self.told, self.checked, self.beginning,
             self.running, self.withdrawing, sorted(self.faults), self.is_paused, self.is_dead, self.is_given,
             self.handover._begun,
         )  # fmt: skip
         return repr((jobs, waiting, inside, rest))
 
 
-def _nobody() -> Given:
-    return Given(claimed(), 0, 0.0)
+def _nobody() -> AssignedJob:
+    return AssignedJob(claimed(), 0, 0.0)
 
 
 def explore(width: int) -> tuple[int, list[World]]:
@@ -230,28 +230,28 @@ def test_a_wrong_order_of_write_and_read_is_noticed(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_job_that_is_given_again_is_another_job() -> None:
-    page = Memory()
-    handover = Handover(page, 1)
+    counters = Memory()
+    handover = Handover(counters, 1)
     handover.give([claimed(attempt=1)], 0.0)
-    assert [given.number for given in handover.withdraw(1.0)] == [1]
+    assert [assigned.number for assigned in handover.withdraw(1.0)] == [1]
     assert handover.give([claimed(attempt=2)], 2.0) == 2
     assert handover.end("job_1", 1) is None, "the attempt before does not end this one"
     assert handover.left_out(1, 1) == []
-    page.begun = 2
+    counters.begun = 2
     handover.look(3.0)
-    given = handover.find("job_1", 2)
-    assert given is not None
-    assert (given.since, handover.running(), handover.waiting()) == (3.0, [given], [])
-    page.ended = 2
-    assert handover.unheard() == [given]
-    assert handover.end("job_1", 2) is given
+    assigned = handover.find("job_1", 2)
+    assert assigned is not None
+    assert (assigned.since, handover.running(), handover.waiting()) == (3.0, [assigned], [])
+    counters.ended = 2
+    assert handover.unheard() == [assigned]
+    assert handover.end("job_1", 2) is assigned
 
 
 def test_what_a_dead_child_leaves_is_told_apart() -> None:
-    page = Memory()
-    handover = Handover(page, 1)
+    counters = Memory()
+    handover = Handover(counters, 1)
     handover.give([claimed(job_id=f"job_{number}") for number in range(1, 5)], 0.0)
-    page.begun, page.ended = 2, 1
-    running, unheard, waiting = ([given.number for given in part] for part in handover.bury(1.0))
+    counters.begun, counters.ended = 2, 1
+    running, unheard, waiting = ([assigned.number for assigned in part] for part in handover.bury(1.0))
     assert (running, unheard, waiting) == ([2], [1], [3, 4])
     assert handover.waiting_since() == float("inf")

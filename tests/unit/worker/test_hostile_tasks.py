@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from headway.worker.ipc import Disturbed, Done, Failed, Finish, Run, Spent, ToSupervisor
+from headway.worker.ipc import Done, Failed, FailedInDamagedProcess, Finish, ReplacementRequest, Run, ToSupervisor
 from tests.support.waiting import async_wait_until
 from tests.unit.worker.test_child import Line, started
-from tests.unit.worker.test_frames import claimed
+from tests.unit.worker.test_ipc import claimed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks and signals as Linux has them")
 
 
 def _ended(job_id: str) -> Any:
-    return lambda message: isinstance(message, Done | Failed | Disturbed) and message.job_id == job_id
+    return lambda message: isinstance(message, Done | Failed | FailedInDamagedProcess) and message.job_id == job_id
 
 
 async def _result(line: Line, number: int, task: str, **args: object) -> ToSupervisor:
@@ -48,7 +48,7 @@ async def test_what_a_task_changes_of_its_process_is_put_back_for_the_next() -> 
             after = await _result(line, 3 + 2 * number, "look")
             assert isinstance(after, Done), f"{what}: {after}"
             assert after.result == before.result, what
-        assert not [message for message in line.heard if isinstance(message, Spent)]
+        assert not [message for message in line.heard if isinstance(message, ReplacementRequest)]
 
 
 async def test_a_process_that_cannot_be_put_in_order_runs_nothing_more() -> None:
@@ -56,13 +56,13 @@ async def test_a_process_that_cannot_be_put_in_order_runs_nothing_more() -> None
         jobs = [claimed(task="mess", args='{"what":"nice"}'), claimed(task="look", job_id="job_2")]
         line.process.send(Run(1, jobs))
         assert await line.hear(_ended("job_1")) == Done("job_1", 1, '"nice"')
-        spent = await line.hear(lambda message: isinstance(message, Spent))
-        assert isinstance(spent, Spent)
+        spent = await line.hear(lambda message: isinstance(message, ReplacementRequest))
+        assert isinstance(spent, ReplacementRequest)
         assert "priority" in spent.reason
-        line.process.page.withdrawn = 2
+        line.process.counters.withdrawn = 2
         line.process.send(Finish())
         assert await line.ending() == "ended with exit code 0"
-        assert line.process.page.begun == 1
+        assert line.process.counters.begun == 1
 
 
 async def test_a_failure_beside_a_job_that_changed_the_process_is_nobodys_yet(tmp_path: Path) -> None:
@@ -71,12 +71,12 @@ async def test_a_failure_beside_a_job_that_changed_the_process_is_nobodys_yet(tm
         line.process.send(
             Run(1, [claimed(task="mess_then_wait", args=json.dumps({"what": "umask", "sign": str(sign)}))])
         )
-        await async_wait_until(lambda: line.process.page.begun == 1, "the first job to begin", every_s=0.005)
+        await async_wait_until(lambda: line.process.counters.begun == 1, "the first job to begin", every_s=0.005)
         for number in range(2, 200):  # Until the first one has done its harm.
             ended = await _result(line, number, "fail_where_umask_is_zero")
             if not isinstance(ended, Done):
                 break
-        assert isinstance(ended, Disturbed)
+        assert isinstance(ended, FailedInDamagedProcess)
         assert ended.company >= 2
         assert "umask" in ended.reason
         sign.touch()
@@ -89,17 +89,17 @@ async def test_what_a_task_does_to_its_loop_is_not_charged_to_its_neighbour(what
     sign = tmp_path / "sign"
     async with started(4, "loop") as line:
         line.process.send(Run(1, [claimed(task="neighbour", args=json.dumps({"sign": str(sign)}))]))
-        await async_wait_until(lambda: line.process.page.begun == 1, "the neighbour to begin", every_s=0.005)
+        await async_wait_until(lambda: line.process.counters.begun == 1, "the neighbour to begin", every_s=0.005)
         assert await _result(line, 2, "disturb", what=what) == Done("job_2", 1, f'"{what}"')
         sign.touch()
         ended = await line.hear(_ended("job_1"))
         if what in ("handlers", "executor"):
-            assert isinstance(ended, Disturbed), ended
+            assert isinstance(ended, FailedInDamagedProcess), ended
         else:
             assert ended == Done("job_1", 1, '"well"')
         if what in ("executor", "remove readers"):  # Nobody knows what else is gone.
-            spent = await line.hear(lambda message: isinstance(message, Spent))
-            assert isinstance(spent, Spent)
+            spent = await line.hear(lambda message: isinstance(message, ReplacementRequest))
+            assert isinstance(spent, ReplacementRequest)
             assert spent.is_harmful == (what == "remove readers")
         else:
             assert await _result(line, 3, "short") == Done("job_3", 1, '"done"')

@@ -15,8 +15,8 @@ from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
 from headway.core.nodes import Node
-from headway.worker.child_pool_port import Foreman
-from headway.worker.ipc import Ask, TaskInfo
+from headway.worker.child_pool_port import SupervisorPort
+from headway.worker.ipc import StoreRequest, TaskInfo
 from headway.worker.reporter import LINES_MAX, REPORT_EVERY_S
 from headway.worker.supervisor import Supervisor
 from tests.simulation.stage import Seat, Stage
@@ -26,7 +26,7 @@ LEASE_S = 10.0
 
 
 class Bystanders:
-    """A crew that runs nothing and writes down what it is told."""
+    """A child pool that runs nothing and writes down what it is told."""
 
     def __init__(self) -> None:
         info = [TaskInfo(name="work", isolation="process"), TaskInfo(name="wait", isolation="loop")]
@@ -38,7 +38,7 @@ class Bystanders:
         self.stopped: list[tuple[str, Outcome]] = []
         self.abandoned: list[str] = []
 
-    def report_to(self, foreman: Foreman) -> None:
+    def report_to(self, supervisor_port: SupervisorPort) -> None:
         """Nothing is ever told."""
 
     def room(self, kind: str) -> int:
@@ -79,10 +79,10 @@ class Post:
     def __init__(self, stage: Stage, **options: object) -> None:
         self.stage = stage
         self.seat: Seat = stage.seat("node_w")
-        self.crew = Bystanders()
+        self.child_pool = Bystanders()
         self.supervisor = Supervisor(
             self.seat.store.work,
-            self.crew,
+            self.child_pool,
             clock=self.seat.clock,
             lease=round(LEASE_S * SECOND),
             poll=SECOND,
@@ -97,9 +97,9 @@ class Post:
         ]
         await self.seat.store.queue.enqueue(jobs)
         self.supervisor.hear("anything")
-        before = len(self.crew.started)
+        before = len(self.child_pool.started)
         await self.supervisor.claim()
-        return self.crew.started[before:]
+        return self.child_pool.started[before:]
 
     def job(self, job: Claimed, *columns: str) -> tuple[object, ...]:
         [row] = self.stage.sql(f"select {', '.join(columns)} from headway_jobs where id = ?", job.id)
@@ -118,9 +118,9 @@ def _said(job: Claimed, *lines: str, progress: int | None = None) -> Report:
 async def test_the_slots_of_each_kind_are_told_apart() -> None:
     async with Stage() as stage:
         post = Post(stage)
-        post.crew.rooms["process"] = 2
+        post.child_pool.rooms["process"] = 2
         await post.take(2)
-        post.crew.rooms["process"] = 0
+        post.child_pool.rooms["process"] = 0
         assert post.supervisor.state()["places"] == {
             "process": {"slots": 2, "free": 0, "tasks": ["work"]},
             "loop": {"slots": 18, "free": 10, "tasks": ["wait"]},
@@ -139,9 +139,9 @@ async def test_a_job_that_was_heard_of_does_not_wait_for_a_look_around() -> None
         post.supervisor.hear("ready default")
         claiming = asyncio.ensure_future(post.supervisor.claim())
         await asyncio.sleep(1.5)
-        assert [job.job_id for job in post.crew.started[1:]] == ["job_new"], "one question was enough"
+        assert [job.job_id for job in post.child_pool.started[1:]] == ["job_new"], "one question was enough"
         await claiming
-        assert [job.job_id for job in post.crew.started[1:]] == ["job_new", "job_elsewhere"], "and then it looked"
+        assert [job.job_id for job in post.child_pool.started[1:]] == ["job_new", "job_elsewhere"], "and then it looked"
 
 
 @virtual
@@ -303,16 +303,16 @@ async def test_a_lease_that_cannot_be_extended_is_not_trusted() -> None:
         post.seat.driver.is_down = True
         await asyncio.sleep(LEASE_S - post.supervisor.margin_s - 0.1)
         await post.supervisor.watch()
-        assert post.crew.abandoned == []
+        assert post.child_pool.abandoned == []
         await asyncio.sleep(0.2)
         await post.supervisor.watch()
-        assert post.crew.abandoned == [lost.id], "it must not go on until somebody else can have it"
+        assert post.child_pool.abandoned == [lost.id], "it must not go on until somebody else can have it"
         assert [event.job_ids for event in stage.said(AttemptsLost)] == [(lost.id,)]
         post.supervisor.reported([_said(lost, "late", progress=50)])
         post.supervisor.ended(lost, Succeeded("2"))
         for question in ("step", "enqueue"):
             with pytest.raises(LeaseLost):
-                await post.supervisor.answer(Ask(1, lost.id, lost.attempt, question, "[]"))
+                await post.supervisor.answer(StoreRequest(1, lost.id, lost.attempt, question, "[]"))
         post.seat.driver.is_down = False
         await post.supervisor.settle()
         await post.supervisor.report()
@@ -341,7 +341,7 @@ async def test_what_has_ended_is_not_looked_through_while_the_store_is_away() ->
             await post.supervisor.settle()
         await asyncio.sleep(LEASE_S)
         await post.supervisor.watch()
-        assert post.crew.abandoned == [jobs[2].id]
+        assert post.child_pool.abandoned == [jobs[2].id]
         post.seat.driver.is_down = False
         await post.supervisor.settle()
         assert [post.job(job, "status") for job in jobs] == [("COMPLETED",), ("COMPLETED",), ("RUNNING",)]
@@ -367,18 +367,18 @@ async def test_an_attempt_that_was_given_to_others_is_abandoned_and_can_write_no
 
 
 @virtual
-async def test_cancels_and_the_steps_of_earlier_attempts_reach_the_crew() -> None:
+async def test_cancels_and_the_steps_of_earlier_attempts_reach_the_child_pool() -> None:
     async with Stage() as stage:
         post = Post(stage)
         [job] = await post.take(max_attempts=3)
-        await post.supervisor.answer(Ask(1, job.id, job.attempt, "step", '["first","41"]'))
+        await post.supervisor.answer(StoreRequest(1, job.id, job.attempt, "step", '["first","41"]'))
         post.supervisor.ended(job, Released("moved"))
         await post.supervisor.settle()
         [again] = await post.take(0)
-        assert (again.attempt, post.crew.kept) == (2, {job.id: {"first": "41"}})
+        assert (again.attempt, post.child_pool.kept) == (2, {job.id: {"first": "41"}})
         await post.seat.store.queue.cancel(job.id, author="me", reason="enough")
         await post.supervisor.keep()
-        assert post.crew.stopped == [(job.id, Cancelled("cancelled by me: enough"))]
+        assert post.child_pool.stopped == [(job.id, Cancelled("cancelled by me: enough"))]
 
 
 @virtual
@@ -387,13 +387,13 @@ async def test_full_kinds_and_tasks_of_others_are_left_alone() -> None:
         post = Post(stage)
         peer = Node(id="node_x", name="x", roles=("worker",), state={"worker": {"tasks": ["theirs", "work"]}})
         post.supervisor.meet([peer])
-        post.crew.rooms["process"] = 0
+        post.child_pool.rooms["process"] = 0
         await post.take(3, task="work")
         await post.take(1, task="theirs")
         await asyncio.sleep(1)
         waiting = await post.take(2, task="wait")
         assert [job.task for job in waiting] == ["wait", "wait"]
-        assert {job.task for job in post.crew.started} == {"wait"}
+        assert {job.task for job in post.child_pool.started} == {"wait"}
         statuses = stage.sql("select task, status, count(*) from headway_jobs group by 1, 2 order by 1")
         assert [tuple(row) for row in statuses] == [
             ("theirs", "PENDING", 1),
@@ -454,7 +454,7 @@ async def test_what_is_too_large_to_be_handed_over_is_parked_and_the_others_run(
         ]
         assert "73,400,322 bytes" in str(post.job(jobs[0], "reason"))
         assert "metadata" in str(post.job(jobs[3], "reason"))
-        assert sorted(post.crew.kept) == sorted(job.id for job in jobs[1:3])
+        assert sorted(post.child_pool.kept) == sorted(job.id for job in jobs[1:3])
 
 
 @virtual

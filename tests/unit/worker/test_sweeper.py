@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headway.worker.descendants import MARK, Census
+from headway.worker.descendants import MARK, ProcessTable
 from headway.worker.sweeper import Sweeper
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @dataclass(frozen=True)
-class Family:
+class ProcessTree:
     """Processes that carry one mark."""
 
     pid: int
@@ -31,16 +31,16 @@ def _start(mark: str) -> "subprocess.Popen[bytes]":
 
 async def test_many_children_share_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[threading.Thread] = []
-    take = Census.take
+    take = ProcessTable.take
 
-    def counted() -> Census:
+    def counted() -> ProcessTable:
         looks.append(threading.current_thread())
         return take()
 
-    monkeypatch.setattr(Census, "take", counted)
+    monkeypatch.setattr(ProcessTable, "take", counted)
     marks = [f"sweeper-{os.getpid()}-{number}" for number in range(4)]
     heads = [_start(mark) for mark in marks]
-    families = [Family(head.pid, f"{MARK}={mark}") for head, mark in zip(heads, marks, strict=True)]
+    families = [ProcessTree(head.pid, f"{MARK}={mark}") for head, mark in zip(heads, marks, strict=True)]
 
     def left() -> list[int]:
         census = take()

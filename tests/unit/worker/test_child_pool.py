@@ -1,4 +1,4 @@
-"""How the crew spreads, prefetches, suspects and cuts; and that what a dead supervisor leaves is ended."""
+"""How the child pool spreads, prefetches, suspects and cuts; and that what a dead supervisor leaves is ended."""
 
 import asyncio
 import json
@@ -14,47 +14,47 @@ from headway.core.clock import Clock
 from headway.core.instants import SECOND
 from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import Cancelled, Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
-from headway.worker import ipc as frames
-from headway.worker.child_pool import GONE_S_MAX, Crew
-from headway.worker.child_processes import CrewPlan
-from headway.worker.children import Pool, Post, company_of
-from headway.worker.descendants import descendants_of, kill_each, kill_group, start_warden
+from headway.worker import ipc as ipc
+from headway.worker.child_pool import GONE_S_MAX, ChildPool
+from headway.worker.child_processes import ChildPoolPlan
+from headway.worker.children import ChildRecord, KindPool, suspect_group_size
+from headway.worker.descendants import descendants_of, kill_each, kill_group, start_orphan_reaper
 from headway.worker.dispatcher import RUN_BYTES_MAX, in_frames
 from headway.worker.handover import Handover
 from headway.worker.outcomes import WAITED, failure_of, outcome_of
-from headway.worker.pace import AHEAD_MAX
+from headway.worker.prefetch import PREFETCH_MAX
 from headway.worker.process import how_it_ended
 from headway.worker.stopper import STALLED_S_MAX, WAIT_S_MAX
 from tests.simulation.virtual_loop import virtual
 from tests.support.waiting import DEADLINE_S, wait_until
-from tests.unit.worker.test_frames import claimed
 from tests.unit.worker.test_handover import Memory
+from tests.unit.worker.test_ipc import claimed
 
 
-def _child(width: int = 1, **options: object) -> Post:
+def _child(width: int = 1, **options: object) -> ChildRecord:
     """A child of which only the books are looked at."""
     given = {"kind": "process", "process": None, "born": 0.0, "is_ready": True, **options}
-    return Post(width=width, handover=Handover(Memory(), width), **given)  # type: ignore[arg-type]
+    return ChildRecord(width=width, handover=Handover(Memory(), width), **given)  # type: ignore[arg-type]
 
 
-def _learned(pool: Pool, task: str, took_s: float, jobs: int = 50) -> None:
+def _learned(pool: KindPool, task: str, took_s: float, jobs: int = 50) -> None:
     for _ in range(jobs):
-        pool.pace.learn(task, took_s, 1)
+        pool.prefetch.learn(task, took_s, 1)
 
 
 def test_only_short_tasks_are_given_ahead() -> None:
-    pool = Pool("process", 2, 1)
+    pool = KindPool("process", 2, 1)
     child = _child()
-    pool.pace.mixed({"short"})
+    pool.prefetch.mixed({"short"})
     assert pool.capacity_of(child) == 1, "nothing is known yet"
     _learned(pool, "short", 0.001)
     assert 40 <= pool.capacity_of(child) <= 51
     _learned(pool, "short", 1e-9, 500)
-    assert pool.capacity_of(child) == 1 + AHEAD_MAX
-    pool.pace.mixed({"short", "unknown"})
+    assert pool.capacity_of(child) == 1 + PREFETCH_MAX
+    pool.prefetch.mixed({"short", "unknown"})
     assert pool.capacity_of(child) == 1, "one of them may take long"
-    pool.pace.mixed({"short"})
-    pool.pace.takes_at_least("short", 5.0)
+    pool.prefetch.mixed({"short"})
+    pool.prefetch.takes_at_least("short", 5.0)
     assert pool.capacity_of(child) == 1
     for state in ("is_leaving", "is_solo", "is_stopping"):
         assert pool.capacity_of(_child(**{state: True})) == 0
@@ -63,11 +63,11 @@ def test_only_short_tasks_are_given_ahead() -> None:
 
 
 def test_jobs_of_a_slow_task_get_no_place_behind_others() -> None:
-    pool = Pool("process", 2, 1)
+    pool = KindPool("process", 2, 1)
     pool.children += [_child(), _child()]
     _learned(pool, "short", 0.001)
     _learned(pool, "long", 0.3)
-    pool.pace.mixed({"short"})
+    pool.prefetch.mixed({"short"})
     assert pool.room() > 50, "the last ones were short"
     parts, over = pool.spread([claimed(job_id=f"job_{number}", task="long") for number in range(80)])
     assert [len(part) for _, part in parts] == [1, 1]
@@ -81,11 +81,11 @@ def test_jobs_of_a_slow_task_get_no_place_behind_others() -> None:
 
 
 def test_a_child_is_given_no_more_jobs_than_it_may_run() -> None:
-    pool = Pool("process", 1, 1, max_jobs=3)
+    pool = KindPool("process", 1, 1, max_jobs=3)
     child = _child()
     pool.children.append(child)
     _learned(pool, "work", 1e-5)
-    pool.pace.mixed({"work"})
+    pool.prefetch.mixed({"work"})
     assert pool.room() == 3
     parts, over = pool.spread([claimed(job_id=f"job_{number}") for number in range(5)])
     assert [len(part) for _, part in parts] == [3]
@@ -96,7 +96,7 @@ def test_a_child_is_given_no_more_jobs_than_it_may_run() -> None:
 
 
 def test_room_counts_what_is_given_and_suspected() -> None:
-    pool = Pool("loop", 1, 10)
+    pool = KindPool("loop", 1, 10)
     child = _child(10, kind="loop")
     pool.children.append(child)
     child.handover.give([claimed(), claimed(job_id="job_2")], 0.0)
@@ -120,13 +120,13 @@ def test_room_counts_what_is_given_and_suspected() -> None:
     ],
 )
 def test_suspects_have_ever_less_company(reason: str, company: int) -> None:
-    assert company_of(claimed(reason=reason)) == company
+    assert suspect_group_size(claimed(reason=reason)) == company
 
 
 def test_the_one_is_found_within_a_few_crashes() -> None:
     running, rounds = 100_000, 0
     while running > 1:
-        running = company_of(claimed(reason=f"handed back: its process died while {running} jobs ran in it"))
+        running = suspect_group_size(claimed(reason=f"handed back: its process died while {running} jobs ran in it"))
         rounds += 1
     assert rounds <= 9
 
@@ -150,24 +150,24 @@ class Books:
 
     def __init__(self, jobs: int, kind: str = "thread", width: int = 1) -> None:
         self.ends: dict[str, Outcome] = {}
-        self.sent: list[frames.ToChild] = []
+        self.sent: list[ipc.ToChild] = []
         self.reports: list[Report] = []
         self.swept: list[Callable[[], None]] = []
         self.kills = 0
         self.now = 100.0
-        self.page = Memory()
+        self.counters = Memory()
         clock = Clock(monotonic=lambda: self.now)
-        plan = CrewPlan(command=(), processes=1, concurrency=1, threads=1)
-        self.crew = Crew(plan, clock, self, start=self.start, sweeper=self)  # type: ignore[arg-type]
-        infos = [frames.TaskInfo(name="work", isolation=kind, timeout=5 * SECOND)]
-        self.crew.staff._meet(frames.Hello(1, "", "", infos, {}))
-        self.pool = self.crew.staff.pools[kind]
+        plan = ChildPoolPlan(command=(), processes=1, concurrency=1, threads=1)
+        self.child_pool = ChildPool(plan, clock, self, start=self.start, sweeper=self)  # type: ignore[arg-type]
+        infos = [ipc.TaskInfo(name="work", isolation=kind, timeout=5 * SECOND)]
+        self.child_pool.processes._meet(ipc.Hello(1, "", "", infos, {}))
+        self.pool = self.child_pool.processes.pools[kind]
         self.pool.width = width
-        self.child = self.crew.staff.spawn(self.pool)
+        self.child = self.child_pool.processes.spawn(self.pool)
         self.child.is_ready = True
         given = [claimed(job_id=f"job_{number}") for number in range(1, 1 + jobs)]
         if given:
-            self.crew.dispatcher.assign(self.child, given, {})
+            self.child_pool.dispatcher.assign(self.child, given, {})
 
     def start(self, *_: object) -> "Books":
         return self
@@ -182,14 +182,14 @@ class Books:
     def kill(self) -> None:
         self.kills += 1
 
-    def send(self, message: frames.ToChild) -> None:
-        frames.frame([message])
+    def send(self, message: ipc.ToChild) -> None:
+        ipc.encode_frame([message])
         self.sent.append(message)
 
     def signal(self, number: signal.Signals) -> None:
         """It hears no signals."""
 
-    def last_words(self) -> list[list[frames.ToSupervisor]]:
+    def last_words(self) -> list[list[ipc.ToSupervisor]]:
         return []
 
     def close(self) -> None:
@@ -202,42 +202,42 @@ class Books:
     def reported(self, reports: Sequence[Report]) -> None:
         self.reports += reports
 
-    async def answer(self, ask: frames.Ask) -> str:
+    async def answer(self, ask: ipc.StoreRequest) -> str:
         return "answered"
 
     def has_room(self) -> None:
         """Nobody wants to know."""
 
-    def hear(self, *messages: frames.ToSupervisor) -> None:
-        self.crew.hear(self.pool, self.child, messages)
+    def hear(self, *messages: ipc.ToSupervisor) -> None:
+        self.child_pool.hear(self.pool, self.child, messages)
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self.crew.watch()
+        self.child_pool.watch()
 
     def die(self) -> None:
         self.has_ended = True
-        self.crew.died(self.pool, self.child)
+        self.child_pool.on_exit(self.pool, self.child)
 
 
 def test_a_job_that_has_not_begun_is_cancelled_at_once_and_its_neighbours_go_back() -> None:
     books = Books(jobs=3)
-    books.page.begun = 1
-    books.crew.stop("job_2", 1, Cancelled("enough"))
+    books.counters.begun = 1
+    books.child_pool.stop("job_2", 1, Cancelled("enough"))
     assert books.ends == {"job_2": Cancelled("enough"), "job_3": WAITED}
-    assert books.page.withdrawn == 3
-    books.crew.stop("job_1", 1, Cancelled("too"))
-    assert books.sent[-1] == frames.Stop("job_1", 1)
-    books.hear(frames.Stopped("job_1", 1), frames.LeftOut(2, 3))
+    assert books.counters.withdrawn == 3
+    books.child_pool.stop("job_1", 1, Cancelled("too"))
+    assert books.sent[-1] == ipc.Stop("job_1", 1)
+    books.hear(ipc.Stopped("job_1", 1), ipc.Skipped(2, 3))
     assert books.ends["job_1"] == Cancelled("too")
 
 
 def test_a_job_that_began_while_it_was_withdrawn_is_the_childs() -> None:
     books = Books(jobs=2)
-    books.page.begun = 2
-    books.crew.stop("job_2", 1, Cancelled("enough"))
+    books.counters.begun = 2
+    books.child_pool.stop("job_2", 1, Cancelled("enough"))
     assert books.ends == {}
-    books.hear(frames.LeftOut(2, 2))  # It saw that it may not.
+    books.hear(ipc.Skipped(2, 2))  # It saw that it may not.
     assert books.ends == {"job_2": Cancelled("enough")}
 
 
@@ -247,7 +247,7 @@ def test_what_waits_for_too_long_is_handed_back_and_a_child_that_stands_still_is
     assert books.ends == {}
     books.pass_time(WAIT_S_MAX * 0.2)
     assert books.ends == dict.fromkeys(("job_1", "job_2", "job_3"), WAITED)
-    assert books.crew.room("process") == 0, "it has not shown that it goes on"
+    assert books.child_pool.room("process") == 0, "it has not shown that it goes on"
     books.pass_time(STALLED_S_MAX + 0.1)
     assert books.kills == 1
     books.die()
@@ -257,28 +257,28 @@ def test_what_waits_for_too_long_is_handed_back_and_a_child_that_stands_still_is
 def test_a_child_that_goes_on_gets_jobs_again() -> None:
     books = Books(jobs=2, kind="process")
     books.pass_time(WAIT_S_MAX + 0.1)
-    books.hear(frames.LeftOut(1, 2))
-    assert books.crew.room("process") == 1
+    books.hear(ipc.Skipped(1, 2))
+    assert books.child_pool.room("process") == 1
     books.pass_time(STALLED_S_MAX + 1)
     assert books.kills == 0
 
 
 def test_jobs_behind_a_long_one_are_handed_back_and_it_goes_on() -> None:
     books = Books(jobs=3, kind="process")
-    books.page.begun = 1
+    books.counters.begun = 1
     books.pass_time(WAIT_S_MAX + 0.1)
     assert set(books.ends) == {"job_2", "job_3"}
     books.pass_time(STALLED_S_MAX - 1)
     assert books.kills == 0, "a task may hold the interpreter for as long as it likes"
-    assert books.pool.pace.expected_s("work") > 0.4, "more of them are not given ahead"
-    books.page.ended = 1
-    books.hear(frames.Done("job_1", 1, None))
+    assert books.pool.prefetch.expected_s("work") > 0.4, "more of them are not given ahead"
+    books.counters.ended = 1
+    books.hear(ipc.Done("job_1", 1, None))
     assert books.ends["job_1"] == Succeeded(None)
 
 
 def test_a_loop_that_stands_still_may_end_what_it_has_begun_and_another_takes_its_place() -> None:
     books = Books(jobs=3, kind="loop", width=10)
-    books.page.begun = 1
+    books.counters.begun = 1
     books.pass_time(WAIT_S_MAX + 0.1)
     assert set(books.ends) == {"job_2", "job_3"}
     books.pass_time(STALLED_S_MAX + 0.1)
@@ -289,9 +289,9 @@ def test_a_loop_that_stands_still_may_end_what_it_has_begun_and_another_takes_it
 
 def test_an_outcome_that_never_comes_is_not_waited_for() -> None:
     books = Books(jobs=1, kind="process")
-    books.page.begun = books.page.ended = 1
+    books.counters.begun = books.counters.ended = 1
     books.pass_time(0.1)
-    assert books.sent[-1] == frames.Flush()
+    assert books.sent[-1] == ipc.Flush()
     books.pass_time(STALLED_S_MAX + 0.2)
     assert books.kills == 1
     books.die()
@@ -302,26 +302,26 @@ def test_an_outcome_that_never_comes_is_not_waited_for() -> None:
 
 def test_time_outs_count_from_the_beginning() -> None:
     books = Books(jobs=1, kind="process")
-    books.page.begun = 1
+    books.counters.begun = 1
     books.pass_time(0.1)
     books.pass_time(4.9)
-    assert not any(isinstance(message, frames.Stop) for message in books.sent)
+    assert not any(isinstance(message, ipc.Stop) for message in books.sent)
     books.pass_time(0.2)
-    assert books.sent[-1] == frames.Stop("job_1", 1)
-    books.hear(frames.Stopped("job_1", 1))
+    assert books.sent[-1] == ipc.Stop("job_1", 1)
+    books.hear(ipc.Stopped("job_1", 1))
     assert books.ends == {}, "what it has started ends first"
-    assert books.crew.room("process") == 0
+    assert books.child_pool.room("process") == 0
     books.swept[-1]()
     assert isinstance(books.ends["job_1"], TimedOut)
-    assert books.crew.room("process") == 1
+    assert books.child_pool.room("process") == 1
 
 
 def test_nothing_is_told_of_a_job_that_was_abandoned() -> None:
     books = Books(jobs=3, kind="process")
-    books.page.begun = 1
-    books.crew.abandon("job_2", 1)
+    books.counters.begun = 1
+    books.child_pool.abandon("job_2", 1)
     assert books.ends == {"job_3": WAITED}
-    books.crew.abandon("job_1", 1)
+    books.child_pool.abandon("job_1", 1)
     assert books.kills == 1
     books.die()
     books.swept[-1]()
@@ -330,7 +330,7 @@ def test_nothing_is_told_of_a_job_that_was_abandoned() -> None:
 
 def test_a_dead_child_blames_the_job_that_ran() -> None:
     books = Books(jobs=4, kind="process")
-    books.page.begun, books.page.ended = 2, 1
+    books.counters.begun, books.counters.ended = 2, 1
     books.die()
     books.swept[-1]()
     assert isinstance(books.ends.pop("job_2"), Crashed)
@@ -340,14 +340,14 @@ def test_a_dead_child_blames_the_job_that_ran() -> None:
 
 async def test_a_child_speaks_for_its_own_jobs_only() -> None:
     books = Books(jobs=1)
-    books.page.begun = 1
+    books.counters.begun = 1
     reports = [Report(job_id=job_id, attempt=attempt) for job_id, attempt in (("job_1", 1), ("job_1", 2), ("job_9", 1))]
-    books.hear(frames.Reports(reports), frames.Done("job_9", 1, None), frames.Failed("job_1", 2, "{}"))
+    books.hear(ipc.Reports(reports), ipc.Done("job_9", 1, None), ipc.Failed("job_1", 2, "{}"))
     assert books.reports == reports[:1]
     assert books.ends == {}
-    books.hear(frames.Ask(1, "job_9", 1, "step", ""), frames.Ask(2, "job_1", 1, "step", ""))
-    await asyncio.gather(*books.crew.listener.answers)
-    answers = [message for message in books.sent if isinstance(message, frames.Answer)]
+    books.hear(ipc.StoreRequest(1, "job_9", 1, "step", ""), ipc.StoreRequest(2, "job_1", 1, "step", ""))
+    await asyncio.gather(*books.child_pool.listener.answers)
+    answers = [message for message in books.sent if isinstance(message, ipc.StoreResponse)]
     assert [(answer.number, answer.is_lost, answer.body) for answer in answers] == [
         (1, True, ""),
         (2, False, "answered"),
@@ -358,57 +358,57 @@ def test_a_job_that_fits_into_no_frame_is_parked() -> None:
     books = Books(jobs=0)
     jobs = [claimed(job_id="job_1"), claimed(job_id="job_2"), claimed(job_id="job_3")]
     kept = {"job_2": {f"step {number}": "x" * (1 << 20) for number in range(65)}}
-    books.crew.dispatcher.assign(books.child, jobs, kept)
+    books.child_pool.dispatcher.assign(books.child, jobs, kept)
     (parked,) = books.ends.values()
     assert isinstance(parked, Parked)
     assert "cannot be handed to a process" in parked.reason
-    runs = [message for message in books.sent if isinstance(message, frames.Run)]
+    runs = [message for message in books.sent if isinstance(message, ipc.Run)]
     assert [(run.first, [job.job_id for job in run.jobs]) for run in runs] == [(1, ["job_1"]), (3, ["job_3"])]
 
 
 def test_no_child_is_started_while_the_worker_drains() -> None:
     books = Books(jobs=1, kind="process")
-    books.page.begun = 1
-    books.crew.release_waiting("handed back: the worker ends")
+    books.counters.begun = 1
+    books.child_pool.release_waiting("handed back: the worker ends")
     books.die()
     books.pass_time(60.0)
-    assert books.crew.count() == 0
+    assert books.child_pool.count() == 0
 
 
 def test_a_child_that_asks_to_be_replaced_gives_back_what_waits() -> None:
     books = Books(jobs=2, kind="process")
-    books.page.begun = 1
-    books.hear(frames.Done("job_1", 1, None), frames.Spent("a task ran out of memory"))
+    books.counters.begun = 1
+    books.hear(ipc.Done("job_1", 1, None), ipc.ReplacementRequest("a task ran out of memory"))
     assert books.ends == {"job_1": Succeeded(None), "job_2": WAITED}
-    assert books.sent[-1] == frames.Finish()
+    assert books.sent[-1] == ipc.Finish()
 
 
 def test_deadlines_are_sent_with_their_jobs() -> None:
     books = Books(jobs=0)
     jobs = [claimed(job_id=f"job_{number}", args="x" * (RUN_BYTES_MAX // 2)) for number in range(2, 6)]
-    books.crew.dispatcher.assign(books.child, jobs, {})
-    runs = [message for message in books.sent if isinstance(message, frames.Run)]
+    books.child_pool.dispatcher.assign(books.child, jobs, {})
+    runs = [message for message in books.sent if isinstance(message, ipc.Run)]
     assert len(runs) == 2
     assert all([*run.deadlines] == [job.job_id for job in run.jobs] for run in runs)
 
 
 def test_what_messages_mean() -> None:
-    assert outcome_of(frames.Stopped("job_1", 1), None) == Released("the task stopped by itself")
-    assert outcome_of(frames.Stopped("job_1", 1), Cancelled("enough")) == Cancelled("enough")
-    assert outcome_of(frames.Failed("job_2", 1, "{}", False, 5), None) == Raised("{}", False, 5)
-    assert outcome_of(frames.Cancelled("job_1", 1, "why"), None) == Cancelled("why")
-    assert outcome_of(frames.Unfit("job_1", 1, "why", "arguments"), None) == Parked("why", "arguments")
-    disturbed = outcome_of(frames.Disturbed("job_1", 1, 7, "umask"), None)
+    assert outcome_of(ipc.Stopped("job_1", 1), None) == Released("the task stopped by itself")
+    assert outcome_of(ipc.Stopped("job_1", 1), Cancelled("enough")) == Cancelled("enough")
+    assert outcome_of(ipc.Failed("job_2", 1, "{}", False, 5), None) == Raised("{}", False, 5)
+    assert outcome_of(ipc.CancelRaised("job_1", 1, "why"), None) == Cancelled("why")
+    assert outcome_of(ipc.Unrunnable("job_1", 1, "why", "arguments"), None) == Parked("why", "arguments")
+    disturbed = outcome_of(ipc.FailedInDamagedProcess("job_1", 1, 7, "umask"), None)
     assert isinstance(disturbed, Released)
-    assert company_of(claimed(reason=disturbed.reason)) == 2
-    assert outcome_of(frames.Reports([]), None) is None
+    assert suspect_group_size(claimed(reason=disturbed.reason)) == 2
+    assert outcome_of(ipc.Reports([]), None) is None
     assert how_it_ended(-9) == "was killed by SIGKILL"
     assert how_it_ended(-250) == "was killed by signal 250"
     assert how_it_ended(3) == "ended with exit code 3"
 
 
 def test_what_is_raised_while_a_task_is_stopped_does_not_replace_the_stop() -> None:
-    raised = frames.Failed("job_1", 1, '{"type":"ValueError","message":"torn","traceback":"here"}', True, 5)
+    raised = ipc.Failed("job_1", 1, '{"type":"ValueError","message":"torn","traceback":"here"}', True, 5)
     assert failure_of(raised, None) == Raised(raised.error, True, 5)
     assert failure_of(raised, Cancelled("enough")) == Cancelled("enough")
     timed_out = TimedOut('{"type":"TimeoutError","message":"too long"}', retryable=False)
@@ -420,7 +420,7 @@ def test_what_is_raised_while_a_task_is_stopped_does_not_replace_the_stop() -> N
         "message": "too long; asked to stop, it raised ValueError: torn",
         "traceback": "here",
     }
-    assert failure_of(frames.Failed("job_1", 1, "no JSON"), timed_out) == timed_out
+    assert failure_of(ipc.Failed("job_1", 1, "no JSON"), timed_out) == timed_out
     # It was killed, not asked: what it said it had said before.
     assert failure_of(raised, Released("handed back")) == Raised(raised.error, True, 5)
 
@@ -429,10 +429,10 @@ def test_what_is_raised_while_a_task_is_stopped_does_not_replace_the_stop() -> N
 async def test_nobody_waits_for_a_child_that_cannot_be_killed() -> None:
     now = asyncio.get_running_loop().time
     books = Books(jobs=1)
-    books.page.begun = 1
-    books.crew._clock = Clock(monotonic=now)
+    books.counters.begun = 1
+    books.child_pool._clock = Clock(monotonic=now)
     began = now()
-    await books.crew.close(0.5)
+    await books.child_pool.close(0.5)
     assert now() - began <= 0.5 + GONE_S_MAX + 0.1
     assert books.kills
     assert not books.ends, "its job still runs, and nobody may say otherwise: its lease runs out"
@@ -440,7 +440,7 @@ async def test_nobody_waits_for_a_child_that_cannot_be_killed() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_everything_that_a_process_has_started_is_found() -> None:
-    mark = f"MARK=crew-{os.getpid()}-1"
+    mark = f"MARK=pool-{os.getpid()}-1"
     script = "sleep 611 & setsid sleep 611 & (setsid sleep 611 &) ; wait"
     parent = _start(script, mark)
     try:
@@ -460,16 +460,16 @@ def test_everything_that_a_process_has_started_is_found() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_warden_ends_what_a_killed_supervisor_leaves() -> None:
-    mark = f"MARK=crew-{os.getpid()}-"
-    warden = start_warden(mark)
-    assert warden is not None
-    assert warden.stdin is not None
+def test_an_orphan_reaper_ends_what_a_killed_supervisor_leaves() -> None:
+    mark = f"MARK=pool-{os.getpid()}-"
+    orphan_reaper = start_orphan_reaper(mark)
+    assert orphan_reaper is not None
+    assert orphan_reaper.stdin is not None
     ours, other = _start("setsid sleep 611 & sleep 611", f"{mark}7"), _start("sleep 611", "MARK=another-1")
     try:
         wait_until(lambda: len(descendants_of(ours.pid, f"{mark}7")) == 2, "all that it starts")
-        warden.stdin.close()  # As the kernel does when the supervisor dies.
-        assert warden.wait(DEADLINE_S) == 0
+        orphan_reaper.stdin.close()  # As the kernel does when the supervisor dies.
+        assert orphan_reaper.wait(DEADLINE_S) == 0
         assert ours.wait(DEADLINE_S) == -signal.SIGKILL
         wait_until(lambda: descendants_of(ours.pid, f"{mark}7") == [], "the end of what it has started")
         assert other.poll() is None

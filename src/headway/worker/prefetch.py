@@ -1,20 +1,20 @@
 """How long the jobs of each task take, and so how many of them a child may be given ahead.
 
 A child that ends many short jobs must not wait for the next one, so it gets some ahead: as many as it ends within
-`AHEAD_S`. What a job takes is learned per task. A task that nobody has seen yet gets nothing ahead.
+`PREFETCH_S`. What a job takes is learned per task. A task that nobody has seen yet gets nothing ahead.
 """
 
 import math
 from collections.abc import Iterable
 from typing import Final
 
-AHEAD_S: Final = 0.05
-AHEAD_MAX: Final = 2_000
+PREFETCH_S: Final = 0.05
+PREFETCH_MAX: Final = 2_000
 TASKS_MAX: Final = 10_000
 _SHORTEST_S: Final = 1e-5
 
 
-class Pace:
+class PrefetchEstimator:
     """What the jobs of a pool take, by task."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Pace:
             if len(self._seconds) >= TASKS_MAX:
                 self._seconds.clear()
                 self._seen.clear()
-            before = 2 * AHEAD_S
+            before = 2 * PREFETCH_S
         seen = self._seen.get(task, 0)
         # The mean of all at first, so that short jobs are soon recognised; later the last few dozen count.
         weight = min(0.8 ** min(jobs, 20), (seen + 1) / (seen + 1 + jobs))
@@ -55,14 +55,14 @@ class Pace:
         self._mix = frozenset(tasks)
         self._mix_s = max(map(self.expected_s, self._mix), default=math.inf)
 
-    def ahead(self, width: int) -> int:
+    def prefetch_for(self, width: int) -> int:
         """Return how many jobs a child with so many slots may be given ahead, going by the jobs that came last."""
-        return min(int(width * AHEAD_S / self._mix_s), AHEAD_MAX)
+        return min(int(width * PREFETCH_S / self._mix_s), PREFETCH_MAX)
 
     def fits(self, tasks: Iterable[str], width: int, load: int) -> int:
         """Return how many of these jobs, in their order, a child may be given that has so many slots and jobs."""
         free, waiting = max(0, width - load), max(0, load - width)
-        budget_s, count = width * AHEAD_S - (waiting * self._mix_s if waiting else 0.0), 0
+        budget_s, count = width * PREFETCH_S - (waiting * self._mix_s if waiting else 0.0), 0
         for count, task in enumerate(tasks, 1):
             if count > free:
                 budget_s -= self._seconds.get(task, math.inf)

@@ -1,13 +1,13 @@
-"""The real crew, with children that are made up."""
+"""The real child pool, with children that are made up."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Final
 
 from headway.core.clock import Clock
-from headway.worker.child_pool import Crew
-from headway.worker.child_processes import CrewPlan
-from tests.simulation.child import SimulatedChild, Surroundings
+from headway.worker.child_pool import ChildPool
+from headway.worker.child_processes import ChildPoolPlan
+from tests.simulation.child import ProcessState, SimulatedChild
 
 SLOTS: Final = {"loop": 4, "process": 2}
 
@@ -15,7 +15,7 @@ SLOTS: Final = {"loop": 4, "process": 2}
 class Sweeper:
     """Ends families of processes at once: nobody starts any here."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ProcessState) -> None:
         self._around = around
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -38,16 +38,16 @@ class Sweeper:
             task.cancel()
 
 
-class SimulatedCrew(Crew):
+class SimulatedCrew(ChildPool):
     """Runs made-up jobs by the real protocol."""
 
-    def __init__(self, around: Surroundings, clock: Clock) -> None:
+    def __init__(self, around: ProcessState, clock: Clock) -> None:
         self._around = around
         self._sweeping = Sweeper(around)
         self._pids = 0
-        plan = CrewPlan(command=(), processes=SLOTS["process"], concurrency=SLOTS["loop"], threads=1)
+        plan = ChildPoolPlan(command=(), processes=SLOTS["process"], concurrency=SLOTS["loop"], threads=1)
         super().__init__(plan, clock, start=self._start, sweeper=self._sweeping)  # type: ignore[arg-type]
-        self.staff.spawn(self.staff.pools["process"])
+        self.processes.spawn(self.processes.pools["process"])
 
     def _start(self, _: object, kind: str, width: int, mark: str, __: object) -> SimulatedChild:
         self._pids += 1
@@ -56,7 +56,7 @@ class SimulatedCrew(Crew):
     @property
     def children(self) -> list[SimulatedChild]:
         """The children that live."""
-        return [child.process for _, child in self.staff]  # type: ignore[misc]
+        return [child.process for _, child in self.processes]  # type: ignore[misc]
 
     def calm(self) -> None:
         """Let jobs be short and end well."""
@@ -70,20 +70,20 @@ class SimulatedCrew(Crew):
 
     def has(self, job_id: str) -> bool:
         """Say whether a job runs, waits or is being ended here."""
-        suspects = (claimed.job_id for pool in self.staff.pools.values() for claimed in pool.suspects)
+        suspects = (claimed.job_id for pool in self.processes.pools.values() for claimed in pool.suspects)
         return job_id in self.assignments.where or job_id in suspects
 
     def keeps_waiting(self, job_id: str) -> bool:
         """Say whether a job was given to a child here and has not begun."""
-        for _, child in self.staff:
-            given = child.handover.jobs.get(job_id)
-            if given is not None and given.number > child.process.page.begun:
+        for _, child in self.processes:
+            assigned = child.handover.jobs.get(job_id)
+            if assigned is not None and assigned.number > child.process.counters.begun:
                 return True
         return False
 
     def has_free_slot(self, kind: str) -> bool:
         """Say whether a job of this kind could begin here now."""
-        pool = self.staff.pools[kind]
+        pool = self.processes.pools[kind]
         return any(pool.capacity_of(child) and child.load < child.width for child in pool.children)
 
     def die(self) -> None:

@@ -27,25 +27,25 @@ from headway.worker.attempt import Ended, Registry
 from headway.worker.handover import Inbox
 from headway.worker.ipc import (
     MESSAGES_MAX,
-    Answer,
-    Ask,
-    Disturbed,
     Failed,
+    FailedInDamagedProcess,
     Finish,
     Flush,
+    FrameReader,
     FrameTooLarge,
-    LeftOut,
-    Page,
-    Reader,
+    ReplacementRequest,
     Reports,
     Run,
-    Spent,
+    SharedCounters,
+    Skipped,
     Stop,
+    StoreRequest,
+    StoreResponse,
     ToChild,
     ToSupervisor,
-    frame,
+    encode_frame,
 )
-from headway.worker.process_state import Surroundings
+from headway.worker.process_state import ProcessState
 
 REPORT_EVERY_S: Final = 0.25
 HURRIES_MAX: Final = 20  # So many lines go at once in the time between two reports.
@@ -54,22 +54,24 @@ READ_BYTES: Final = 1 << 20
 LOOK_EVERY_S: Final = 0.2  # So often our thread looks whether the loop has time to read.
 
 
-class Child:
+class ChildBase:
     """The line to the supervisor, and the jobs under way."""
 
     reads_on_loop: ClassVar = False
 
-    def __init__(self, line: socket.socket, page: Page, registry: Registry, hand: Hand | None, width: int) -> None:
-        self._line = line
-        self._page = page
+    def __init__(
+        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+    ) -> None:
+        self._socket = sock
+        self._counters = counters
         self._registry = registry
         self._hand = hand
         self._width = width
         self._clock = Clock()
-        self._inbox: Inbox[Claimed] = Inbox(page)
+        self._inbox: Inbox[Claimed] = Inbox(counters)
         self._finishing = False
         self._is_spent = False
-        self._surroundings = Surroundings()
+        self._process_state = ProcessState()
         self._active = 0  # Jobs that run now,
         self._company = 0  # and all that ran since the surroundings were last known to be as they should.
         self._is_copy = False
@@ -81,7 +83,7 @@ class Child:
         self._contexts: dict[str, Context] = {}
         self._deadlines: dict[tuple[str, int], int] = {}  # By job and attempt,
         self._kept: dict[tuple[str, int], Mapping[str, str]] = {}  # and so are finished steps.
-        self._questions: dict[int, Callable[[Answer], None]] = {}
+        self._questions: dict[int, Callable[[StoreResponse], None]] = {}
         self._asked_to_stop: dict[str, int] = {}  # Jobs, and at which attempt.
         self._asked = 0
         self.report_every_s = REPORT_EVERY_S
@@ -89,7 +91,7 @@ class Child:
         self._hurried = 0
         self._is_resting = False
         self._wake = os.pipe()
-        self._reader: Reader[ToChild] = Reader(ToChild)
+        self._reader: FrameReader[ToChild] = FrameReader(ToChild)
         self._reading = threading.Lock()  # So that everything is heard in its order, whoever reads.
         self._reads = 0
 
@@ -117,7 +119,7 @@ class Child:
     def _send_together(self, messages: list[ToSupervisor]) -> None:
         """Send messages in one frame, or in several where one would be too large."""
         try:
-            data = frame(messages)
+            data = encode_frame(messages)
         except FrameTooLarge:
             if len(messages) == 1:
                 raise
@@ -125,7 +127,7 @@ class Child:
             self._send_together(messages[:middle])
             self._send_together(messages[middle:])
         else:
-            self._line.sendall(data)
+            self._socket.sendall(data)
 
     def note(self, context: Context) -> None:
         """Remember that a context has news. Whoever writes faster than we send is made to wait."""
@@ -149,15 +151,15 @@ class Child:
             return False
         self._hurried += 1
         room = select.poll()
-        room.register(self._line, select.POLLOUT)
+        room.register(self._socket, select.POLLOUT)
         return any(ready & select.POLLOUT for _, ready in room.poll(0))
 
     def ask(self, context: Context, question: str, body: str) -> str:
         """Ask the supervisor and wait for its answer."""
         answered = threading.Event()
-        answers: list[Answer] = []
+        answers: list[StoreResponse] = []
 
-        def hear(answer: Answer) -> None:
+        def hear(answer: StoreResponse) -> None:
             answers.append(answer)
             answered.set()
 
@@ -172,13 +174,13 @@ class Child:
     async def ask_async(self, context: Context, question: str, body: str) -> str:
         """Ask the supervisor and await its answer."""
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Answer] = loop.create_future()
+        answered: asyncio.Future[StoreResponse] = loop.create_future()
 
-        def settle(answer: Answer) -> None:
+        def settle(answer: StoreResponse) -> None:
             if not answered.done():
                 answered.set_result(answer)
 
-        def hear(answer: Answer) -> None:
+        def hear(answer: StoreResponse) -> None:
             with contextlib.suppress(RuntimeError):  # The loop is closed: its task has ended, and waits for nothing.
                 loop.call_soon_threadsafe(settle, answer)
 
@@ -186,7 +188,9 @@ class Child:
             return _body_of(await answered)
 
     @contextlib.contextmanager
-    def _asking(self, context: Context, question: str, body: str, hear: Callable[[Answer], None]) -> Iterator[None]:
+    def _asking(
+        self, context: Context, question: str, body: str, hear: Callable[[StoreResponse], None]
+    ) -> Iterator[None]:
         """Ask a question, and forget it when its asker goes: an answer that nobody waits for is dropped."""
         if self._is_copy:
             raise HeadwayError("a process that a task has forked cannot speak for its job: do this in the task itself")
@@ -195,8 +199,8 @@ class Child:
             number = self._asked
         self._questions[number] = hear
         try:
-            ask = Ask(number, context.job_id, context.attempt, question, body)
-            frame([ask])  # A question that is too large is the task's error, not the end of this process.
+            ask = StoreRequest(number, context.job_id, context.attempt, question, body)
+            encode_frame([ask])  # A question that is too large is the task's error, not the end of this process.
             self.send(ask)
             yield
         finally:
@@ -226,7 +230,7 @@ class Child:
         waiting = select.poll()
         waiting.register(self._wake[0], select.POLLIN)
         if not self.reads_on_loop:
-            waiting.register(self._line, select.POLLIN)
+            waiting.register(self._socket, select.POLLIN)
         reported_at = 0.0
         with ending_when_unheard():
             while True:
@@ -235,7 +239,7 @@ class Child:
                 if self._wake[0] in ready:
                     os.read(self._wake[0], 64)
                     continue  # What was noted is sent together with what comes soon after.
-                if self._line.fileno() in ready or (self.reads_on_loop and reads == self._reads):
+                if self._socket.fileno() in ready or (self.reads_on_loop and reads == self._reads):
                     self.read()
                 self.look_after()
                 if self._noted:
@@ -256,7 +260,7 @@ class Child:
         """Hear what has arrived, if anything has."""
         with ending_when_unheard(), self._reading:
             try:
-                data = self._line.recv(READ_BYTES, socket.MSG_DONTWAIT)
+                data = self._socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             if not data:
@@ -278,7 +282,7 @@ class Child:
                 if context is not None and context.attempt == attempt:
                     context.stop()
                 self.stop(job_id, attempt)
-            case Answer(number):
+            case StoreResponse(number):
                 hear = self._questions.pop(number, None)
                 if hear is not None:
                     hear(message)
@@ -356,7 +360,7 @@ class Child:
         if skipped:
             for _, claimed in skipped:
                 self._forget(claimed.job_id, claimed.attempt)
-            self.keep(LeftOut(skipped[0][0], skipped[-1][0]))
+            self.keep(Skipped(skipped[0][0], skipped[-1][0]))
         return bool(skipped)
 
     def enter(self) -> None:
@@ -370,18 +374,20 @@ class Child:
             _end_copy()
         self._active -= 1
         if isinstance(ended, Failed) and self._company > 1 and (damage := self.damage()):
-            self.ended(claimed, Disturbed(claimed.job_id, claimed.attempt, self._company, ", ".join(damage)))
+            self.ended(
+                claimed, FailedInDamagedProcess(claimed.job_id, claimed.attempt, self._company, ", ".join(damage))
+            )
             self.tidy()
         else:
             self.ended(claimed, ended)
 
     def damage(self) -> list[str]:
         """Name what tasks have changed of what all of them share."""
-        return self._surroundings.changes()
+        return self._process_state.changes()
 
     def repair(self) -> str | None:
         """Put back what tasks have changed; return what cannot be put back."""
-        return self._surroundings.restore()
+        return self._process_state.restore()
 
     def tidy(self) -> None:
         """Put the surroundings in order, or ask to be replaced and begin nothing more. Done while no job runs."""
@@ -390,9 +396,9 @@ class Child:
             self._company = 0
         if left is not None and not self._is_spent:
             self._is_spent = True
-            self.keep(Spent(f"a task changed what cannot be restored: {left}"))
+            self.keep(ReplacementRequest(f"a task changed what cannot be restored: {left}"))
 
-    def ended(self, claimed: Claimed, ended: Ended | Disturbed) -> None:
+    def ended(self, claimed: Claimed, ended: Ended | FailedInDamagedProcess) -> None:
         """Have the outcome of an attempt sent, after the last of what it said about itself."""
         context = self._contexts.pop(claimed.job_id, None) if self._contexts else None
         if context is not None:
@@ -417,7 +423,7 @@ def _end_copy() -> NoReturn:
     os._exit(0)
 
 
-def _body_of(answer: Answer) -> str:
+def _body_of(answer: StoreResponse) -> str:
     if answer.is_lost:
         raise LeaseLost(answer.error)
     if answer.error is not None:

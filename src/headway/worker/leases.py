@@ -12,7 +12,7 @@ from headway.worker.held import HeldAttempts
 WATCH_EVERY_S: Final = 0.2
 
 
-class Keeper:
+class LeaseExtender:
     """Keeps the leases of the attempts that this worker holds."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Keeper:
         asked = await self._work.asked_to_stop(self._clock.node)
         for (job_id, attempt), reason in asked.items():
             if job_id in self._held:
-                self._held.crew.stop(job_id, attempt, Cancelled(reason))
+                self._held.child_pool.stop(job_id, attempt, Cancelled(reason))
         return min(self._poll_s, max(0.05, self._extend_at - self._clock.monotonic()))
 
     async def _extend(self, sent: float) -> None:
@@ -61,7 +61,7 @@ class Keeper:
                 self._held.lose([held], "the store has given them to others")
 
 
-class Watchman:
+class LeaseWatchdog:
     """Stops what can no longer be defended, whatever the store does."""
 
     def __init__(self, held: HeldAttempts, *, clock: Clock, poll_s: float) -> None:
@@ -70,10 +70,10 @@ class Watchman:
         self._poll_s = poll_s
 
     async def tick(self) -> float:
-        """Stop trusting leases whose time is up, and have the crew look after itself."""
+        """Stop trusting leases whose time is up, and have the child pool look after itself."""
         now = self._clock.monotonic()
         lost = [held for held in self._held if held.trust_until <= now and not held.is_ending]
         if lost:
             self._held.lose(lost, "their leases could not be extended in time")
-        self._held.crew.watch()
+        self._held.child_pool.watch()
         return WATCH_EVERY_S if self._held else self._poll_s

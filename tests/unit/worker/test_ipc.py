@@ -9,24 +9,24 @@ import pytest
 from headway.core.jobs import Claimed, Report
 from headway.worker.ipc import (
     FRAME_BYTES_MAX,
-    Answer,
-    Ask,
-    Disturbed,
     Done,
     Failed,
+    FailedInDamagedProcess,
     Finish,
     Flush,
+    FrameReader,
     FrameTooLarge,
-    LeftOut,
-    Page,
-    Reader,
     Reports,
     Run,
+    SharedCounters,
+    Skipped,
     Stop,
+    StoreRequest,
+    StoreResponse,
     ToChild,
     ToSupervisor,
-    Unfit,
-    frame,
+    Unrunnable,
+    encode_frame,
     pair,
 )
 
@@ -51,8 +51,8 @@ def claimed(**changes: object) -> Claimed:
 TO_CHILD = [
     Run(7, [claimed(args='{"ö":"\\u0000"}'), claimed(job_id="job_2")], {"job_1": 5}, {"job_1": {"step": "[1]"}}),
     Stop("job_1", 2),
-    Answer(3, "body"),
-    Answer(4, error="no", is_lost=True),
+    StoreResponse(3, "body"),
+    StoreResponse(4, error="no", is_lost=True),
     Flush(),
     Finish(),
 ]
@@ -60,20 +60,20 @@ TO_SUPERVISOR = [
     Done("job_1", 1, None),
     Done("job_1", 1, '"x"'),
     Failed("job_1", 1, "{}", retryable=False, retry_in=5),
-    Unfit("job_1", 1, "why", "arguments"),
+    Unrunnable("job_1", 1, "why", "arguments"),
     Reports([Report(job_id="job_1", attempt=1, progress=3, lines=((None, "log", "line"),))]),
-    Ask(1, "job_1", 1, "step", "body"),
-    LeftOut(3, 7),
-    Disturbed("job_1", 1, 5, "umask"),
+    StoreRequest(1, "job_1", 1, "step", "body"),
+    Skipped(3, 7),
+    FailedInDamagedProcess("job_1", 1, 5, "umask"),
 ]
 
 
 @pytest.mark.parametrize(("messages", "kind"), [(TO_CHILD, ToChild), (TO_SUPERVISOR, ToSupervisor)])
 def test_messages_survive_any_cut(messages: list[object], kind: object) -> None:
-    stream = b"".join(bytes(frame(part)) for part in ([messages[0]], [], messages[1:]))  # type: ignore[arg-type]
+    stream = b"".join(bytes(encode_frame(part)) for part in ([messages[0]], [], messages[1:]))  # type: ignore[arg-type]
     chance = random.Random(1)
     for size in (1, 3, 17, len(stream)):
-        reader: Reader[object] = Reader(kind)
+        reader: FrameReader[object] = FrameReader(kind)
         heard: list[object] = []
         start = 0
         while start < len(stream):
@@ -85,19 +85,19 @@ def test_messages_survive_any_cut(messages: list[object], kind: object) -> None:
 
 def test_nonsense_is_an_error() -> None:
     for nonsense in ((FRAME_BYTES_MAX + 1).to_bytes(4, "big"), b"\0\0\0\4[[]]", b'\0\0\0\x08["Nobody', b"\0\0\0\1\xff"):
-        reader: Reader[object] = Reader(ToSupervisor)
+        reader: FrameReader[object] = FrameReader(ToSupervisor)
         with pytest.raises((ValueError, msgspec.DecodeError)):
             list(reader.feed(nonsense + b"      "))
 
 
 def test_what_the_other_side_would_refuse_is_not_sent() -> None:
     with pytest.raises(FrameTooLarge, match="do not fit into one frame"):
-        frame([Answer(1, "x" * FRAME_BYTES_MAX)])
+        encode_frame([StoreResponse(1, "x" * FRAME_BYTES_MAX)])
 
 
 def test_both_sides_see_the_same_page() -> None:
-    ours = Page()
-    theirs = Page(os.dup(ours.file))
+    ours = SharedCounters()
+    theirs = SharedCounters(os.dup(ours.file))
     try:
         assert (ours.begun, ours.ended, ours.withdrawn) == (0, 0, 0)
         theirs.begun, theirs.ended, ours.withdrawn = 2**40, 2**39, 2**41
