@@ -17,6 +17,7 @@ from headway.coordination.locks import TTL_DEFAULT, Leader, LeaderTerm, Lock, Sy
 from headway.core.clock import Clock
 from headway.core.errors import InvalidTask, ScheduleNotFound
 from headway.core.instants import DurationLike, quote
+from headway.core.job_summary import glance
 from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.lifecycle import Status
 from headway.core.occurrences import Occurrence
@@ -29,7 +30,6 @@ from headway.core.validation import check_name, read_status
 from headway.operations import audit_log as deeds
 from headway.operations.job_context import why
 from headway.operations.schedule_sync import sync_schedules
-from headway.operations.why import glance
 from headway.tasks.definitions import Definitions
 from headway.tasks.registry import TaskRegistry
 from headway.tasks.task import JobHandle, Options, Retry, Task

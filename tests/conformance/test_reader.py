@@ -9,8 +9,8 @@ from headway.core.errors import JobNotFound
 from headway.core.instants import SECOND
 from headway.core.lifecycle import Status
 from headway.server import job_reader as module
-from headway.server.job_reader import JobReader, Shown
-from headway.wire.shapes import job_outlook, job_shape
+from headway.server.job_reader import EncodedJobs, JobReader
+from headway.wire.jobs import job_of
 from tests.conformance.arrange import LEASE, claim_one, enqueue
 from tests.conformance.backend import Backend
 
@@ -44,30 +44,30 @@ async def test_a_job_that_is_gone_is_gone(shared: Backend) -> None:
 
 async def test_a_job_with_much_to_say_is_not_kept(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = await enqueue(shared.store)
-    reader, shown = JobReader(shared.store), Shown()
+    reader, shown = JobReader(shared.store), EncodedJobs()
     small = await reader.get(job_id)
-    assert shown.page(small, is_whole=True) is shown.page(small, is_whole=True)
+    assert shown.get(small, with_traceback=True) is shown.get(small, with_traceback=True)
     monkeypatch.setattr(module, "KEPT_LENGTH_MAX", 1)
-    reader, shown = JobReader(shared.store), Shown()
+    reader, shown = JobReader(shared.store), EncodedJobs()
     large = await reader.get(job_id)
     assert large == small
     assert await reader.get(job_id) is not large
-    assert shown.page(large, is_whole=True) is not shown.page(large, is_whole=True)
+    assert shown.get(large, with_traceback=True) is not shown.get(large, with_traceback=True)
 
 
 async def test_what_is_written_once_says_the_same_as_all_of_it(
     shared: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SHOWN_MAX", 3)
-    shown, reader = Shown(), JobReader(shared.store)
+    shown, reader = EncodedJobs(), JobReader(shared.store)
     for job_id in [await enqueue(shared.store, delay=SECOND) for _ in range(5)]:
         job = await reader.get(job_id)
         for later in (0, 5 * SECOND, 5 * SECOND):
             now = job.created_at + later
-            page = shown.page(job, is_whole=False)
-            body = page.at(now) or page.tell(now, job_outlook(job, now))
-            assert msgspec.json.decode(body) == msgspec.json.decode(msgspec.json.encode(job_shape(job, now)))
-    assert len(shown._pages) == 3
+            page = shown.get(job, with_traceback=False)
+            body = page.at(now // SECOND) or page.encode(now, why=None, node_name=None)
+            assert msgspec.json.decode(body) == msgspec.json.decode(msgspec.json.encode(job_of(job, now)))
+    assert len(shown._kept) == 3
 
 
 async def test_who_asks_together_gets_his_own(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,20 +16,20 @@ import httpx
 import pytest
 import websockets
 
+from headway.core import job_details
 from headway.core.clock import Clock
 from headway.core.instants import SECOND
 from headway.core.jobs import NewJob
 from headway.core.json_values import encode_args
 from headway.core.lifecycle import Attempt, Raised, Succeeded, settle
 from headway.core.settings import Settings
-from headway.operations import why
 from headway.server import http_server as server
 from headway.server import offload
 from headway.server.api import Api
 from headway.server.web import BULK_BYTES_MAX, PAGE_BYTES_MAX
 from headway.store import Store
-from headway.wire import shapes
-from headway.wire.shapes import LISTED_BYTES_MAX
+from headway.wire import jobs
+from headway.wire.base import LISTED_BYTES_MAX
 from tests.support.waiting import DEADLINE_S
 
 FINE = encode_args({"x": [[]] * 85_000, "token": "s3cr3t"})  # A quarter of a megabyte.
@@ -94,13 +94,13 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 def masked_values(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the values that are looked at for secrets, for each text that is read; it goes on as ever."""
     counted: list[int] = []
-    look = why.read_json
+    look = job_details.read_json
 
     def counting(text: str | None) -> Any:
         counted.append(0 if text is None else len(text))
         return look(text)
 
-    monkeypatch.setattr(shapes, "read_json", counting)
+    monkeypatch.setattr(jobs, "read_json", counting)
     return counted
 
 

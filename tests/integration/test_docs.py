@@ -74,7 +74,7 @@ from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.jobs import PAGE_MAX
 from headway.store.migrations import migrate
 from headway.tasks import context, task
-from headway.wire import base, shapes
+from headway.wire import base
 from headway.wiring.children import THREADS_MAX
 from headway.worker import (
     child_processes,
@@ -371,7 +371,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "priority": f"to {number(PRIORITY_MAX)}",
         "`max_attempts`": f"1 to {number(ATTEMPTS_MAX)}",
         "page of jobs or occurrences": number(PAGE_MAX),
-        "arguments, result or metadata of a job in a list over HTTP": number(shapes.LISTED_BYTES_MAX),
+        "arguments, result or metadata of a job in a list over HTTP": number(base.LISTED_BYTES_MAX),
         "cron text": f"{expression.TEXT_LENGTH_MAX} characters; a list in it {expression.LIST_ITEMS_MAX} items; years "
         f"{expression.YEAR_MIN}–{expression.YEAR_MAX}",
         "interval of `Every`, delay of `After`": f"{format_duration(triggers.INTERVAL_MIN)} to "
@@ -415,7 +415,7 @@ def test_the_limits_of_the_api_are_those_of_the_code() -> None:
         "nesting of JSON": number(web.DEPTH_MAX),
         "parameter of the query or part of a path": number(web.TEXT_LENGTH_MAX),
         "page": f"{base.PAGE_MAX}, and {web.PAGE_BYTES_MAX >> 20} MiB",
-        "value in a list": f"{shapes.LISTED_BYTES_MAX >> 10} KiB",
+        "value in a list": f"{base.LISTED_BYTES_MAX >> 10} KiB",
         "values in a body: objects, lists, texts, numbers": f"{number(web.VALUES_MAX)}; {number(web.BULK_VALUES_MAX)}",
         f"large bodies (over {offload.SMALL_BYTES_MAX >> 10} KiB) under way at one process": (
             f"{quotas.BODIES_BYTES_MAX >> 20} MiB; {quotas.BODIES_BYTES_OF_ONE_MAX >> 20} MiB"

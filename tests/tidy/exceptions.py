@@ -176,7 +176,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.webhooks",
     },
     "headway.wire.shapes": {
-        "headway.operations.why",
         "headway.scheduling.planner",
     },
 }

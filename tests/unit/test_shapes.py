@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from headway.core.instants import INSTANT_MAX, INSTANT_MIN, parse_instant
 from headway.core.jobs import Job
@@ -11,7 +12,9 @@ from headway.core.lifecycle import Status
 from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron, Every
 from headway.operations.times import read_future
-from headway.wire.shapes import _NAMES_KEPT, _named, job_facts, job_news, listed, masked, previews, unmasked
+from headway.wire.jobs import change_of, job_of, listed
+from headway.wire.masking import _NAMES_KEPT, _named, masked, unmasked
+from headway.wire.shapes import previews
 
 SECRETS = ("password", "PASSWORD", "db_password", "passwd", "token", "api_token", "client_secret", "Authorization")
 KEYS = ("key", "api_key", "apikey", "private-key", "access.keys", "credentials")
@@ -150,8 +153,8 @@ def test_followers_are_told_the_step_but_not_large_metadata() -> None:
         metadata=json.dumps(facts),
         detail=json.dumps({"step": "Load"}),
     )
-    told = job_news(running)
-    assert (told["metadata"], told["omitted"]) == ({"current_step": "Load"}, ["metadata"])
-    assert job_facts(running)["metadata"] == {**facts, "current_step": "Load"}
-    assert "omitted" not in job_facts(running)
+    told = change_of(running, 0)
+    assert (told.metadata, told.omitted) == ({"current_step": "Load"}, ["metadata"])
+    assert job_of(running, 0).metadata == {**facts, "current_step": "Load"}
+    assert job_of(running, 0).omitted is UNSET
     assert listed(running).omitted == ("metadata",)

@@ -6,23 +6,21 @@ from typing import Any
 import pytest
 
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Instant, parse_instant
-from headway.core.jobs import Job
-from headway.core.lifecycle import Backoff, Status
-from headway.core.nodes import Node
-from headway.operations.why import (
-    Around,
-    QueuePause,
+from headway.core.job_details import (
     error_line,
     eta_at,
     eta_seconds,
-    explain,
-    glance,
     left_words,
     read_detail,
     read_error,
     read_json,
     read_metadata,
 )
+from headway.core.job_summary import glance
+from headway.core.jobs import Job
+from headway.core.lifecycle import Backoff, Status
+from headway.core.nodes import Node
+from headway.operations.why import Around, QueuePause, explain
 from headway.operations.worker_state import workers_of
 
 NOW: Instant = parse_instant("2027-01-01T12:00:00Z")

@@ -18,9 +18,9 @@ from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group,
 from headway.cli.text import away, clean, count
 from headway.core.errors import DefinitionError, HeadwayError, NotFinal, NotFound, StoreError
 from headway.core.instants import Instant
+from headway.core.job_details import error_line
 from headway.core.jobs import Job
 from headway.operations import audit_log as deeds
-from headway.operations.why import error_line
 from headway.server.routes.dead_letters import group_shape
 from headway.store.failures import ERROR_TEXT_MAX, ErrorGroup, Letter, letter_of
 

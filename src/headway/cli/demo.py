@@ -32,11 +32,11 @@ from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, InvalidConfig
 from headway.core.events import Event, JobsSettled, SchedulesDecided, subscribed
 from headway.core.instants import SECOND, Instant
+from headway.core.job_details import error_line
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import HOST_DEFAULT, PORT_DEFAULT, Settings
-from headway.operations.why import error_line
 from headway.scheduling import audit as auditing
 from headway.server.http_server import bind
 from headway.store import Store

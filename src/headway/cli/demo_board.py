@@ -12,11 +12,11 @@ from headway.cli.samples import BATCHES, CRASHES_IN
 from headway.cli.text import away, clean, span
 from headway.cli.watch import Line, bar
 from headway.core.instants import SECOND, Duration, Instant
+from headway.core.job_details import error_line, left_words, read_detail
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.schedules import Schedule
 from headway.core.triggers import describe as rule_of
-from headway.operations.why import error_line, left_words, read_detail
 
 NAME_WIDTH: Final = 15
 RULE_WIDTH: Final = 30

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 from headway.cli.filters import Chosen, filtered
@@ -25,13 +26,15 @@ from headway.cli.watch import INTERRUPTED, LOOK_S, stay, tell
 from headway.cli.watch import watch as watch_job
 from headway.core.errors import DefinitionError
 from headway.core.instants import MILLISECOND, SECOND, Instant, parse_instant, to_datetime
+from headway.core.job_details import Step, error_line, read_detail, read_json
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.operations import audit_log as deeds
-from headway.operations.why import Step, error_line, read_detail, read_json
 from headway.store import Store
 from headway.store.bulk import Verb
-from headway.wire.shapes import Shape, attempt_shape, line_shape, stamp
+from headway.wire.base import stamp
+from headway.wire.jobs import LogLine, attempt_of, line_of
+from headway.wire.shapes import Shape
 
 LIST_MAX: Final = 10_000
 LOG_PAGE: Final = 1_000
@@ -104,7 +107,7 @@ async def show(session: Session, job_id: IdArgument) -> None:
     async with session.open() as desk:
         [job] = await desk.told([await _job(desk, job_id)])
         reason = await desk.why(job)
-        attempts = [attempt_shape(attempt) for attempt in await desk.store.jobs.attempts(job.id)]
+        attempts = [msgspec.to_builtins(attempt_of(attempt)) for attempt in await desk.store.jobs.attempts(job.id)]
         reruns = await desk.store.jobs.reruns(job.id)
         names = await desk.node_names()
         shape = {**desk.job_shape(job, why=reason), "history": attempts, "reruns": reruns}
@@ -257,7 +260,7 @@ async def logs(
         lines = [line async for line in _log(desk.store, job.id)]
         kept = lines if number is None else list(deque(lines, maxlen=number))
         if session.as_json and not follow:
-            session.out.json([line_shape(line) for line in kept])
+            session.out.json([line_of(line) for line in kept])
             return 0
         writer = _LogWriter(session)
         writer.write(kept)
@@ -303,24 +306,24 @@ class _LogWriter:
         """Write some lines."""
         for line in lines:
             if self._as_json:
-                print(to_json(line_shape(line)), flush=True)
+                print(to_json(line_of(line)), flush=True)
                 continue
             if self._attempt is not None and line["attempt"] != self._attempt:
                 self._out.say(f"— attempt {line['attempt']}", "quiet")
             self._attempt = line["attempt"]
-            shape = line_shape(line)
-            text = f"{_milliseconds(line['at'])}  {clean(_source(shape) + line['line'])}"
-            self._out.say(text, _LEVEL_STYLES.get(shape["level"], ""))
+            shown = line_of(line)
+            text = f"{_milliseconds(line['at'])}  {clean(_source(shown) + line['line'])}"
+            self._out.say(text, _LEVEL_STYLES.get(shown.level, ""))
 
 
 _LEVEL_STYLES: Final = {"debug": "quiet", "warning": "warn", "error": "bad", "critical": "bad"}
 
 
-def _source(shape: Shape) -> str:
+def _source(line: LogLine) -> str:
     """Say who has logged a line, and how bad it is; what is only printed needs no name."""
-    if shape["logger"]:
-        return f"{shape['level'].upper()} {shape['logger']}: "
-    return "" if shape["stream"] in ("log", "stdout") else f"{shape['stream']}: "
+    if line.logger:
+        return f"{line.level.upper()} {line.logger}: "
+    return "" if line.stream in ("log", "stdout") else f"{line.stream}: "
 
 
 def _precise(instant: Instant) -> str:

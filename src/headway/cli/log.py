@@ -52,10 +52,10 @@ from headway.core.events import (
     WakeModeChanged,
 )
 from headway.core.instants import MILLISECOND, Instant, isoformat, to_datetime
+from headway.core.job_details import read_json
 from headway.core.job_logs import read_stream
 from headway.core.lifecycle import Settlement
 from headway.core.occurrences import Decision, Plan
-from headway.operations.why import read_json
 
 DECISIONS_TOLD_MAX: Final = 5
 FAILURES_EVERY_S: Final = 5.0

@@ -26,6 +26,8 @@ from headway.core.errors import (
     StoreUnavailable,
 )
 from headway.core.instants import DAY, SECOND, Duration, Instant, isoformat, parse_duration, parse_instant
+from headway.core.job_details import read_json
+from headway.core.job_summary import glance
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.nodes import Lease, Node
@@ -35,7 +37,7 @@ from headway.core.schedules import Pause, Schedule, ScheduleSpec
 from headway.core.tenants import ALL_TENANTS, DEFAULT_TENANT
 from headway.core.triggers import trigger_from_dict
 from headway.operations.overview import PENDING, Situation
-from headway.operations.why import Why, glance, read_json
+from headway.operations.why import Why
 from headway.store import Store
 from headway.store.access import Deed
 from headway.store.bulk import Verb
@@ -44,7 +46,8 @@ from headway.store.failures import ErrorGroup, Letter, letter_of
 from headway.store.measures import Missed
 from headway.store.schedules import BACKFILL_MAX, Triggered
 from headway.store.webhooks import Delivery, Endpoint, Outcome, Secret
-from headway.wire.shapes import MASK, Shape, schedule_shape, spec_shape
+from headway.wire.masking import MASK
+from headway.wire.shapes import Shape, schedule_shape, spec_shape
 
 RETRY_FOR: Final = "5s"
 LOOK_S: Final = 1.0
@@ -336,7 +339,7 @@ class _Queue:
 
     async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[Shape]:
         found = self._client.log(job_id, after=after, limit=limit)
-        return [{**line, "at": _instant(line["at"])} async for line in found]
+        return [_understood(stored_line, line) async for line in found]
 
 
 class _Schedules:
@@ -587,6 +590,13 @@ def attempt_of(shape: Shape) -> Shape:
     """Read an attempt."""
     times = {name: _maybe(shape[name]) for name in ("ready_at", "started_at", "ended_at")}
     return {**shape, **times, "error": _maybe_json(shape["error"])}
+
+
+def stored_line(shape: Shape) -> Shape:
+    """Read a line of a log as the store has it: level and logger are in the name of its stream."""
+    stored = {name: shape[name] for name in ("seq", "attempt", "stream", "line")}
+    stream = f"{shape['level']}:{shape['logger']}" if shape["logger"] is not None else shape["stream"]
+    return {**stored, "at": _instant(shape["at"]), "stream": stream, "version": shape["version"]}
 
 
 _NOT_OPTIONS: Final = frozenset({"task", "trigger", "rule"})

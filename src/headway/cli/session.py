@@ -100,9 +100,12 @@ class Desk:
 
     def job_shape(self, job: "Job", *, names: Mapping[str, str] | None = None, why: str | None = None) -> "Shape":
         """Write a job; without a `why` it says what the job alone can tell."""
-        from headway.wire.shapes import job_shape
+        import msgspec
 
-        return job_shape(job, self.now, why=why, node_name=(names or {}).get(job.node or ""))
+        from headway.wire.jobs import job_of
+
+        shown: Shape = msgspec.to_builtins(job_of(job, self.now, why=why, node_name=(names or {}).get(job.node or "")))
+        return shown
 
     def schedule_shape(self, schedule: "Schedule") -> "Shape":
         """Write a schedule."""
@@ -177,10 +180,10 @@ class Desk:
 
     async def retry(self, job: "Job", args: Mapping[str, Any] | None = None) -> "Job":
         """Run a job that has ended once more, perhaps with other arguments; return the new one."""
+        from headway.core.job_details import read_json
         from headway.core.json_values import encode_args
         from headway.operations import audit_log as deeds
-        from headway.operations.why import read_json
-        from headway.wire.shapes import unmasked
+        from headway.wire.masking import unmasked
 
         acting = self.acting(deeds.retry(job, other_args=args is not None))
         text = None if args is None else encode_args(unmasked(dict(args), read_json(job.args)))

@@ -22,16 +22,16 @@ from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import Line, bar, painted
 from headway.core.errors import Denied, StoreUnavailable
 from headway.core.instants import SECOND, Instant
+from headway.core.job_details import left_words, read_detail
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.schedule_names import schedule_label
 from headway.operations.attention import faults as faults_of
 from headway.operations.figures import situation_shape
 from headway.operations.overview import LATE, Situation
-from headway.operations.why import left_words, read_detail
 from headway.operations.worker_state import Worker
+from headway.wire.jobs import job_of
 from headway.wire.queues import Queue
-from headway.wire.shapes import job_shape
 
 FRAME_S: Final = 1.0
 RUNNING_READ: Final = 50
@@ -87,8 +87,7 @@ def _write(session: Session, picture: Picture) -> None:
             {
                 **situation_shape(picture.situation),
                 "running": [
-                    job_shape(job, picture.situation.now, node_name=names.get(job.node or ""))
-                    for job in picture.running
+                    job_of(job, picture.situation.now, node_name=names.get(job.node or "")) for job in picture.running
                 ],
                 "health": health(picture.situation),
             }

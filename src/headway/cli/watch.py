@@ -17,10 +17,11 @@ from headway.cli.session import Desk, Session
 from headway.cli.text import clean, span, utc
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant
+from headway.core.job_details import Detail, Step, error_line, left_words, read_detail
+from headway.core.job_summary import tries
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.operations.why import Detail, Step, error_line, left_words, read_detail, tries
-from headway.wire.shapes import job_shape
+from headway.wire.jobs import job_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -180,7 +181,7 @@ async def _show_json(session: Session, seen: AsyncIterator[Sight]) -> None:
         version = (sight.job.version, sight.job.progress, sight.job.detail or "", sight.job.metadata)
         if version != told:
             told = version
-            print(to_json(job_shape(sight.job, sight.now, why=sight.why)), flush=True)
+            print(to_json(job_of(sight.job, sight.now, why=sight.why)), flush=True)
 
 
 async def _show_lines(session: Session, seen: AsyncIterator[Sight]) -> None:

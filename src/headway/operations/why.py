@@ -1,19 +1,16 @@
 """Why a job is where it is: one true sentence, and the evidence for it.
 
 Pure: whoever asks has read the job and what is around it (`Around`) from the store, and gets words for people and
-values for programs. `explain` answers for one job with everything that is known; `glance` says what the job alone can
-tell, for lists. What a job says about itself while it runs (step, counts, rate, time left) is read here too, as far as
-it can be read: data of users never makes anybody fall over.
+values for programs. `explain` answers for one job with everything that is known; `headway.core.job_summary` says what
+the job alone can tell, for lists.
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
 from headway.core.instants import (
-    DURATION_MAX,
-    INSTANT_MAX,
     SECOND,
     Duration,
     Instant,
@@ -23,6 +20,8 @@ from headway.core.instants import (
     quote,
     span,
 )
+from headway.core.job_details import eta_seconds, read_detail, read_error
+from headway.core.job_summary import end_words, failure_words, glance, running_words
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.nodes import Node
@@ -30,128 +29,8 @@ from headway.operations.worker_state import Worker, workers_of
 
 MOMENT: Final = 2 * SECOND  # So long something may take that happens at once.
 NAMES_SHOWN: Final = 20
-MESSAGE_LENGTH_MAX: Final = 300
-RAW_LENGTH_MAX: Final = 4_096
 
 Evidence = dict[str, Any]
-
-
-# As large as a number may be that is still shown as one.
-_Number = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=DURATION_MAX // SECOND)]
-
-
-class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One of the steps that a job has named: `done`, `running` or `waiting`, and how long it took."""
-
-    name: str
-    state: str
-    seconds: _Seconds | None = None
-
-
-class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a running job last said about itself."""
-
-    step: str | None = None
-    done: _Number | None = None
-    total: _Number | None = None
-    rate: _Number | None = None
-    eta: _Seconds | None = None
-    steps: tuple[Step, ...] = ()
-    serial: Annotated[int, msgspec.Meta(ge=0)] = 0  # Which of its reports this was, where they are told live.
-
-    @property
-    def steps_done(self) -> int:
-        """How many of the named steps are done."""
-        return sum(step.state == "done" for step in self.steps)
-
-
-_NO_DETAIL: Final = Detail()
-_decode_detail: Final = msgspec.json.Decoder(Detail).decode
-
-
-def read_detail(job: Job) -> Detail:
-    """Read what the job last said about itself."""
-    if job.detail is None:
-        return _NO_DETAIL
-    try:
-        return _decode_detail(job.detail)
-    except (msgspec.DecodeError, RecursionError):
-        return _NO_DETAIL
-
-
-def read_json(text: str | None) -> Any:
-    """Read stored JSON; what cannot be read is shown as the text that it is, not at any length."""
-    if text is None:
-        return None
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return text[:RAW_LENGTH_MAX]
-
-
-def read_metadata(job: Job) -> dict[str, Any]:
-    """Return the facts that the task has noted, and at which step it is."""
-    noted = read_json(job.metadata)
-    metadata: dict[str, Any] = {}
-    if noted is not None:
-        metadata = dict(noted) if isinstance(noted, dict) else {"unreadable": noted}
-    detail = read_detail(job)
-    if detail.step is not None:
-        metadata["current_step"] = detail.step
-    if detail.steps:
-        metadata |= {"steps_completed": detail.steps_done, "steps_total": len(detail.steps)}
-    return metadata
-
-
-def read_error(text: str | None) -> dict[str, Any] | None:
-    """Return what went wrong as an object with at least `type` and `message`."""
-    error = read_json(text)
-    if error is None:
-        return None
-    if not isinstance(error, dict):
-        return {"type": "Error", "message": str(error)}
-    return {**error, "type": str(error.get("type", "Error")), "message": str(error.get("message", ""))}
-
-
-def error_line(text: str | None) -> str:
-    """Say in one line what went wrong: `ConnectionError: refused`."""
-    error = read_error(text)
-    if error is None:
-        return ""
-    message = " ".join(error["message"].split())
-    if len(message) > MESSAGE_LENGTH_MAX:
-        message = message[: MESSAGE_LENGTH_MAX - 1] + "…"
-    return f"{error['type']}: {message}" if message else str(error["type"])
-
-
-def _brief_error(text: str | None) -> Evidence | None:
-    """Return what went wrong without where it did; that is long, and not for everybody."""
-    error = read_error(text)
-    return None if error is None else {"type": error["type"], "message": error["message"]}
-
-
-def eta_at(job: Job) -> Instant | None:
-    """Return when a running job will end by its own account; that time may have passed."""
-    eta = read_detail(job).eta
-    if job.status is not Status.RUNNING or eta is None:
-        return None
-    return min(job.updated_at + round(eta * SECOND), INSTANT_MAX)
-
-
-def eta_seconds(job: Job, now: Instant) -> int | None:
-    """Return how long a running job will still take by its own account; None once that time has passed."""
-    at = eta_at(job)
-    if at is None or at <= now:
-        return None
-    left = min(at - now, at - job.updated_at)  # Less the time since it said so, unless our clock is behind.
-    return max(1, round(left / SECOND))
-
-
-def left_words(job: Job, now: Instant) -> str:
-    """Say how long a running job will still take: `4m 12s left`; nothing where nobody knows, or it is late."""
-    eta = eta_seconds(job, now)
-    return "" if eta is None else f"{span(eta * SECOND)} left"
 
 
 class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +77,12 @@ class Why(msgspec.Struct, frozen=True):
     evidence: Evidence
 
 
+def _brief_error(text: str | None) -> Evidence | None:
+    """Return what went wrong without where it did; that is long, and not for everybody."""
+    error = read_error(text)
+    return None if error is None else {"type": error["type"], "message": error["message"]}
+
+
 def explain(job: Job, around: Around) -> Why:
     """Say why a job is where it is."""
     sentence, evidence = _of_status(job, around)
@@ -224,25 +109,6 @@ def _of_status(job: Job, around: Around) -> tuple[str, Evidence]:
             return _running(job, around)
         case Status.COMPLETED | Status.FAILED | Status.TIMED_OUT | Status.CANCELLED:
             return _ended(job, around)
-    assert_never(job.status)
-
-
-def glance(job: Job, now: Instant, node_name: str | None = None) -> str:
-    """Say in a few words what the job alone can tell."""
-    match job.status:
-        case Status.PENDING:
-            return "waits for a worker"
-        case Status.SCHEDULED:
-            return f"due {away(job.run_at, now)}"
-        case Status.RETRYING:
-            soon = f"next attempt {away(job.run_at, now)}" if job.run_at > now else "the next attempt is due"
-            return f"{_failure(job)}; {soon}"
-        case Status.BLOCKED:
-            return f"parked: {job.reason}" if job.parked is not None else f"waits for {job.blocked_by} to end"
-        case Status.RUNNING:
-            return _running_words(job, now, node_name or job.node)
-        case Status.COMPLETED | Status.FAILED | Status.TIMED_OUT | Status.CANCELLED:
-            return _end_words(job, now)
     assert_never(job.status)
 
 
@@ -278,14 +144,8 @@ def _retrying(job: Job, around: Around) -> tuple[str, Evidence]:
         "backoff": None if job.backoff is None else str(job.backoff),
     }
     if job.run_at > around.now:
-        return f"{_failure(job)}; next attempt {_at(job.run_at, around.now)}", evidence
-    return f"{_failure(job)}; the next attempt is due; {_readier(around, evidence)}", evidence
-
-
-def _failure(job: Job) -> str:
-    words = job.reason.removesuffix(", retrying") or "failed"
-    error = error_line(job.error)
-    return f"{words}: {error}" if error else words
+        return f"{failure_words(job)}; next attempt {_at(job.run_at, around.now)}", evidence
+    return f"{failure_words(job)}; the next attempt is due; {_readier(around, evidence)}", evidence
 
 
 _CURES: Final = {
@@ -457,32 +317,8 @@ def _running(job: Job, around: Around) -> tuple[str, Evidence]:
             return f"its worker {node} is lost: the lease ran out {away(job.lease_until, now)}; {rescue}", evidence
         if not around.lives(job.node):
             silent = f"{node} was not heard of lately; unless it comes back the job is rescued"
-            return f"{_running_words(job, now, node)}; {silent} {away(job.lease_until, now)}", evidence
-    return _running_words(job, now, node), evidence
-
-
-def _running_words(job: Job, now: Instant, node: str | None) -> str:
-    where = "" if node is None else f" on {node}"  # What followers are told does not say where.
-    running = f"running{where} for {span(max(0, now - (job.started_at or now)))}"
-    if job.cancel_requested_at is not None:
-        asked = f"asked to stop {away(job.cancel_requested_at, now)}"
-        return f"{asked} ({job.reason}), {running}" if job.reason else f"{asked}, {running}"
-    detail, left = read_detail(job), left_words(job, now)
-    words = [running]
-    if job.progress or detail.step:
-        words.append(f"{job.progress}%" + (f" ({detail.step})" if detail.step else ""))
-    if left:
-        words.append(f"about {left}")
-    if job.attempt > 1:
-        words.append(tries(job))
-    return ", ".join(words)
-
-
-def tries(job: Job) -> str:
-    """Say which attempt a job is at: `attempt 2/3`, or `attempt 5 (1 of 3 failed)` where some did not count."""
-    if job.attempt <= job.max_attempts and job.failures in (job.attempt, job.attempt - 1):
-        return f"attempt {job.attempt}/{job.max_attempts}"
-    return f"attempt {job.attempt} ({job.failures} of {job.max_attempts} failed)"
+            return f"{running_words(job, now, node)}; {silent} {away(job.lease_until, now)}", evidence
+    return running_words(job, now, node), evidence
 
 
 def _ended(job: Job, around: Around) -> tuple[str, Evidence]:
@@ -496,7 +332,7 @@ def _ended(job: Job, around: Around) -> tuple[str, Evidence]:
     }
     if job.rerun_of is not None:
         evidence["rerun_of"] = job.rerun_of
-    sentence = _end_words(job, around.now)
+    sentence = end_words(job, around.now)
     if around.reruns:
         evidence["reruns"] = list(around.reruns)
         sentence += f"; run again as {_some(around.reruns)}"
@@ -508,17 +344,6 @@ def _ended(job: Job, around: Around) -> tuple[str, Evidence]:
             evidence["reviewed_at"] = isoformat(job.reviewed_at)
             sentence += f"; reviewed {away(job.reviewed_at, around.now)}"
     return sentence, evidence
-
-
-def _end_words(job: Job, now: Instant) -> str:
-    ended = away(job.finished_at if job.finished_at is not None else now, now)
-    if job.status is Status.COMPLETED:
-        took = "" if job.started_at is None or job.finished_at is None else span(job.finished_at - job.started_at)
-        return f"completed {ended}" + (f", took {took}" if took else "")
-    if job.status is Status.CANCELLED:
-        return job.reason or f"cancelled {ended}"
-    words = f"{_failure(job)}; ended {ended}"
-    return f"out of time; {words}" if job.status is Status.TIMED_OUT and "out of time" not in words else words
 
 
 def _some(names: Iterable[str]) -> str:

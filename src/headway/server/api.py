@@ -32,7 +32,7 @@ from headway.operations.caller import Principal
 from headway.operations.task_catalogue import TaskCatalogue, TaskLike
 from headway.server.auth import ANONYMOUS, Gate
 from headway.server.fanout import Hub
-from headway.server.job_reader import JobReader, NodeNames, Shown
+from headway.server.job_reader import EncodedJobs, JobReader, NodeNames
 from headway.server.offload import Offload
 from headway.server.proxies import TrustedProxies, is_forwarded
 from headway.server.quotas import Quotas
@@ -111,7 +111,7 @@ class Services:
     tasks: TaskCatalogue
     reader: JobReader
     names: NodeNames
-    shown: Shown
+    encoded: EncodedJobs
     series: Series
     health: Health
     tally: Tally
@@ -199,7 +199,7 @@ class Api:
             tasks=TaskCatalogue(store, self._clock, self._tasks),
             reader=JobReader(store, live),
             names=NodeNames(store, self._clock),
-            shown=Shown(),
+            encoded=EncodedJobs(),
             series=Series(store, self._clock),
             health=Health(store, self._clock, [*loops, *self._loops_beside]),
             tally=self._tally,

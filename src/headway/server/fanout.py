@@ -31,7 +31,8 @@ from headway.server.job_reader import length_of, overlaid, serial_of
 from headway.server.offload import Offload
 from headway.store import Store
 from headway.store.feed import EVERYTHING, Change, Line, all_before, low_of
-from headway.wire.shapes import LISTED_BYTES_MAX, job_news, job_outlook, job_shape, line_shape, listed
+from headway.wire.base import LISTED_BYTES_MAX
+from headway.wire.jobs import change_of, job_of, line_of, listed
 
 FOLLOW_FOR: Final = 15 * SECOND
 EXTEND_EVERY_S: Final = 5.0
@@ -51,10 +52,6 @@ AGAIN_BYTES_MAX: Final = 4 << 20  # Of what a follower of everything has missed;
 BREATH_BYTES: Final = 64 << 10
 EVENT_BYTES: Final = 512
 STRANGERS_MAX: Final = 500
-_FED: Final = (
-    "id type tenant queue schedule key tags status progress attempts failures max_attempts metadata detail "
-    "eta_at started_at finished_at updated_at why eta_seconds version live omitted"
-).split()
 
 
 class Place(NamedTuple):
@@ -438,7 +435,7 @@ class Hub:
             lines = await self._store.feed.log_between(job.id, channel.version, job.version)
         shown = channel.learn(job)
         channel.log_bytes = change.log_bytes
-        data = msgspec.json.encode(change_shape(shown, self._clock.now()))
+        data = msgspec.json.encode(change_of(shown, self._clock.now()))
         for followers, new, place in channel.to_tell(lines):
             event = Event(kind, data, id=None if new else place, version=job.version, live=serial_of(shown))
             _push(followers, [event, log_event(new, place, job.version)] if new else [event])
@@ -529,7 +526,7 @@ class Hub:
             self._states[job.id] = (job.status, job.attempt)
             if len(self._states) > STATES_MAX:
                 self._states.popitem(last=False)
-        return Event(kind, change_shape(job, self._clock.now()), id=cursor)
+        return Event(kind, change_of(job, self._clock.now()), id=cursor)
 
     # --- what jobs say live
 
@@ -584,7 +581,7 @@ class Hub:
         shown = overlaid(job, live)
         if (job.version, serial_of(shown)) > channel.told:
             channel.told = (job.version, serial_of(shown))
-            data = change_shape(shown, self._clock.now())
+            data = change_of(shown, self._clock.now())
             _push(channel.followers, [Event("progress", data, version=job.version, live=serial_of(shown))])
         if channel.tail.attempt == channel.attempt and channel.tail.lines:
             self._tell_tail(channel)
@@ -645,24 +642,16 @@ def _push(followers: Iterable[Follower], events: Iterable[Event]) -> None:
             follower.push(event)
 
 
-def change_shape(job: Job, now: int) -> dict[str, Any]:
-    """Write what the feed has of a job."""
-    shape = {**job_news(job), **job_outlook(job, now)}
-    return {name: shape[name] for name in _FED if name in shape}
-
-
 def job_event(kind: str, job: Job, now: int) -> Event:
     """Tell a whole job. Where its error came from is not for everybody; large arguments are left out, and named."""
-    shape = job_shape(job, now)
-    if shape["error"] is not None:
-        shape["error"].pop("traceback", None)
-    return Event(kind, shape, id=str(job.version), version=job.version, live=serial_of(job))
+    told = job_of(job, now, with_traceback=False)
+    return Event(kind, told, id=str(job.version), version=job.version, live=serial_of(job))
 
 
 def log_event(lines: list[Line], place: str | None, version: int) -> Event:
     """Tell what a job has logged."""
     told = [
-        line_shape(
+        line_of(
             {
                 "seq": line.seq or None,
                 "at": line.at,

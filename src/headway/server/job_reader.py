@@ -16,13 +16,15 @@ import msgspec
 
 from headway.core.clock import Clock
 from headway.core.errors import JobNotFound
+from headway.core.instants import SECOND, Instant
+from headway.core.job_details import read_detail
 from headway.core.jobs import METADATA_BYTES_MAX, UNFINISHED_MAX, Job
 from headway.core.lifecycle import Status
 from headway.core.ports import Latest, LiveView
 from headway.operations.job_context import node_names
-from headway.operations.why import read_detail
 from headway.store import Store
-from headway.wire.shapes import LISTED_BYTES_MAX, Shape, job_facts
+from headway.wire.base import LISTED_BYTES_MAX
+from headway.wire.jobs import job_of, set_outlook
 
 DETAIL_LENGTH_MAX: Final = 256 * 1024
 NAMES_FRESH_S: Final = 10.0
@@ -150,46 +152,44 @@ def _refuse(futures: list[asyncio.Future[Job]], error: Exception) -> None:
             future.set_exception(error)
 
 
-class Shown:
-    """Jobs as JSON: what one says is written once, what passes with the time once a second."""
+class EncodedJobs:
+    """Jobs as JSON: each is converted once, and encoded once a second since some of it changes as time passes."""
 
     def __init__(self) -> None:
-        self._pages: dict[tuple[str, bool], Page] = {}
+        self._kept: dict[tuple[str, bool], EncodedJob] = {}
 
-    def page(self, job: Job, *, is_whole: bool) -> "Page":
-        """Return the page of a job; the same one for as long as the reader returns the same job."""
-        key = (job.id, is_whole)
-        page = self._pages.get(key)
-        if page is None or page.job is not job:
-            page = Page(job, is_whole=is_whole)
-            if len(page.facts) <= KEPT_LENGTH_MAX:
-                self._pages[key] = page
-                while len(self._pages) > SHOWN_MAX:
-                    del self._pages[next(iter(self._pages))]
-        return page
+    def get(self, job: Job, *, with_traceback: bool) -> "EncodedJob":
+        """Return a job as JSON; the same object for as long as the reader returns the same job."""
+        key = (job.id, with_traceback)
+        encoded = self._kept.get(key)
+        if encoded is None or encoded.job is not job:
+            encoded = EncodedJob(job, with_traceback=with_traceback)
+            if length_of(job) <= KEPT_LENGTH_MAX:
+                self._kept[key] = encoded
+                while len(self._kept) > SHOWN_MAX:
+                    del self._kept[next(iter(self._kept))]
+        return encoded
 
 
-class Page:
+class EncodedJob:
     """One job as JSON, with its traceback or without."""
 
-    __slots__ = ("_body", "_second", "facts", "job")
+    __slots__ = ("_body", "_second", "_shown", "job")
 
-    def __init__(self, job: Job, *, is_whole: bool) -> None:
-        shape = job_facts(job)
-        if shape["error"] is not None and not is_whole:
-            shape["error"].pop("traceback", None)
+    def __init__(self, job: Job, *, with_traceback: bool) -> None:
         self.job = job
-        self.facts = msgspec.json.encode(shape)
+        self._shown = job_of(job, 0, why="", with_traceback=with_traceback)
         self._second = -1
         self._body = b""
 
     def at(self, second: int) -> bytes | None:
-        """Return what was said in this second; None when nothing was."""
+        """Return what was encoded in this second; None when nothing was."""
         return self._body if second == self._second else None
 
-    def tell(self, second: int, outlook: Shape) -> bytes:
-        """Say all of it, with what counts in this second."""
-        self._second, self._body = second, self.facts[:-1] + b"," + msgspec.json.encode(outlook)[1:]
+    def encode(self, now: Instant, *, why: str | None, node_name: str | None) -> bytes:
+        """Encode the job with what is true now."""
+        set_outlook(self._shown, self.job, now, why=why, node_name=node_name)
+        self._second, self._body = now // SECOND, msgspec.json.encode(self._shown)
         return self._body
 
 

@@ -17,7 +17,8 @@ from headway.core.instants import SECOND, Instant
 from headway.core.jobs import Job
 from headway.core.settings import mask_url
 from headway.store.webhooks import SECRET_PREFIX, Delivery, Endpoint, Outcome
-from headway.wire.shapes import Shape, job_shape, stamp
+from headway.wire.jobs import job_of
+from headway.wire.shapes import Shape, stamp
 
 CONTENT_TYPE: Final = "application/json"
 
@@ -25,9 +26,7 @@ CONTENT_TYPE: Final = "application/json"
 def job_message(event: str, job: Job) -> bytes:
     """Write the message about a job that has ended. It says the same whenever it is written."""
     ended = job.finished_at or job.updated_at
-    data = job_shape(job, ended)
-    if data["error"] is not None:
-        data["error"].pop("traceback", None)  # Code and paths are not for everybody who receives webhooks.
+    data = job_of(job, ended, with_traceback=False)  # Code and paths are not for everybody who receives webhooks.
     return msgspec.json.encode({"type": event, "timestamp": stamp(ended), "data": data})
 
 

@@ -28,7 +28,7 @@ from headway.server.outbound import Answer, Sender
 from headway.server.webhook_messages import headers_for, job_message, trial_message
 from headway.store import Store
 from headway.store.webhooks import Delivery, Endpoint, Outcome
-from headway.wire.shapes import LISTED_BYTES_MAX
+from headway.wire.base import LISTED_BYTES_MAX
 
 CONCURRENCY: Final = 64
 CLAIM: Final = 4  # At a time: all of it may be for one host.

@@ -1,15 +1,30 @@
 """What every resource is made of: the types of its fields, and a complete example of each for the specification."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar, overload
 
 import msgspec
 from msgspec import UnsetType as Absent
 
-__all__ = ["Absent", "Count", "Cursor", "Limit", "Page", "Resource", "Span", "Time", "example", "example_of"]
+from headway.core.instants import Duration, Instant, format_duration, isoformat
+
+__all__ = [
+    "Absent",
+    "Count",
+    "Cursor",
+    "Limit",
+    "Page",
+    "Resource",
+    "Span",
+    "Time",
+    "duration",
+    "example",
+    "example_of",
+]
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
+LISTED_BYTES_MAX: Final = 4_096  # Larger values are left out of lists; `omitted` names them.
 
 Time = Annotated[
     str,
@@ -21,6 +36,10 @@ Span = Annotated[str, msgspec.Meta(description="a duration", examples=["1h30m"])
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX, description="how many at most", examples=[PAGE_DEFAULT])]
 Cursor = Annotated[str, msgspec.Meta(description="`next_cursor` of the page before")]
+Omitted = Annotated[
+    list[str],
+    msgspec.Meta(description="what was too large for this list; the object itself has it", examples=[["args"]]),
+]
 
 T = TypeVar("T")
 R = TypeVar("R", bound="type[Resource]")
@@ -54,3 +73,30 @@ def example(values: Mapping[str, Any], *, known_by: frozenset[str]) -> Callable[
         return kind
 
     return register
+
+
+@overload
+def stamp(instant: Instant) -> str: ...
+
+
+@overload
+def stamp(instant: None) -> None: ...
+
+
+@overload
+def stamp(instant: Instant | None) -> str | None: ...
+
+
+def stamp(instant: Instant | None) -> str | None:
+    """Write an instant for JSON: ISO 8601 UTC with `Z`, or null."""
+    return None if instant is None else isoformat(instant)
+
+
+def duration(value: Duration | None) -> str | None:
+    """Write a duration for JSON, or null."""
+    return None if value is None else format_duration(value)
+
+
+def is_longer(text: str, size: int) -> bool:
+    """Say whether a text has more than so many bytes."""
+    return len(text) > size or (4 * len(text) > size and len(text.encode("utf-8", "replace")) > size)

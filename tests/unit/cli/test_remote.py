@@ -1,19 +1,33 @@
 """What an API writes is read back as what it was written from."""
 
 import json
+from typing import Any
 
+import msgspec
 import pytest
 
 from headway.cli.remote import _set_right, attempt_of, definition_of, job_of, occurrence_of, schedule_of
 from headway.core.clock import Clock
 from headway.core.instants import HOUR, MINUTE, SECOND, parse_instant
+from headway.core.job_details import eta_seconds, read_detail
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.occurrences import Decided, Occurrence
 from headway.core.schedules import Pause, Schedule, ScheduleSpec
 from headway.core.triggers import After, At, Cron, Every, Trigger
-from headway.operations.why import eta_seconds, read_detail
-from headway.wire.shapes import attempt_shape, job_shape, occurrence_shape, schedule_shape
+from headway.wire import jobs
+from headway.wire.shapes import occurrence_shape, schedule_shape
+
+
+def job_shape(job: Job, now: int) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(jobs.job_of(job, now))
+    return shown
+
+
+def attempt_shape(attempt: dict[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(jobs.attempt_of(attempt))
+    return shown
+
 
 NOW = parse_instant("2027-01-31T06:00:00.123456Z")
 DETAIL = {

@@ -7,9 +7,9 @@ import pytest
 
 from headway.cli.watch import LINE_EVERY, Sight, bar, frame, is_news, news, painted, rate_text
 from headway.core.instants import MINUTE, SECOND, Instant, parse_instant
+from headway.core.job_summary import tries
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.operations.why import tries
 
 NOW: Instant = parse_instant("2027-01-01T12:00:00Z")
 STEPS = [

@@ -27,8 +27,9 @@ from headway.core.schedules import Pause, Schedule, ScheduleSpec
 from headway.core.triggers import Cron, Every
 from headway.server.routes import openapi
 from headway.server.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Route
-from headway.wire import schemas, shapes
+from headway.wire import jobs, schemas, shapes
 from headway.wire.base import Resource
+from headway.wire.jobs import attempt_of, job_of
 from tests.support.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
@@ -283,22 +284,27 @@ def test_a_prefix_is_the_server() -> None:
 NOW = 1_800_000_000 * SECOND
 
 
+def written_as_json(value: Resource) -> dict[str, Any]:
+    read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return read
+
+
 def job(**given: Any) -> dict[str, Any]:
     times = dict.fromkeys(("created_at", "run_at", "updated_at"), NOW)
     place = {"tenant": "default", "queue": "default", "priority": 0, "max_attempts": 3}
     facts = {"id": "job_1", "task": "report", "status": Status.PENDING, "args": "{}", **place, **times, **given}
-    return shapes.job_shape(Job(**facts), NOW)
+    return written_as_json(job_of(Job(**facts), NOW))
 
 
 def written() -> Iterator[tuple[type[Resource], dict[str, Any]]]:
     error = '{"type": "OSError", "message": "gone", "traceback": "…"}'
     detail = '{"step": "Copy", "done": 1, "total": 4, "rate": 0.5, "eta": 6, "steps": [["Copy", "running", 1.5]]}'
-    yield schemas.Job, job()
-    yield schemas.Job, job(status=Status.FAILED, started_at=NOW, finished_at=NOW, error=error, result="[1]")
-    yield schemas.Job, job(status=Status.RUNNING, started_at=NOW, detail=detail, timeout=90 * SECOND, tags=("a",))
+    yield jobs.Job, job()
+    yield jobs.Job, job(status=Status.FAILED, started_at=NOW, finished_at=NOW, error=error, result="[1]")
+    yield jobs.Job, job(status=Status.RUNNING, started_at=NOW, detail=detail, timeout=90 * SECOND, tags=("a",))
     times = dict.fromkeys(("ready_at", "started_at", "ended_at"), NOW)
     ended = {"attempt": 1, "node": "node_1", **times, "outcome": "failed", "reason": "", "error": error}
-    yield schemas.Attempt, shapes.attempt_shape(ended)
+    yield jobs.Attempt, written_as_json(attempt_of(ended))
     for until in (None, NOW + SECOND):
         decided = Occurrence(
             schedule="s",

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import msgspec
 
 from headway.core.errors import StoreUnavailable
+from headway.core.job_details import Detail
 from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import Succeeded
 from headway.core.ports import Latest
-from headway.operations.why import Detail
 from headway.worker.reporter import CHECKPOINT_EVERY_S, LINES_EVERY_S, REPORT_EVERY_S
 from tests.simulation.stage import Stage
 from tests.simulation.virtual_loop import virtual

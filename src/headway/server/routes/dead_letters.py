@@ -17,8 +17,8 @@ from headway.server.routes.jobs import JOB_ID, page_of_jobs
 from headway.server.routes.streams import job_answer, visible_job
 from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route, require_printable
 from headway.store.failures import COUNTED_MAX, ERROR_TEXT_MAX, ErrorGroup, Letter
-from headway.wire.base import PAGE_MAX
-from headway.wire.shapes import LISTED_BYTES_MAX, Shape, stamp
+from headway.wire.base import LISTED_BYTES_MAX, PAGE_MAX
+from headway.wire.shapes import Shape, stamp
 
 GROUP_MAX: Final = 1_000
 GROUP_DEFAULT: Final = 100

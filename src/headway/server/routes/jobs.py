@@ -9,14 +9,14 @@ import msgspec
 
 from headway.core.errors import DefinitionError, DuplicateKey, JobNotFound, TaskNotFound
 from headway.core.instants import Instant, parse_start, to_datetime
+from headway.core.job_details import read_json
 from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.json_values import encode_args
 from headway.core.lifecycle import Status
 from headway.core.validation import KEY_LENGTH_MAX, check_name
 from headway.operations import audit_log as deeds
 from headway.operations.job_context import node_names, why
-from headway.operations.why import read_json
-from headway.server.job_reader import length_of
+from headway.server.job_reader import length_of, serial_of
 from headway.server.offload import Offload
 from headway.server.routes.streams import (
     FILTERS,
@@ -42,18 +42,10 @@ from headway.server.web import (
     require_printable,
 )
 from headway.store.job_filter import JobFilter
-from headway.wire.shapes import (
-    LISTED_BYTES_MAX,
-    Shape,
-    attempt_shape,
-    job_facts,
-    job_outlook,
-    job_shape,
-    line_shape,
-    listed,
-    stamp,
-    unmasked,
-)
+from headway.wire.base import LISTED_BYTES_MAX, Page
+from headway.wire.jobs import Job as JobResource
+from headway.wire.jobs import JobCount, attempt_of, entry_of, job_of, line_of, listed
+from headway.wire.masking import unmasked
 
 JOBS_MAX: Final = 10_000
 ATTEMPTS_SHOWN: Final = 1_000
@@ -118,13 +110,12 @@ async def page_of_jobs(call: Call, found: Sequence[Job], limit: int, *, followin
         following = shown[-1].id
     names, size = await _names(call, shown), sum(map(length_of, shown))
     offload: Offload = call.services.offload
-    with_traceback = call.principal.may("operator")
-    facts = await offload.take_turn(call.principal.holder, size, _written, shown, with_traceback=with_traceback)
-    now = call.clock.now()
-    outlooks = [job_outlook(job, now, node_name=names.get(job.node or "")) for job in shown]
-    items = b",".join(_joined(fact, outlook) for fact, outlook in zip(facts, outlooks, strict=True))
-    body = b'{"items":[%b],"next_cursor":%b}' % (items, msgspec.json.encode(following))
-    return Answer(body, etag=etag_of(b",".join([*facts, str(following).encode()])))
+    with_traceback, now = call.principal.may("operator"), call.clock.now()
+    items = await offload.take_turn(
+        call.principal.holder, size, _resources, shown, now, names, with_traceback=with_traceback
+    )
+    stable = [with_traceback, following, [(job.id, job.version, serial_of(job)) for job in shown]]
+    return Answer(Page(items, following), etag=etag_of(stable))
 
 
 def _fitting(found: Sequence[Job]) -> list[Job]:
@@ -139,19 +130,10 @@ def _fitting(found: Sequence[Job]) -> list[Job]:
     return shown
 
 
-def _written(jobs: Iterable[Job], *, with_traceback: bool) -> list[bytes]:
-    """Write what stays the same of jobs until they change."""
-    written = []
-    for job in jobs:
-        facts = job_facts(job)
-        if facts["error"] is not None and not with_traceback:
-            facts["error"].pop("traceback", None)
-        written.append(msgspec.json.encode(facts))
-    return written
-
-
-def _joined(facts: bytes, outlook: Shape) -> bytes:
-    return facts[:-1] + b"," + msgspec.json.encode(outlook)[1:]
+def _resources(
+    jobs: Iterable[Job], now: Instant, names: Mapping[str, str], *, with_traceback: bool
+) -> list[JobResource]:
+    return [job_of(job, now, node_name=names.get(job.node or ""), with_traceback=with_traceback) for job in jobs]
 
 
 async def _names(call: Call, jobs: Iterable[Job]) -> Mapping[str, str]:
@@ -176,7 +158,7 @@ async def enqueue(call: Call) -> Answer:
     if row.is_new:
         offload: Offload = call.services.offload
         size = len(job.args)
-        shape = await offload.take_turn(call.principal.holder, size, job_shape, row.job_of(job), row.created_at)
+        shape = await offload.take_turn(call.principal.holder, size, job_of, row.job_of(job), row.created_at)
         return Answer(shape, 201, headers)
     return await job_answer(call, (await _earlier(call, [row]))[row.id], headers=headers)
 
@@ -214,7 +196,7 @@ def _written_all(jobs: Iterable[Job], now: Instant, names: Mapping[str, str]) ->
     for job in jobs:
         job = listed(job, largest=LISTED_BYTES_MAX if size < BULK_ANSWER_BYTES_MAX else 0)
         size += length_of(job)
-        written.append(msgspec.json.encode(job_shape(job, now, node_name=names.get(job.node or ""))))
+        written.append(msgspec.json.encode(job_of(job, now, node_name=names.get(job.node or ""))))
     return b",".join(written)
 
 
@@ -276,7 +258,7 @@ async def count_jobs(call: Call) -> Answer:
     """Count the jobs that match, up to a limit."""
     chosen = chosen_by(call, call.query)
     jobs, is_exact = (0, True) if chosen is None else await call.store.bulk.count(chosen)
-    return Answer({"count": jobs, "is_exact": is_exact})
+    return Answer(JobCount(jobs, is_exact))
 
 
 def chosen_by(call: Call, given: Mapping[str, Any]) -> JobFilter | None:
@@ -340,15 +322,8 @@ async def attempts_of_job(call: Call) -> Answer:
     items = []
     for attempt in reversed(found):  # Where not all tracebacks fit into the answer, the newest do.
         left -= len(attempt["error"] or "")
-        items.append(_attempt(attempt, with_traceback=left >= 0))
+        items.append(attempt_of(attempt, with_traceback=left >= 0))
     return Answer({"items": items[::-1], "next_cursor": None})
-
-
-def _attempt(attempt: Mapping[str, Any], *, with_traceback: bool) -> Shape:
-    shape = attempt_shape(attempt)
-    if shape["error"] is not None and not with_traceback:
-        shape["error"].pop("traceback", None)
-    return shape
 
 
 async def log_of_job(call: Call) -> Answer:
@@ -362,17 +337,14 @@ async def log_of_job(call: Call) -> Answer:
         lines = await call.store.jobs.log_newest(job.id, before=before, limit=limit)
     else:
         lines = await call.store.jobs.log(job.id, after=int(cursor or 0), limit=limit)
-    items = [line_shape(line) for line in lines]
+    items = [line_of(line) for line in lines]
     return Answer({"items": items, "next_cursor": str(lines[-1]["seq"]) if len(lines) == limit else None})
 
 
 async def history_of_job(call: Call) -> Answer:
     """Read what has happened to a job, oldest first."""
     job = await visible_job(call, call.path("job_id"))
-    items = [
-        {**event, "at": stamp(event["at"]), "data": read_json(event["data"])}
-        for event in await call.store.jobs.events(job.id)
-    ]
+    items = [entry_of(event) for event in await call.store.jobs.events(job.id)]
     return Answer({"items": items, "next_cursor": None})
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from headway.core.errors import Conflict, DefinitionError, ScheduleChanged, ScheduleOwned, TaskNotFound
 from headway.core.instants import Instant
+from headway.core.job_details import read_json
 from headway.core.json_values import encode_args
 from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import Schedule, ScheduleSpec
@@ -32,7 +33,6 @@ from headway.operations.job_context import alive
 from headway.operations.overview import unserved
 from headway.operations.runs import runs
 from headway.operations.times import read_future, read_past
-from headway.operations.why import read_json
 from headway.server.routes.schedule_bodies import (
     NEXT_SHOWN,
     BackfillBody,
@@ -46,6 +46,7 @@ from headway.server.web import Answer, Call, Refused, answer_json
 from headway.store.ledger import FOREVER
 from headway.store.schedule_definitions import absent
 from headway.tasks.definitions import inherited, take_trigger
+from headway.wire.masking import unmasked
 from headway.wire.shapes import (
     Shape,
     definition_shape,
@@ -56,7 +57,6 @@ from headway.wire.shapes import (
     schedule_shape,
     spec_shape,
     stamp,
-    unmasked,
     zone_of,
 )
 

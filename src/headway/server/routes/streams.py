@@ -21,19 +21,20 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from headway.core.errors import HeadwayError, JobNotFound, StoreUnavailable
-from headway.core.instants import SECOND, parse_duration
+from headway.core.instants import SECOND, Instant, parse_duration
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.caller import Principal
-from headway.operations.job_context import why
-from headway.server.fanout import Event, Follower, Hub, Place, change_shape, job_event, log_event
-from headway.server.job_reader import JobReader, Page, length_of, serial_of
+from headway.operations.job_context import why as why_of
+from headway.server.fanout import Event, Follower, Hub, Place, job_event, log_event
+from headway.server.job_reader import JobReader, length_of, serial_of
 from headway.server.offload import SMALL_BYTES_MAX, Offload
 from headway.server.web import Answer, Call, Param, Refused, Route, refusal_of
 from headway.store.feed import Change, Line
-from headway.wire.shapes import LISTED_BYTES_MAX, job_outlook
+from headway.wire.base import LISTED_BYTES_MAX
+from headway.wire.jobs import change_of, job_of
 
 HEARTBEAT_S: Final = 15.0
 VALID_EVERY_S: Final = 2.0
@@ -107,7 +108,7 @@ async def follow_job(hub: Hub, call: Call, job_id: str, known: Place | None) -> 
 
 async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> list[Event]:
     now, version = call.clock.now(), 0 if known is None else known.version
-    live = [] if shown is job else [Event("progress", change_shape(shown, now))]
+    live = [] if shown is job else [Event("progress", change_of(shown, now))]
     if known is not None and version == job.version:
         return live
     logged = await call.store.feed.log_between(job.id, version, job.version)
@@ -144,7 +145,7 @@ def _replayed(fed: list[Change], lines: list[Line], final: Event | None, now: in
             continue
         kind = "progress" if before == (change.job.status, change.job.attempt) else "status"
         before = (change.job.status, change.job.attempt)
-        events.append(Event(kind, change_shape(change.job, now), id=str(version)))
+        events.append(Event(kind, change_of(change.job, now), id=str(version)))
     return events
 
 
@@ -529,15 +530,27 @@ async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mappin
     """Answer with a job and why it is where it is; what is large is read and written beside the loop."""
     etag = _etag(job)
     if not job.omitted and length_of(job) <= SMALL_BYTES_MAX:
-        page = call.services.shown.page(job, is_whole=call.principal.may("operator"))
-        return Answer(await _told(call, job, page), status, headers or {}, etag=etag)
+        encoded = call.services.encoded.get(job, with_traceback=call.principal.may("operator"))
+        body = encoded.at(call.clock.now() // SECOND) if job.status in _PLAIN else None
+        if body is None:
+            now, why, node_name = await _outlook(call, job)
+            body = encoded.encode(now, why=why, node_name=node_name)
+        return Answer(body, status, headers or {}, etag=etag)
     if call.request.headers.get("if-none-match") == etag:
         return Answer(b"", status, headers or {}, etag=etag)  # Known: nobody will read it.
     offload: Offload = call.services.offload
     async with offload.turn(call.principal.holder):
         job = await call.services.reader.whole(job)
-        page = await offload.run(length_of(job), Page, job, is_whole=call.principal.may("operator"))
-        return Answer(await _told(call, job, page), status, headers or {}, etag=_etag(job))
+        now, why, node_name = await _outlook(call, job)
+        with_traceback = call.principal.may("operator")
+        body = await offload.run(
+            length_of(job), _encoded, job, now, why=why, node_name=node_name, with_traceback=with_traceback
+        )
+        return Answer(body, status, headers or {}, etag=_etag(job))
+
+
+def _encoded(job: Job, now: Instant, **outlook: Any) -> bytes:
+    return msgspec.json.encode(job_of(job, now, **outlook))
 
 
 def _etag(job: Job) -> str:
@@ -546,16 +559,11 @@ def _etag(job: Job) -> str:
     return f'W/"{job.version}.{serial}"' if serial else f'W/"{job.version}"'
 
 
-async def _told(call: Call, job: Job, page: Page) -> bytes:
+async def _outlook(call: Call, job: Job) -> tuple[Instant, str | None, str | None]:
+    """Return what it takes to say how a job is now: the time, why it is there, and the name of its node."""
     now = call.clock.now()
-    second = now // SECOND
-    is_plain = job.status in _PLAIN
-    body = page.at(second) if is_plain else None
-    if body is None:
-        words = None if is_plain else (await why(call.store, job, now, tenant=call.tenant)).why
-        node_name = await call.services.names.of(job.node)
-        body = page.tell(second, job_outlook(job, now, why=words, node_name=node_name))
-    return body
+    words = None if job.status in _PLAIN else (await why_of(call.store, job, now, tenant=call.tenant)).why
+    return now, words, await call.services.names.of(job.node)
 
 
 ROUTES: Final = (
