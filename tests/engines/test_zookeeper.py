@@ -133,7 +133,7 @@ async def test_a_loop_that_hangs_loses_its_locks_although_its_session_lives(
 ) -> None:
     """The client keeps the session from a thread of its own; who takes the lock away must not need the loop either."""
     # A session of ten minutes for a lease of two seconds: the lock does not come free by the end of the session.
-    monkeypatch.setattr(zookeeper_engine, "MARGIN", 2 * (1 - LONG / LEASE))
+    monkeypatch.setattr(zookeeper_engine, "LEASE_MARGIN", 2 * (1 - LONG / LEASE))
     taken, resume = threading.Event(), threading.Event()
 
     async def hang() -> tuple[frozenset[str], bool]:

@@ -1,9 +1,6 @@
 """Imports that break the plan of the house until their modules are rewritten. Entries are only ever removed."""
 
 EXCEPTIONS: dict[str, set[str]] = {
-    "headway.adapters.zookeeper": {
-        "headway.coordination.elector",
-    },
     "headway.cli.api": {
         "headway.server.http_server",
     },

@@ -39,10 +39,10 @@ from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEve
 from kazoo.security import make_digest_acl
 
 from headway.adapters.address import Address
-from headway.coordination.elector import MARGIN
 from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable
 from headway.core.instants import SECOND, Duration
+from headway.core.nodes import LEASE_MARGIN
 
 PORT: Final = 2181
 PREFIX: Final = "headway"
@@ -187,8 +187,8 @@ class ZookeeperEngine:
     def _client(self, duration: Duration) -> KazooClient:
         """Return the client whose session is right for leases of this length."""
         lease_s = duration / SECOND
-        fitting = [timeout_s for timeout_s in self._clients if (1 - MARGIN) * lease_s <= timeout_s <= lease_s]
-        timeout_s = fitting[0] if fitting else (1 - MARGIN / 2) * lease_s
+        fitting = [timeout_s for timeout_s in self._clients if (1 - LEASE_MARGIN) * lease_s <= timeout_s <= lease_s]
+        timeout_s = fitting[0] if fitting else (1 - LEASE_MARGIN / 2) * lease_s
         client = self._clients.get(timeout_s)
         if client is None:
             client = self._clients[timeout_s] = self._start(timeout_s)

@@ -45,7 +45,7 @@ from headway.worker.ipc import Hello
 
 INTERRUPTED: Final = 130
 SKIPPED_TOLD: Final = 20  # Of the declared schedules that belong to somebody else.
-CREW_GOODBYE_S: Final = 0.3
+CHILD_POOL_GOODBYE_S: Final = 0.3
 PORT_REST_S: Final = 2.0  # Between two looks whether the port of the API is free.
 
 NodeOption = Annotated[str | None, typer.Option("--node", metavar="NAME", help="What people call this process.")]
@@ -240,7 +240,7 @@ async def run_worker(
             )
             await _work(settings, clock, child_pool, hello, log, stopping, hurrying, schedules=schedules, api=api)
         finally:
-            await child_pool.close(CREW_GOODBYE_S)
+            await child_pool.close(CHILD_POOL_GOODBYE_S)
         log.write("stopped", node=clock.node)
 
 

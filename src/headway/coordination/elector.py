@@ -27,12 +27,11 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.events import TermLost, TermWon, emit
 from headway.core.instants import SECOND, Duration
-from headway.core.nodes import Lease
+from headway.core.nodes import LEASE_MARGIN, Lease
 from headway.core.ports import Leases
 
 RENEWALS_PER_LEASE: Final = 3
 WAIT_S: Final = 1.5
-MARGIN: Final = 0.2  # The part of a lease in which its holder no longer trusts it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ class Elector:
         await self._leases.release(leases)
 
     def _trust(self, leases: Sequence[Lease], sent: float) -> None:
-        until = sent + self._duration / SECOND * (1 - MARGIN)
+        until = sent + self._duration / SECOND * (1 - LEASE_MARGIN)
         for lease in leases:
             self._terms[lease.name] = Term(lease, until)
 

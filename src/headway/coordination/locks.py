@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from headway.coordination.elector import MARGIN, RENEWALS_PER_LEASE
+from headway.coordination.elector import RENEWALS_PER_LEASE
 from headway.core.clock import Clock, cancel_until_done
 from headway.core.errors import DefinitionError, LeaseLost, LockHeld, StoreError, StoreFull, StoreUnavailable
 from headway.core.instants import HOUR, SECOND, Duration, DurationLike, format_duration, parse_duration, span
-from headway.core.nodes import Lease
+from headway.core.nodes import LEASE_MARGIN, Lease
 from headway.core.ports import Leases
 from headway.core.validation import check_name
 
@@ -189,7 +189,7 @@ class _Hold:
         return is_renewed
 
     def _trust(self, sent: float) -> None:
-        self._trusted_until = sent + self.wish.ttl / SECOND * (1 - MARGIN)
+        self._trusted_until = sent + self.wish.ttl / SECOND * (1 - LEASE_MARGIN)
 
     def _left_s(self) -> float:
         return self._trusted_until - self._clock.monotonic()

@@ -1,9 +1,12 @@
 """Nodes and the leases that they hold."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from headway.core.instants import Instant
 from headway.core.json_values import JsonObject
+
+LEASE_MARGIN: Final = 0.2  # The part of a lease in which its holder no longer trusts it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

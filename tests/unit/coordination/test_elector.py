@@ -4,16 +4,17 @@ import asyncio
 
 import pytest
 
-from headway.coordination.elector import MARGIN, Elector
+from headway.coordination.elector import Elector
 from headway.core.clock import Loop
 from headway.core.errors import StoreUnavailable
 from headway.core.events import TermLost, TermWon
 from headway.core.instants import SECOND
+from headway.core.nodes import LEASE_MARGIN
 from tests.simulation.stage import Seat, Stage, until
 from tests.simulation.virtual_loop import virtual
 
 LEASE_S = 10.0
-TRUST_S = LEASE_S * (1 - MARGIN)
+TRUST_S = LEASE_S * (1 - LEASE_MARGIN)
 ROLE = "scheduler/0"
 
 
