@@ -14,7 +14,7 @@ import msgspec
 from headway.cli.filters import in_api
 from headway.cli.session import Desk
 from headway.client import AsyncClient
-from headway.client.calls import JobFilters
+from headway.client.jobs import JobFilters
 from headway.client.remote_operations import RemoteOperations
 from headway.core.clock import Clock
 from headway.core.errors import (

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, cast, get_args
 import msgspec
 
 from headway.client import AsyncClient
-from headway.client.calls import new_key
+from headway.client.jobs import new_key
 from headway.client.requests import Request, ask, body_of, part, query_of
 from headway.core.clock import Clock
 from headway.core.errors import Conflict, DefinitionError, HeadwayError, NotFound, StoreError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.cli.filters import Chosen, filtered, in_api
-from headway.client.calls import JobFilters
+from headway.client.jobs import JobFilters
 from headway.core.errors import DefinitionError
 from headway.core.instants import HOUR, parse_instant
 from headway.server.routes.bulk import FilterBody

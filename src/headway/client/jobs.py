@@ -1,0 +1,343 @@
+"""The calls on jobs."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypedDict, Unpack
+
+from headway.client import follow
+from headway.client.binding import Group, Shapes, W_co, get, items_of, listing, operation, pages, post
+from headway.client.follow import Event
+from headway.client.progress_bar import draw
+from headway.client.requests import (
+    Flow,
+    Shape,
+    Steps,
+    duration_text,
+    instant_text,
+    part,
+)
+from headway.core.clock import Clock
+from headway.core.errors import (
+    AlreadyFinal,
+    DuplicateKey,
+    InvalidTask,
+    JobNotFound,
+    NotFinal,
+    TaskNotFound,
+)
+from headway.core.instants import SECOND, DurationLike, InstantLike, parse_duration
+
+
+def new_key() -> str:
+    """Make a key that nobody else makes, so that a job whose answer was lost is not made twice."""
+    return _KEYS.new_id("auto")
+
+
+_KEYS: Final = Clock()
+
+
+def _job_body(
+    task: str,
+    args: Mapping[str, Any] | None = None,
+    *,
+    delay: DurationLike | None = None,
+    at: InstantLike | None = None,
+    key: str | None = None,
+    queue: str | None = None,
+    priority: int | None = None,
+    tenant: str | None = None,
+    callback_url: str | None = None,
+    max_attempts: int | None = None,
+    timeout: DurationLike | None = None,
+    expires: DurationLike | None = None,
+    tags: Iterable[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Shape:
+    body = {
+        "type": task,
+        "args": dict(args or {}),
+        "delay": duration_text(delay, "delay"),
+        "run_at": instant_text(at, "at"),
+        "key": new_key() if key is None else key,
+        "queue": queue,
+        "priority": priority,
+        "tenant": tenant,
+        "callback_url": callback_url,
+        "max_attempts": max_attempts,
+        "timeout": duration_text(timeout, "timeout"),
+        "expires": duration_text(expires, "expires"),
+        "tags": None if tags is None else list(tags),
+        "metadata": None if metadata is None else dict(metadata),
+    }
+    return {name: value for name, value in body.items() if value is not None}
+
+
+class JobFilters(TypedDict, total=False):
+    """Which jobs; the names are those of the API."""
+
+    status: str
+    type: str
+    queue: str
+    tenant: str
+    schedule: str
+    batch: str
+    tag: str
+    key: str
+    created_after: InstantLike
+    created_before: InstantLike
+    finished_after: InstantLike
+    finished_before: InstantLike
+    rerun_of: str
+    q: str
+
+
+class JobCalls(Group[W_co]):
+    """Enqueue jobs, look at them, follow them, act on them."""
+
+    @operation
+    def enqueue(
+        self,
+        task: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        delay: DurationLike | None = None,
+        at: InstantLike | None = None,
+        key: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        callback_url: str | None = None,
+        max_attempts: int | None = None,
+        timeout: DurationLike | None = None,
+        expires: DurationLike | None = None,
+        tags: Iterable[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Steps[Shape]:
+        """Enqueue a job; it is durable when this returns. Without a key it gets one: no try makes a second job."""
+        body = _job_body(
+            task,
+            args,
+            delay=delay,
+            at=at,
+            key=key,
+            queue=queue,
+            priority=priority,
+            tenant=tenant,
+            callback_url=callback_url,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            expires=expires,
+            tags=tags,
+            metadata=metadata,
+        )
+        return _enqueue(body)
+
+    @operation
+    def enqueue_many(self, jobs: Iterable[Mapping[str, Any]]) -> Steps[Shapes]:
+        """Enqueue many jobs, all or none: `{"task": …, "args": {…}, "queue": …}` with the options of `enqueue`."""
+        return _enqueue_many([_job_body(**job) for job in jobs])
+
+    @operation
+    def job(self, job_id: str) -> Steps[Shape]:
+        """Return a job, and why it is where it is."""
+        return get(_job(job_id), missing=JobNotFound)
+
+    @listing
+    def jobs(
+        self,
+        *,
+        status: str | None = None,
+        type: str | None = None,
+        queue: str | None = None,
+        tenant: str | None = None,
+        schedule: str | None = None,
+        batch: str | None = None,
+        tag: str | None = None,
+        key: str | None = None,
+        created_after: InstantLike | None = None,
+        created_before: InstantLike | None = None,
+        finished_after: InstantLike | None = None,
+        finished_before: InstantLike | None = None,
+        rerun_of: str | None = None,
+        q: str | None = None,
+        before: str | None = None,
+        limit: int | None = None,
+    ) -> Flow[Shape]:
+        """Iterate over jobs, newest first; pages are read as they are needed."""
+        query = {
+            "status": status,
+            "type": type,
+            "queue": queue,
+            "tenant": tenant,
+            "schedule": schedule,
+            "batch": batch,
+            "tag": tag,
+            "key": key,
+            "created_after": instant_text(created_after, "created_after"),
+            "created_before": instant_text(created_before, "created_before"),
+            "finished_after": instant_text(finished_after, "finished_after"),
+            "finished_before": instant_text(finished_before, "finished_before"),
+            "rerun_of": rerun_of,
+            "q": q,
+            "cursor": before,
+        }
+        return pages("/api/jobs", query, limit)
+
+    @operation
+    def count(self, /, **filters: Unpack[JobFilters]) -> Steps[Shape]:
+        """Count the jobs that match, with the filters of `jobs`: `{"count": 37, "is_exact": True}`."""
+        return get("/api/jobs/count", _job_filters(filters), missing=JobNotFound)
+
+    @operation
+    def retry_many(
+        self,
+        /,
+        ids: Iterable[str] | None = None,
+        *,
+        dry_run: bool = False,
+        limit: int | None = None,
+        reason: str = "",
+        **filters: Unpack[JobFilters],
+    ) -> Steps[Shape]:
+        """Run many jobs that have ended once more, oldest first: those with these ids, or those that match.
+
+        The filters are those of `jobs`. What was retried already is left alone; with `dry_run` it only counts.
+        """
+        return _many("retry", ids, filters, dry_run, limit, reason)
+
+    @operation
+    def cancel_many(
+        self,
+        /,
+        ids: Iterable[str] | None = None,
+        *,
+        dry_run: bool = False,
+        limit: int | None = None,
+        reason: str = "",
+        **filters: Unpack[JobFilters],
+    ) -> Steps[Shape]:
+        """End many jobs, or have them stop, oldest first: those with these ids, or those that match."""
+        return _many("cancel", ids, filters, dry_run, limit, reason)
+
+    @operation
+    def latest(
+        self, type: str, *, tenant: str | None = None, key: str | None = None, status: str | None = None
+    ) -> Steps[Shape]:
+        """Return the newest job of a kind, such as the latest report of a tenant, or the latest COMPLETED one."""
+        query = {"type": type, "tenant": tenant, "key": key, "status": status}
+        return get("/api/jobs/latest", query, missing=JobNotFound)
+
+    @operation
+    def cancel(self, job_id: str, *, reason: str = "") -> Steps[Shape]:
+        """End a job that has not begun; ask one that runs to stop."""
+        return post(_job(job_id, "cancel"), {"reason": reason}, missing=JobNotFound, conflict=AlreadyFinal)
+
+    @operation
+    def retry(self, job_id: str, *, args: Mapping[str, Any] | None = None) -> Steps[Shape]:
+        """Run a job that has ended once more, as a new job that is linked to it, perhaps with other arguments."""
+        body = None if args is None else {"args": dict(args)}
+        return post(_job(job_id, "retry"), body, missing=JobNotFound, conflict=NotFinal, invalid=InvalidTask)
+
+    @operation
+    def why(self, job_id: str) -> Steps[Shape]:
+        """Say why a job is where it is, with the evidence."""
+        return get(_job(job_id, "why"), missing=JobNotFound)
+
+    @operation
+    def attempts(self, job_id: str) -> Steps[Shapes]:
+        """Return the attempts of a job that have ended."""
+        return items_of(get(_job(job_id, "attempts"), missing=JobNotFound))
+
+    @operation
+    def history(self, job_id: str) -> Steps[Shapes]:
+        """Return what has happened to a job, oldest first."""
+        return items_of(get(_job(job_id, "history"), missing=JobNotFound))
+
+    @listing
+    def log(self, job_id: str, *, after: int = 0, limit: int | None = None, newest_first: bool = False) -> Flow[Shape]:
+        """Iterate over the lines that a job has logged, oldest first, from the one behind number `after` on.
+
+        With `newest_first` the other way round: then `after` is the number of the line before which to begin.
+        """
+        query = {"cursor": after or None, "order": "desc" if newest_first else None}
+        return pages(_job(job_id, "log"), query, limit, missing=JobNotFound)
+
+    @operation
+    def wait(self, job_id: str, timeout: DurationLike | None = None) -> Steps[Any]:
+        """Wait until a job has ended; return its result, or raise `JobFailed` (`TimeoutError` when time is up)."""
+        return follow.wait(job_id, timeout)
+
+    @operation
+    def changed(self, job_id: str, version: int, wait: DurationLike = "25s") -> Steps[Shape]:
+        """Return a job as soon as it has another version than this one, or as it is when the time is up."""
+        return follow.long_poll(job_id, version, parse_duration(wait, what="wait") / SECOND)
+
+    @listing
+    def watch(self, job_id: str) -> Flow[Event]:
+        """Iterate over what happens to a job until it has ended; survives cut connections and restarted servers."""
+        return follow.watch(job_id)
+
+    @operation
+    def progress(self, job_id: str) -> Steps[Shape]:
+        """Draw the progress of a job on the terminal until it has ended; return the job."""
+        return draw(job_id)
+
+    @listing
+    def stream(
+        self,
+        *,
+        status: str | None = None,
+        type: str | None = None,
+        queue: str | None = None,
+        tenant: str | None = None,
+        schedule: str | None = None,
+        tag: str | None = None,
+        key: str | None = None,
+    ) -> Flow[Event]:
+        """Iterate over what happens to all jobs that match, without end.
+
+        An event `resync` says that something may have been missed: read anew what you want to know.
+        """
+        query = {"status": status, "type": type, "queue": queue, "tenant": tenant, "schedule": schedule}
+        return follow.stream({**query, "tag": tag, "key": key})
+
+
+_TIMES: Final = ("created_after", "created_before", "finished_after", "finished_before")
+
+
+def _job_filters(filters: Mapping[str, Any]) -> Shape:
+    return {name: instant_text(value, name) if name in _TIMES else value for name, value in filters.items()}
+
+
+def _many(
+    verb: str, ids: Iterable[str] | None, filters: Mapping[str, Any], dry_run: bool, limit: int | None, reason: str
+) -> Steps[Shape]:
+    chosen = None if ids is not None and not filters else _job_filters(filters)
+    body = {"filter": chosen, "ids": None if ids is None else [*ids], "dry_run": dry_run, "limit": limit}
+    # With ids it is the same twice; with a filter and a limit the second time would take the next ones.
+    return post(f"/api/jobs/{verb}", {**body, "reason": reason}, is_keyed=dry_run or ids is not None)
+
+
+def _job(job_id: str, verb: str | None = None) -> str:
+    return f"/api/jobs/{part(job_id)}" + (f"/{verb}" if verb else "")
+
+
+def _enqueue(body: Shape) -> Steps[Shape]:
+    job: Shape = yield from post(
+        "/api/jobs", body, is_keyed=True, missing=TaskNotFound, conflict=DuplicateKey, invalid=InvalidTask
+    )
+    return job
+
+
+def _enqueue_many(jobs: Shapes) -> Steps[Shapes]:
+    if not jobs:
+        return []
+    answer = yield from post(
+        "/api/jobs/bulk",
+        {"jobs": jobs},
+        is_keyed=True,
+        missing=TaskNotFound,
+        conflict=DuplicateKey,
+        invalid=InvalidTask,
+    )
+    items: Shapes = answer["items"]
+    return items

@@ -1,0 +1,197 @@
+"""The calls on schedules."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from headway.client.binding import Group, Shapes, W_co, get, items_of, listing, operation, pages, post, send
+from headway.client.jobs import new_key
+from headway.client.requests import (
+    Flow,
+    Request,
+    Shape,
+    Steps,
+    body_of,
+    instant_text,
+    part,
+    query_of,
+    time_text,
+)
+from headway.core.errors import (
+    DuplicateKey,
+    InvalidSchedule,
+    ScheduleNotFound,
+    ScheduleOwned,
+)
+from headway.core.instants import InstantLike
+
+
+class Schedules(Group[W_co]):
+    """Schedules: look at them and steer them. A name is one of the token's tenant, or of `tenant` if it sees all."""
+
+    @listing
+    def list(
+        self,
+        *,
+        owner: str | None = None,
+        tenant: str | None = None,
+        q: str | None = None,
+        state: str | None = None,
+        recent: int | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Flow[Shape]:
+        """Iterate over schedules by name; with `recent` each has so many of its newest decisions."""
+        query = {"owner": owner, "tenant": tenant, "q": q, "state": state, "recent": recent, "cursor": after}
+        return pages("/api/schedules", query, limit)
+
+    @operation
+    def get(self, name: str, *, tenant: str | None = None) -> Steps[Shape]:
+        """Return one schedule, and what comes next."""
+        return get(_schedule(name), {"tenant": tenant}, missing=ScheduleNotFound)
+
+    @operation
+    def put(
+        self,
+        name: str,
+        definition: Mapping[str, Any],
+        *,
+        if_match: int | None = None,
+        dry_run: bool = False,
+        owner: str | None = None,
+        take_over: bool = False,
+        tenant: str | None = None,
+    ) -> Steps[Shape]:
+        """Create or change a schedule: `{"task": "report", "cron": "0 6 * * *", "tz": "Europe/Berlin", …}`.
+
+        With the revision that was seen last as `if_match` it changes nothing that somebody else has changed since
+        (`ScheduleChanged`). With `dry_run` it only says what would change.
+        """
+        query = {"dry_run": dry_run or None, "owner": owner or None, "take_over": take_over or None, "tenant": tenant}
+        return _put_schedule(name, definition, if_match, query)
+
+    @operation
+    def remove(self, name: str, *, owner: str | None = None, tenant: str | None = None) -> Steps[Shape]:
+        """Remove a schedule; what was decided stays in the ledger."""
+        query = query_of({"owner": owner or None, "tenant": tenant})
+        return send(Request(method="DELETE", path=_schedule(name), query=query, missing=ScheduleNotFound))
+
+    @operation
+    def pause(
+        self, name: str, *, reason: str = "", until: InstantLike | None = None, tenant: str | None = None
+    ) -> Steps[Shape]:
+        """Stop a schedule, perhaps until a time or for so long (`2h`); its instants are recorded as paused."""
+        body = {"reason": reason, "until": time_text(until)}
+        return post(_schedule(name, "pause"), body, query=query_of({"tenant": tenant}), **_SCHEDULE)
+
+    @operation
+    def resume(self, name: str, *, tenant: str | None = None) -> Steps[Shape]:
+        """Let a paused schedule run again, from now on."""
+        return post(_schedule(name, "resume"), query=query_of({"tenant": tenant}), **_SCHEDULE)
+
+    @operation
+    def trigger(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        tenant: str | None = None,
+    ) -> Steps[Shape]:
+        """Enqueue a job of the schedule now, where its overlap rule has room for one; else return the one there is.
+
+        The `outcome` beside what the job says is then `not started`, and `message` says why.
+        """
+        body = {"args": None if args is None else dict(args), "key": new_key() if key is None else key}
+        query, meaning = query_of({"tenant": tenant}), {"is_keyed": True, "conflict": DuplicateKey, **_SCHEDULE}
+        return post(_schedule(name, "trigger"), body, query=query, **meaning)
+
+    @operation
+    def backfill(
+        self,
+        name: str,
+        first: InstantLike,
+        last: InstantLike,
+        *,
+        again: bool = False,
+        dry_run: bool = False,
+        limit: int | None = None,
+        tenant: str | None = None,
+    ) -> Steps[Shape]:
+        """Enqueue a job for each past instant from `first` to `last` that has not fired."""
+        body = {"from": time_text(first), "to": time_text(last), "again": again, "dry_run": dry_run, "limit": limit}
+        query, is_keyed = query_of({"tenant": tenant}), dry_run or not again
+        return post(_schedule(name, "backfill"), body, query=query, is_keyed=is_keyed, **_SCHEDULE)
+
+    @operation
+    def preview(
+        self,
+        name: str,
+        n: int = 5,
+        *,
+        since: InstantLike | None = None,
+        tz: str | None = None,
+        tenant: str | None = None,
+    ) -> Steps[Shapes]:
+        """Return the next instants of a schedule."""
+        query = {"n": n, "from": time_text(since), "tz": tz, "tenant": tenant}
+        return items_of(get(_schedule(name, "preview"), query, **_SCHEDULE))
+
+    @operation
+    def preview_rule(self, rule: Mapping[str, Any], n: int = 5) -> Steps[Shapes]:
+        """Return the next instants of a rule that is no schedule: `{"cron": "30 2 * * *", "tz": "Europe/Berlin"}`."""
+        return items_of(post("/api/schedules/preview", {**rule, "n": n}, is_keyed=True, **_SCHEDULE))
+
+    @operation
+    def calendar(self, name: str, year: int | None = None, *, tenant: str | None = None) -> Steps[Shape]:
+        """Return what was decided for a schedule in a year, and how its jobs ended, by days of its zone."""
+        return get(_schedule(name, "calendar"), {"year": year, "tenant": tenant}, **_SCHEDULE)
+
+    @listing
+    def occurrences(
+        self,
+        name: str,
+        *,
+        since: InstantLike | None = None,
+        before: InstantLike | None = None,
+        limit: int | None = None,
+        tenant: str | None = None,
+    ) -> Flow[Shape]:
+        """Iterate over what was decided for a schedule, newest first."""
+        query = {"since": instant_text(since), "before": instant_text(before), "tenant": tenant}
+        return pages(_schedule(name, "occurrences"), query, limit, missing=ScheduleNotFound)
+
+    @listing
+    def runs(
+        self,
+        name: str,
+        *,
+        since: InstantLike | None = None,
+        before: InstantLike | None = None,
+        limit: int | None = None,
+        tenant: str | None = None,
+    ) -> Flow[Shape]:
+        """Iterate over what was decided for a schedule and what was started by hand, newest first."""
+        query = {"since": instant_text(since), "before": instant_text(before), "tenant": tenant}
+        return pages(_schedule(name, "runs"), query, limit, missing=ScheduleNotFound)
+
+
+_SCHEDULE: Final[Mapping[str, Any]] = {"missing": ScheduleNotFound, "invalid": InvalidSchedule}
+
+
+def _schedule(name: str, verb: str | None = None) -> str:
+    return f"/api/schedules/{part(name)}" + (f"/{verb}" if verb else "")
+
+
+def _put_schedule(
+    name: str, definition: Mapping[str, Any], if_match: int | None, query: Mapping[str, Any]
+) -> Steps[Shape]:
+    request = Request(
+        method="PUT",
+        path=_schedule(name),
+        query=query_of(query),
+        body=body_of(definition),
+        headers={} if if_match is None else {"If-Match": f'"{if_match}"'},
+        conflict=ScheduleOwned,
+        invalid=InvalidSchedule,
+    )
+    return send(request)
