@@ -15,7 +15,7 @@ from headway.testing.child_pool import Gate
 from headway.wiring.node import EngineNode, World
 from headway.worker.supervisor import Supervisor
 from tests.simulation.child import ProcessState
-from tests.simulation.child_pool import SimulatedCrew
+from tests.simulation.child_pool import SimulatedChildPool
 from tests.simulation.faults import NO_MISHAPS, FaultyDriver, GatedClock, Sea
 from tests.simulation.scenario import QUEUES, TASKS, Mishaps, Scenario, draw_spec
 
@@ -215,7 +215,7 @@ class WorkerActor(NodeActor):
 
     def __init__(self, place: Place, index: int) -> None:
         super().__init__(place, index)
-        self.child_pool: SimulatedCrew | None = None
+        self.child_pool: SimulatedChildPool | None = None
         self._supervisor: Supervisor | None = None
 
     def knows(self) -> tuple[str, ...]:
@@ -234,7 +234,7 @@ class WorkerActor(NodeActor):
             kill_worker=lambda: self._killed(process),
             is_calm=is_calm,
         )
-        self.child_pool = SimulatedCrew(around, clock)
+        self.child_pool = SimulatedChildPool(around, clock)
         self._supervisor = supervisor = Supervisor(
             work, self.child_pool, clock=clock, lease=settings.worker_lease, poll=settings.poll
         )

@@ -38,7 +38,7 @@ class Sweeper:
             task.cancel()
 
 
-class SimulatedCrew(ChildPool):
+class SimulatedChildPool(ChildPool):
     """Runs made-up jobs by the real protocol."""
 
     def __init__(self, around: ProcessState, clock: Clock) -> None:

@@ -99,7 +99,7 @@ class _Run:
         return self.stop_as is not None or self.is_gone
 
 
-class InlineCrew:
+class InlineChildPool:
     """Runs the tasks of an app on the virtual loop; the supervisor takes it for its children."""
 
     def __init__(
@@ -129,7 +129,7 @@ class InlineCrew:
         self._reporting: asyncio.TimerHandle | None = None
 
     @property
-    def _foreman(self) -> SupervisorPort:
+    def _supervisor(self) -> SupervisorPort:
         assert self._reports_to is not None, "a child pool without a supervisor has no jobs"
         return self._reports_to
 
@@ -170,7 +170,7 @@ class InlineCrew:
         if run is None or run.claimed.attempt != attempt:
             for waiting in [run for run in self._waiting if run.claimed.job_id == job_id]:
                 self._waiting.remove(waiting)
-                self._foreman.ended(waiting.claimed, outcome)
+                self._supervisor.ended(waiting.claimed, outcome)
         elif run.stop_as is None:
             run.stop_as = outcome
             if run.context is not None:
@@ -190,14 +190,14 @@ class InlineCrew:
     def release_waiting(self, reason: str) -> None:
         """Hand back what has not begun."""
         while self._waiting:
-            self._foreman.ended(self._waiting.popleft().claimed, Released(reason))
+            self._supervisor.ended(self._waiting.popleft().claimed, Released(reason))
 
     def release_all(self, reason: str) -> None:
         """Hand back everything now."""
         self.release_waiting(reason)
         for run in list(self._running.values()):
             self._forget(run)
-            self._foreman.ended(run.claimed, run.stop_as or Released(reason))
+            self._supervisor.ended(run.claimed, run.stop_as or Released(reason))
 
     def watch(self) -> None:
         """Timers of the loop see to what only time can show."""
@@ -271,9 +271,9 @@ class InlineCrew:
     def _end(self, run: _Run, outcome: Outcome) -> None:
         self._report()
         self._forget(run)
-        self._foreman.ended(run.claimed, outcome)
+        self._supervisor.ended(run.claimed, outcome)
         self._begin()
-        self._foreman.has_room()
+        self._supervisor.has_room()
 
     def _kill(self, run: _Run) -> None:
         """Give up on code that did not stop when asked."""
@@ -311,7 +311,7 @@ class InlineCrew:
         """Ask the supervisor and await its answer."""
         if not self._is_live(context):
             raise LeaseLost(f"attempt {context.attempt} of {context.job_id} is over")
-        return await self._foreman.answer(StoreRequest(0, context.job_id, context.attempt, question, body))
+        return await self._supervisor.answer(StoreRequest(0, context.job_id, context.attempt, question, body))
 
     def _is_live(self, context: Context) -> bool:
         run = self._running.get(context.job_id)
@@ -324,7 +324,7 @@ class InlineCrew:
         noted, self._noted = self._noted, {}
         reports = [report for context in noted.values() if (report := context.take_report()) is not None]
         if reports:
-            self._foreman.reported(reports)
+            self._supervisor.reported(reports)
 
 
 def at_once(coroutine: Coroutine[Any, Any, R]) -> R:

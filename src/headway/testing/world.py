@@ -2,7 +2,7 @@
 
     housekeeper   keeps house: promotes, expires, prunes; never dies
     scheduler     decides schedules; can be stopped and started
-    workers       real supervisors; the tasks run in an `InlineCrew`, and workers can be killed and frozen
+    workers       real supervisors; the tasks run in an `InlineChildPool`, and workers can be killed and frozen
 
 All share one SQLite in memory, and every commit wakes the others at once, so nobody has to poll. While nothing can
 happen before some later time, the loops' rests are stretched up to it: a quiet day costs milliseconds.
@@ -42,7 +42,7 @@ from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
 from headway.store.transaction import Begin, Call, Rows, T
 from headway.tasks.task import JobHandle, Task
-from headway.testing.child_pool import Gate, InlineCrew, at_once
+from headway.testing.child_pool import Gate, InlineChildPool, at_once
 from headway.testing.loop import Livelock, VirtualLoop
 from headway.testing.promises import Promises, all_jobs, all_occurrences
 from headway.wiring.children import hello_of
@@ -157,7 +157,7 @@ class _Process:
         self.gate = Gate()
         self.clock = world.new_clock(name, self.gate)
         self.store = Store.on(_Driver(world, self.gate, name), self.clock)
-        self.child_pool: InlineCrew | None = None
+        self.child_pool: InlineChildPool | None = None
         self.task: asyncio.Task[None] | None = None
         self.node: EngineNode | None = None
 
@@ -380,7 +380,7 @@ class World:
         process = _Process(self, f"{role}-{self._names}")
         settings = replace(self._settings, node=process.name)
         if has_child_pool:
-            process.child_pool = InlineCrew(
+            process.child_pool = InlineChildPool(
                 self.app.tasks, self._hello.tasks, self.app, process.clock, process.gate, self._note_end
             )
             process.child_pool.width = settings.concurrency

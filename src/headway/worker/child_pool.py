@@ -1,6 +1,6 @@
-"""The crew: the child processes of one worker, who runs what in them, and how they are made to stop.
+"""The child pool: the child processes of one worker, who runs what in them, and how they are made to stop.
 
-The crew knows nothing of the store. It is given claimed jobs and ends each of them exactly once with an outcome, unless
+The pool knows nothing of the store. It is given claimed jobs and ends each of them exactly once with an outcome, unless
 it is told to abandon a job. What it guarantees, whatever the code in the children does:
 
 - a child that dies is noticed at once. The job that ran in it has crashed; jobs that had not begun are handed back.

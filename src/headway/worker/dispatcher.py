@@ -17,7 +17,7 @@ RUN_BYTES_MAX: Final = 8 << 20  # Of arguments and steps in one frame.
 
 
 class Dispatcher:
-    """Gives jobs to the children of a staff."""
+    """Gives jobs to children that have room for them."""
 
     def __init__(self, processes: ChildProcesses, assignments: Assignments, clock: Clock) -> None:
         self._processes = processes

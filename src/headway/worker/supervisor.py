@@ -55,7 +55,7 @@ class Supervisor:
     ) -> None:
         poll_s = poll / SECOND
         self._work = work
-        self._crew = child_pool
+        self._child_pool = child_pool
         self._clock = clock
         self._poll_s = poll_s
         claims, keeps, settles, reports, hinted = (asyncio.Event() for _ in range(5))
@@ -138,7 +138,7 @@ class Supervisor:
 
     def state(self) -> JsonObject:
         """Describe this worker for those who look at nodes."""
-        child_pool = self._crew
+        child_pool = self._child_pool
         return {
             "tasks": sorted(child_pool.tasks),
             "defaults": {name: info.defaults for name, info in child_pool.tasks.items() if info.defaults},
@@ -152,8 +152,8 @@ class Supervisor:
 
     def _place(self, kind: str, names: Collection[str]) -> JsonObject:
         """Describe the slots of one kind: a job can use no others."""
-        slots = self._crew.slots(kind)
-        free = max(0, min(slots - self._crew.busy(kind), self._crew.room(kind)))
+        slots = self._child_pool.slots(kind)
+        free = max(0, min(slots - self._child_pool.busy(kind), self._child_pool.room(kind)))
         return {"slots": slots, "free": free, "tasks": sorted(names)}
 
     def hear(self, topic: str) -> None:
@@ -175,7 +175,7 @@ class Supervisor:
     # --- what the child pool tells
 
     def has_room(self) -> None:
-        """The crew can take more."""
+        """Claim more: the child pool has room."""
         self.claimer.wake()
 
     def ended(self, claimed: Claimed, outcome: Outcome) -> None:
@@ -216,11 +216,11 @@ class Supervisor:
             emit(Draining(node=self._clock.node, running=self.running(), reason=reason))
             if self.claimer.hints is not None:
                 self.claimer.hints.stop()
-            self._crew.release_waiting(f"handed back: {reason}")
+            self._child_pool.release_waiting(f"handed back: {reason}")
 
     def hand_back(self) -> None:
         """Hand back everything that still runs, now."""
-        self._crew.release_all(f"handed back: {self._held.draining or 'the worker ends'}")
+        self._child_pool.release_all(f"handed back: {self._held.draining or 'the worker ends'}")
 
     @property
     def is_idle(self) -> bool:

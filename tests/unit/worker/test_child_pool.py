@@ -144,7 +144,7 @@ def test_frames_are_cut_where_arguments_or_steps_are_large() -> None:
 
 
 class Books:
-    """A foreman, a sweeper and the line to a child: all only write down what they are told."""
+    """A supervisor, a sweeper and the line to a child: all only write down what they are told."""
 
     pid, mark, has_ended, ending = 1, "MARK=1", False, "was killed by SIGKILL"
 
