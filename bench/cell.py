@@ -29,7 +29,7 @@ from headway.core.clock import Clock
 from headway.core.instants import SECOND, Instant, parse_instant
 from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron, Trigger
-from headway.scheduling.scheduler import LeaderMandate, Scheduler
+from headway.scheduling.scheduler import LeaderFencing, Scheduler
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
@@ -103,8 +103,8 @@ class Cell:
     async def run(self, seconds: float) -> float:
         """Decide for so long; return how many seconds of it the processor was busy."""
         held = await self.store.leases.acquire(["scheduler/0"], holder="cell", holder_name="cell", duration=LEASE)
-        mandate = LeaderMandate(1, lambda: {lease.name: lease for lease in held}, "cell", lambda _: None)
-        scheduler = Scheduler(self.store.ledger, mandate, clock=self.clock, poll=SECOND)
+        fencing = LeaderFencing(1, lambda: {lease.name: lease for lease in held}, "cell", lambda _: None)
+        scheduler = Scheduler(self.store.ledger, fencing, clock=self.clock, poll=SECOND)
         self._began, self._skipped_s = time.process_time(), 0.0
         while self._elapsed_s() < seconds:
             self._skipped_s += await scheduler.tick()

@@ -15,7 +15,7 @@ from bench.bare import Bare, Batch, Rows
 from bench.figures import Figure, Pair, Target, seconds
 from bench.places import Place, Run, database, opened
 from headway.core.clock import Clock
-from headway.core.events import Event, SchedulesDecided, subscribed
+from headway.core.events import EngineEvent, SchedulesDecided, subscribed
 from headway.core.instants import SECOND, Instant
 from headway.core.settings import Settings
 from headway.store import Store
@@ -64,7 +64,7 @@ async def decided_by_node(
     done = asyncio.Event()
     finished = 0.0
 
-    def hear(event: Event) -> None:
+    def hear(event: EngineEvent) -> None:
         nonlocal finished
         if isinstance(event, SchedulesDecided):
             names.append([plan.schedule.name for plan in event.plans])

@@ -16,7 +16,7 @@ from typing import Final
 
 from bench.places import opened
 from bench.watch import Watched
-from headway.core.events import Event, TermWon, subscribed
+from headway.core.events import EngineEvent, TermWon, subscribed
 from headway.core.settings import Settings
 from headway.wiring.roles import scheduler_node
 
@@ -56,7 +56,7 @@ async def _ended(process: Process) -> None:
 
 
 async def _run(url: str) -> None:
-    def hear(event: Event) -> None:
+    def hear(event: EngineEvent) -> None:
         if isinstance(event, TermWon) and event.role.startswith("scheduler/"):
             print("leading", flush=True)
 

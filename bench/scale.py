@@ -21,7 +21,7 @@ from headway.core.instants import DAY, SECOND, Duration
 from headway.core.ports import Shards
 from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron
-from headway.scheduling.scheduler import LeaderMandate, Scheduler
+from headway.scheduling.scheduler import LeaderFencing, Scheduler
 from headway.store import Store
 
 EDITS: Final = 30
@@ -94,8 +94,8 @@ async def _prepare(stack: AsyncExitStack, place: Place, count: int) -> _Size:
         await bare.close()
     held = await store.leases.acquire(["scheduler/0"], holder=clock.node, holder_name="bench", duration=LEASE)
     leases = {lease.name: lease for lease in held}
-    mandate = LeaderMandate(1, lambda: leases, clock.node, lambda _: None)
-    return _Size(count, url, store, clock, Scheduler(store.ledger, mandate, clock=clock, poll=SECOND))
+    fencing = LeaderFencing(1, lambda: leases, clock.node, lambda _: None)
+    return _Size(count, url, store, clock, Scheduler(store.ledger, fencing, clock=clock, poll=SECOND))
 
 
 async def _round(size: _Size, due: int, *, counts: bool) -> None:

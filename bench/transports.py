@@ -23,9 +23,9 @@ from bench.figures import Figure, percentile, plain
 from bench.places import Run, opened
 from bench.watch import Bystanders, Watched, family
 from headway.app import Headway
-from headway.core.events import Event, Timed, subscribed
+from headway.core.events import EngineEvent, Timed, subscribed
 from headway.core.jobs import Claimed
-from headway.core.lifecycle import Outcome, Succeeded
+from headway.core.lifecycle import AttemptOutcome, Succeeded
 from headway.core.settings import Settings
 from headway.store import open_driver
 from headway.store.migrations import migrate
@@ -249,7 +249,7 @@ class _Instant:
         self.supervisor.ended(job, Succeeded())
         self.supervisor.has_room()
 
-    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+    def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
         """Nothing runs long enough to be stopped."""
 
     def abandon(self, job_id: str, attempt: int) -> None:
@@ -268,7 +268,7 @@ class _Instant:
 async def _work(url: str, transport: str) -> None:
     child_pool, claims = _Instant(), 0
 
-    def count(event: Event) -> None:
+    def count(event: EngineEvent) -> None:
         nonlocal claims
         if isinstance(event, Timed) and event.what == "claim":
             claims += 1

@@ -8,8 +8,8 @@ from headway.core.jobs import Claimed, Job, NewJob
 from headway.core.lifecycle import (
     LOSS_WAIT_MAX,
     Attempt,
+    AttemptOutcome,
     Cancelled,
-    Outcome,
     Raised,
     Status,
     Succeeded,
@@ -56,12 +56,12 @@ def attempt_of(job: Job | Claimed) -> Attempt:
     )
 
 
-async def end(store: Store, job: Job | Claimed, outcome: Outcome) -> frozenset[str]:
+async def end(store: Store, job: Job | Claimed, outcome: AttemptOutcome) -> frozenset[str]:
     """Settle a claimed job."""
     return await store.work.settle([settle(attempt_of(job), outcome, 0.5)])
 
 
-async def run_one(store: Store, outcome: Outcome | None = None, queue: str = "default") -> Claimed:
+async def run_one(store: Store, outcome: AttemptOutcome | None = None, queue: str = "default") -> Claimed:
     """Claim one job and settle it; return it as it was claimed."""
     job = await claim_one(store, queue)
     assert not await end(store, job, outcome or Succeeded())
@@ -110,7 +110,7 @@ async def bring_to(store: Store, status: Status) -> str:
             return (await run_one(store, TimedOut("{}"), queue)).id
         case Status.COMPLETED | Status.FAILED | Status.CANCELLED:
             await enqueue(store, **options)
-            outcomes: dict[Status, Outcome] = {
+            outcomes: dict[Status, AttemptOutcome] = {
                 Status.COMPLETED: Succeeded('{"n":1}'),
                 Status.FAILED: Raised("{}", retryable=False),
                 Status.CANCELLED: Cancelled(),

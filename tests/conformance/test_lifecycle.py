@@ -11,10 +11,10 @@ from headway.core.lifecycle import (
     FINAL,
     TRANSITIONS,
     Attempt,
+    AttemptOutcome,
     Cancelled,
     Crashed,
     LeaseExpired,
-    Outcome,
     Parked,
     Raised,
     Released,
@@ -27,7 +27,7 @@ from headway.store.statements import POSTGRES, SQLITE, Dialect, catalogue, migra
 from tests.conformance.arrange import LEASE, bring_to
 from tests.conformance.backend import Backend, changed
 
-OUTCOMES: tuple[Outcome, ...] = (
+OUTCOMES: tuple[AttemptOutcome, ...] = (
     Succeeded('{"n":2}'),
     Raised('{"type":"E"}'),
     Raised('{"type":"E"}', retryable=False),
@@ -64,7 +64,7 @@ async def _cancel(backend: Backend, job_id: str) -> bool:
     return job.status is Status.CANCELLED
 
 
-def _settle_with(outcome: Outcome, max_attempts: int) -> Verb:
+def _settle_with(outcome: AttemptOutcome, max_attempts: int) -> Verb:
     async def verb(backend: Backend, job_id: str) -> bool:
         row = await backend.job(job_id)
         attempt = Attempt(

@@ -10,9 +10,9 @@ from headway.core.errors import JobNotFound, NotFinal
 from headway.core.instants import HOUR, MINUTE, SECOND, Instant
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import (
+    AttemptOutcome,
     Backoff,
     Cancelled,
-    Outcome,
     Parked,
     Raised,
     Released,
@@ -363,7 +363,7 @@ async def test_a_schedule_counts_its_failures_in_a_row(backend: Backend) -> None
     await store.schedules.put("s", spec("1d"))
     await store.schedules.put("t", spec("1d"))
 
-    async def run(*outcomes: Outcome, schedule: str = "s") -> int:
+    async def run(*outcomes: AttemptOutcome, schedule: str = "s") -> int:
         """Run so many jobs of the schedule, settled together; return what it counts then."""
         for _ in outcomes:
             await enqueue(store, schedule=schedule, max_attempts=2)

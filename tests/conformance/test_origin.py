@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from headway.core.clock import Clock
-from headway.core.events import Event, StoreWentBack, subscribed
+from headway.core.events import EngineEvent, StoreWentBack, subscribed
 from headway.core.instants import DAY, HOUR, SECOND
 from headway.core.nodes import Node
 from headway.store import Store
@@ -60,7 +60,7 @@ def test_a_node_remembers_what_was_acknowledged() -> None:
 
 @pytest.mark.parametrize("lost", ["update headway_nodes set beat_at = beat_at - 1", "delete from headway_nodes"])
 async def test_a_living_node_notices_that_its_beats_are_gone(backend: Backend, lost: str) -> None:
-    store, heard = backend.store, list[Event]()
+    store, heard = backend.store, list[EngineEvent]()
     await store.nodes.beat(NODE)
     assert await store.origin.signs() == []
     with subscribed(heard.append):

@@ -12,11 +12,11 @@ from headway.core.instants import DAY, HOUR, MINUTE, SECOND
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import (
     LOSS_WAIT_MAX,
+    AttemptOutcome,
     Backoff,
     Cancelled,
     Crashed,
     LeaseExpired,
-    Outcome,
     Parked,
     Raised,
     Released,
@@ -170,7 +170,7 @@ async def test_racing_settles_write_one_end(shared: Backend) -> None:
         await enqueue(shared.store)
         job = await claim_one(shared.store)
         await shared.advance(LEASE + SECOND)
-        outcomes: list[Outcome] = [Succeeded(), Raised("{}", retryable=False)]
+        outcomes: list[AttemptOutcome] = [Succeeded(), Raised("{}", retryable=False)]
         answers = await asyncio.gather(
             end(shared.store, job, outcomes[0]), end(others[0], job, outcomes[1]), others[1].housekeeping.expire(10)
         )
@@ -215,7 +215,7 @@ async def test_extend(backend: Backend) -> None:
     assert await store.work.extend([], lease=LEASE) == {}
 
 
-CASES: list[tuple[Outcome, int, dict[str, Any]]] = [
+CASES: list[tuple[AttemptOutcome, int, dict[str, Any]]] = [
     (Succeeded('{"url":"x"}'), 1, {"status": "COMPLETED", "failures": 0, "result": '{"url":"x"}', "progress": 100}),
     (Raised('{"e":1}'), 1, {"status": "FAILED", "failures": 1, "error": '{"e":1}', "progress": 0}),
     (Raised('{"e":1}'), 2, {"status": "RETRYING", "failures": 1, "error": '{"e":1}'}),
@@ -231,7 +231,7 @@ CASES: list[tuple[Outcome, int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("outcome", "max_attempts", "expected"), CASES)
-async def test_settle(backend: Backend, outcome: Outcome, max_attempts: int, expected: dict[str, Any]) -> None:
+async def test_settle(backend: Backend, outcome: AttemptOutcome, max_attempts: int, expected: dict[str, Any]) -> None:
     await enqueue(backend.store, max_attempts=max_attempts)
     claimed = await claim_one(backend.store)
     job = await backend.store.jobs.get(claimed.id)
@@ -299,7 +299,7 @@ async def test_settling_a_batch_keeps_its_members_apart(backend: Backend) -> Non
     old, good, bad = await store.work.claim("default", node="n", lease=LEASE, limit=3)
     await end(store, old, Released())
     new = await claim_one(store)
-    batch: list[tuple[Claimed, Outcome]] = [
+    batch: list[tuple[Claimed, AttemptOutcome]] = [
         (new, Succeeded('"new"')),
         (old, Raised('{"old":1}', retryable=False)),
         (good, Succeeded()),
@@ -408,7 +408,7 @@ async def test_cancel_by_the_beginning_of_an_id_or_not_at_all(backend: Backend) 
 
 
 @pytest.mark.parametrize("outcome", [Raised("{}"), TimedOut("{}"), Released(), Parked("?"), LeaseExpired()])
-async def test_a_job_that_was_asked_to_stop_does_not_run_again(backend: Backend, outcome: Outcome) -> None:
+async def test_a_job_that_was_asked_to_stop_does_not_run_again(backend: Backend, outcome: AttemptOutcome) -> None:
     """Whatever ends the attempt: the cancel was acknowledged, so it holds."""
     store = backend.store
     await enqueue(store, max_attempts=5)

@@ -17,7 +17,7 @@ from headway.coordination import admission
 from headway.coordination.admission import AdmittedLeases
 from headway.core.clock import Clock, monotonic_now
 from headway.core.errors import LeaseLost
-from headway.core.events import EngineLost, EngineReturned, Event, subscribed
+from headway.core.events import EngineEvent, EngineLost, EngineReturned, subscribed
 from headway.core.instants import SECOND
 from headway.core.nodes import Lease
 from headway.core.ports import Engine, Fence, Shards
@@ -141,11 +141,11 @@ async def match(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @contextmanager
-def said() -> Iterator[list[Event]]:
+def said() -> Iterator[list[EngineEvent]]:
     """What is said of engines."""
-    events: list[Event] = []
+    events: list[EngineEvent] = []
 
-    def note(event: Event) -> None:
+    def note(event: EngineEvent) -> None:
         if isinstance(event, EngineLost | EngineReturned):
             events.append(event)
 

@@ -19,7 +19,7 @@ from headway.cli.root import _root
 from headway.core.clock import Clock
 from headway.core.instants import HOUR
 from headway.core.jobs import NewJob, Report
-from headway.core.lifecycle import Outcome, Raised, Succeeded, settle
+from headway.core.lifecycle import AttemptOutcome, Raised, Succeeded, settle
 from headway.core.nodes import Node
 from headway.core.settings import Settings
 from headway.server.api import ROUTES, Api
@@ -158,7 +158,10 @@ async def _furnish(store: Store) -> dict[str, str]:
     state = {"worker": {"tasks": ["report"], "queues": ["*"], "slots": 4, "running": 1, "children": 1}}
     await store.nodes.beat(Node(id="node_web-1", name="web-1", roles=("worker",), version="1", state=state))
     ids = {}
-    outcomes: dict[str, Outcome] = {"DEAD": Raised('{"type": "IOError"}', retryable=False), "ENDED": Succeeded("{}")}
+    outcomes: dict[str, AttemptOutcome] = {
+        "DEAD": Raised('{"type": "IOError"}', retryable=False),
+        "ENDED": Succeeded("{}"),
+    }
     for name, outcome in outcomes.items():
         ids[name] = await _enqueue(store, "worked")
         [claimed] = await store.work.claim("worked", node="node_web-1", lease=HOUR, limit=1)

@@ -18,7 +18,7 @@ from headway.adapters.redis import transport as redis
 from headway.adapters.transports import open_transport
 from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable, InvalidConfig
-from headway.core.events import EngineLost, EngineReturned, Event, subscribed
+from headway.core.events import EngineEvent, EngineLost, EngineReturned, subscribed
 from headway.core.ports import Hint, Transport
 from headway.queue.announcer import HINTS_MAX, QUEUES_MAX, Announcer, Health
 from headway.queue.background_announcer import FLUSH_S_MAX, BackgroundAnnouncer
@@ -280,7 +280,7 @@ def announcer_on(transport: _Announces) -> Announcer:
 
 
 async def test_the_announcer_keeps_what_it_cannot_send_and_says_so_once() -> None:
-    flaky, events = Flaky(), list[Event]()
+    flaky, events = Flaky(), list[EngineEvent]()
     announcer = announcer_on(flaky)
     flaky.is_away = True
     with subscribed(events.append):

@@ -11,7 +11,7 @@ import pytest
 import websockets
 
 from headway.core.clock import Clock
-from headway.core.events import Event, RequestFailed, subscribed
+from headway.core.events import EngineEvent, RequestFailed, subscribed
 from headway.core.jobs import NewJob
 from headway.core.settings import Settings
 from headway.server import http_server as server
@@ -168,7 +168,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(house: House, monkeyp
 
 
 async def test_who_goes_in_the_middle_is_nobodys_mistake(house: House) -> None:
-    mistakes: list[Event] = []
+    mistakes: list[EngineEvent] = []
     with subscribed(lambda event: mistakes.append(event) if isinstance(event, RequestFailed) else None):
         _, writer = await house.connect()
         writer.write(HEAD + b"Content-Length: 100\r\n\r\n{")

@@ -9,7 +9,7 @@ import pytest
 from headway import __version__
 from headway.core.instants import parse_instant
 from headway.store.statements import SQLITE, migrations
-from tests.integration.test_cli_jobs import Hand
+from tests.integration.test_cli_jobs import JobFactory
 from tests.support.command_line import Cli, Result
 
 SCHEMA = migrations(SQLITE)[-1].version
@@ -363,7 +363,7 @@ def test_put_warns_of_what_will_not_run(cli: Cli, tmp_path: Path, monkeypatch: p
     assert (fine.err, fine.json["warnings"], fine.json["expires"]) == ("", [], "2h")
     unknown = cli("schedules", "put", "c", "--task", "nobody-has-it", *rule, "--json")
     assert (unknown.code, unknown.json["warnings"]) == (0, ["no worker is alive"])
-    hand = Hand("sqlite:///headway.db")
+    hand = JobFactory("sqlite:///headway.db")
     hand.live()
     unknown = cli("schedules", "put", "d", "--task", "nobody-has-it", *rule)
     assert (unknown.code, "warning: no live worker knows the task 'nobody-has-it'" in unknown.err) == (0, True)

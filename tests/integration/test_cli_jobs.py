@@ -13,7 +13,7 @@ import pytest
 from headway.core.clock import Clock
 from headway.core.instants import HOUR
 from headway.core.jobs import Claimed, Report
-from headway.core.lifecycle import Cancelled, Outcome, Parked, Raised, Succeeded, TimedOut, settle
+from headway.core.lifecycle import AttemptOutcome, Cancelled, Parked, Raised, Succeeded, TimedOut, settle
 from headway.core.nodes import Node
 from headway.store import Store
 from tests.support.command_line import Cli
@@ -28,7 +28,7 @@ STATE = {"tasks": ["report"], "queues": ["*"], "slots": 4, "running": 1, "childr
 NEVER_DUE = ("--every", "1d", "--start", "2090-01-01")  # At whatever time of day the test runs.
 
 
-class Hand:
+class JobFactory:
     """Does to a store what a worker does, one thing at a time."""
 
     def __init__(self, url: str) -> None:
@@ -61,7 +61,7 @@ class Hand:
         said = Report(job_id=claimed.job_id, attempt=claimed.attempt, **more)
         self.do(lambda store: store.work.report([said]))
 
-    def end(self, claimed: Claimed, outcome: Outcome) -> None:
+    def end(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
         """Settle it."""
         self.do(lambda store: store.work.settle([settle(claimed, outcome, 0.5)]))
 
@@ -82,8 +82,8 @@ class Hand:
 
 
 @pytest.fixture
-def hand(cli: Cli) -> Hand:
-    return Hand(f"sqlite:///{cli.folder / 'headway.db'}")
+def hand(cli: Cli) -> JobFactory:
+    return JobFactory(f"sqlite:///{cli.folder / 'headway.db'}")
 
 
 def new(cli: Cli, task: str = "report", *options: str) -> str:
@@ -93,7 +93,7 @@ def new(cli: Cli, task: str = "report", *options: str) -> str:
 # --- show, why, events, logs
 
 
-def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, hand: Hand) -> None:
+def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, hand: JobFactory) -> None:
     job_id = new(cli, "report", "--max-attempts", "2", "-a", "day=1", "--job-timeout", "5m", "--expires", "1h")
     hand.live()
     hand.end(hand.claim(), Raised(REFUSED, retry_in=0))
@@ -125,7 +125,7 @@ def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, hand: Han
     assert "(1 failed, 2 allowed)" in text
 
 
-def test_show_of_a_failure_has_its_traceback_and_who_repeats_it(cli: Cli, hand: Hand) -> None:
+def test_show_of_a_failure_has_its_traceback_and_who_repeats_it(cli: Cli, hand: JobFactory) -> None:
     job_id = hand.fail(cli)
     text = cli("jobs", "show", job_id).out
     assert text.endswith("error\n  ConnectionError: refused\n  Traceback:\n    boom\n  ConnectionError\n")
@@ -157,7 +157,7 @@ def test_garbage_in_a_job_stops_no_command(cli: Cli, text: str) -> None:
             assert cli(*args).code == cli(*args, "--json").code == 0
 
 
-def test_why_is_a_sentence_with_evidence(cli: Cli, hand: Hand) -> None:
+def test_why_is_a_sentence_with_evidence(cli: Cli, hand: JobFactory) -> None:
     job_id = new(cli)
     answer = cli("jobs", "why", job_id, "--json").json
     assert set(answer) == {"status", "why", "evidence"}
@@ -180,7 +180,7 @@ def test_why_is_a_sentence_with_evidence(cli: Cli, hand: Hand) -> None:
     assert cli("jobs", "why", "job_zzz").code == 3
 
 
-def test_why_knows_the_predecessor_and_the_parked(cli: Cli, hand: Hand) -> None:
+def test_why_knows_the_predecessor_and_the_parked(cli: Cli, hand: JobFactory) -> None:
     cli("schedules", "put", "daily", "--task", "report", "--overlap", "queue", *NEVER_DUE)
     first = cli("schedules", "trigger", "daily", "--json").json["id"]
     second = cli("schedules", "trigger", "daily", "--json").json["id"]
@@ -199,7 +199,7 @@ def test_why_knows_the_predecessor_and_the_parked(cli: Cli, hand: Hand) -> None:
     assert cli("jobs", "show", first, "--json").json["id"] == first
 
 
-def test_events_tell_the_whole_story(cli: Cli, hand: Hand) -> None:
+def test_events_tell_the_whole_story(cli: Cli, hand: JobFactory) -> None:
     job_id = hand.fail(cli)
     new_id = cli("jobs", "retry", job_id, "--json").json["id"]
     events = cli("jobs", "events", job_id, "--json").json
@@ -210,7 +210,7 @@ def test_events_tell_the_whole_story(cli: Cli, hand: Hand) -> None:
     assert "outcome failed  reason raised, failure 1 of 1" in cli("jobs", "events", job_id).out
 
 
-def test_logs_have_their_lines_in_order(cli: Cli, hand: Hand) -> None:
+def test_logs_have_their_lines_in_order(cli: Cli, hand: JobFactory) -> None:
     job_id = new(cli, "report", "--max-attempts", "2")
     assert cli("jobs", "logs", job_id).err == "nothing was logged yet\n"
     claimed = hand.claim()
@@ -230,7 +230,7 @@ def test_logs_have_their_lines_in_order(cli: Cli, hand: Hand) -> None:
     assert cli("jobs", "logs", job_id, "-n", "0").out == ""
 
 
-def test_logs_are_followed_to_the_end(cli: Cli, hand: Hand) -> None:
+def test_logs_are_followed_to_the_end(cli: Cli, hand: JobFactory) -> None:
     job_id = new(cli)
     claimed = hand.claim()
     hand.report(claimed, lines=((None, "log", "one"),))
@@ -243,7 +243,7 @@ def test_logs_are_followed_to_the_end(cli: Cli, hand: Hand) -> None:
 # --- watch, wait
 
 
-def test_watch_tells_what_changes_and_ends_with_the_job(cli: Cli, hand: Hand) -> None:
+def test_watch_tells_what_changes_and_ends_with_the_job(cli: Cli, hand: JobFactory) -> None:
     hand.live()
     job_id = new(cli)
     claimed = hand.claim()
@@ -263,7 +263,7 @@ def test_watch_tells_what_changes_and_ends_with_the_job(cli: Cli, hand: Hand) ->
     assert (again.code, len(again.out.splitlines())) == (0, 1)
 
 
-def test_watch_as_json_is_one_object_per_change(cli: Cli, hand: Hand) -> None:
+def test_watch_as_json_is_one_object_per_change(cli: Cli, hand: JobFactory) -> None:
     job_id = hand.fail(cli)
     watched = cli("jobs", "watch", job_id, "--json")
     assert watched.code == 1
@@ -281,7 +281,7 @@ def test_watch_as_json_is_one_object_per_change(cli: Cli, hand: Hand) -> None:
     ],
 )
 def test_wait_is_silent_and_its_code_is_the_outcome(
-    cli: Cli, hand: Hand, outcome: Outcome, code: int, status: str
+    cli: Cli, hand: JobFactory, outcome: AttemptOutcome, code: int, status: str
 ) -> None:
     cli("migrate")
 
@@ -327,7 +327,7 @@ def test_options_that_make_no_sense(cli: Cli, options: tuple[str, ...]) -> None:
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
 
 
-def test_cancel_waits_until_it_has_stopped(cli: Cli, hand: Hand) -> None:
+def test_cancel_waits_until_it_has_stopped(cli: Cli, hand: JobFactory) -> None:
     job_id = new(cli)
     claimed = hand.claim()
 
@@ -383,7 +383,7 @@ def test_a_task_may_be_named_with_its_module(cli: Cli, monkeypatch: pytest.Monke
 # --- dead letters
 
 
-def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, hand: Hand) -> None:
+def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, hand: JobFactory) -> None:
     assert cli("migrate").code == 0
     assert cli("dead", "list").out == "no dead letters\n"
     first = hand.fail(cli, "report", "--tenant", "acme")
@@ -412,7 +412,7 @@ def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, hand: Hand) -> No
     assert cli("jobs", "show", second, "--json").json["status"] == "FAILED"
 
 
-def test_dead_letters_are_chosen_by_their_error(cli: Cli, hand: Hand) -> None:
+def test_dead_letters_are_chosen_by_their_error(cli: Cli, hand: JobFactory) -> None:
     full = [hand.fail(cli, error=f"OSError: disk {number} is full") for number in range(3)]
     other = hand.fail(cli)
     assert [job["id"] for job in cli("dead", "list", "--error", "OSError", "--json").json] == full[::-1]
@@ -444,7 +444,7 @@ def test_dead_letters_are_chosen_by_their_error(cli: Cli, hand: Hand) -> None:
     assert cli("dead", "drop", "--error", "", "--yes").code == 2
 
 
-def test_dead_letters_must_be_named(cli: Cli, hand: Hand) -> None:
+def test_dead_letters_must_be_named(cli: Cli, hand: JobFactory) -> None:
     job_id = hand.fail(cli)
     for command in ("retry", "drop"):
         assert "say which" in cli("dead", command, "--yes").err
@@ -457,7 +457,7 @@ def test_dead_letters_must_be_named(cli: Cli, hand: Hand) -> None:
 # --- workers and queues
 
 
-def test_workers_are_listed_and_asked_to_drain(cli: Cli, hand: Hand) -> None:
+def test_workers_are_listed_and_asked_to_drain(cli: Cli, hand: JobFactory) -> None:
     cli("migrate")
     assert cli("workers", "list").out.startswith("no worker is alive; ")
     hand.live("web-1")
@@ -492,7 +492,7 @@ def test_workers_are_listed_and_asked_to_drain(cli: Cli, hand: Hand) -> None:
     assert cli("workers", "drain", "sched").code == 3
 
 
-def test_queues_are_listed_paused_and_resumed(cli: Cli, hand: Hand) -> None:
+def test_queues_are_listed_paused_and_resumed(cli: Cli, hand: JobFactory) -> None:
     cli("migrate")
     assert cli("queues", "list").out == "nothing waits and nothing runs\n"
     new(cli)
@@ -517,7 +517,7 @@ def test_queues_are_listed_paused_and_resumed(cli: Cli, hand: Hand) -> None:
 # --- status and top
 
 
-def test_status_shows_workers_dead_letters_and_failing_schedules(cli: Cli, hand: Hand) -> None:
+def test_status_shows_workers_dead_letters_and_failing_schedules(cli: Cli, hand: JobFactory) -> None:
     cli("schedules", "put", "daily", "--task", "report", *NEVER_DUE)
     hand.live()
     hand.live("web-2", draining=True)
@@ -537,7 +537,7 @@ def test_status_shows_workers_dead_letters_and_failing_schedules(cli: Cli, hand:
     assert cli("schedules", "show", "daily", "--json").json["failing"] == 3
 
 
-def test_top_writes_one_frame_into_a_pipe(cli: Cli, hand: Hand) -> None:
+def test_top_writes_one_frame_into_a_pipe(cli: Cli, hand: JobFactory) -> None:
     cli("schedules", "put", "daily", "--task", "report", *NEVER_DUE)
     hand.fail(cli)
     hand.live()
@@ -563,7 +563,7 @@ def test_top_writes_one_frame_into_a_pipe(cli: Cli, hand: Hand) -> None:
 @pytest.mark.postgres
 def test_the_same_on_postgresql(cli: Cli, migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_STORE", migrated_url)
-    hand = Hand(migrated_url)
+    hand = JobFactory(migrated_url)
     hand.live()
     cli("schedules", "put", "daily", "--task", "report", "--overlap", "queue", *NEVER_DUE)
     dead = hand.fail(cli)

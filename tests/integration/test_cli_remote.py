@@ -13,7 +13,7 @@ import pytest
 
 from headway.core.instants import DAY, HOUR, Instant
 from headway.core.lifecycle import Raised, Succeeded
-from tests.integration.test_cli_jobs import REFUSED, Hand
+from tests.integration.test_cli_jobs import REFUSED, JobFactory
 from tests.support.api import api_process
 from tests.support.command_line import Cli, Result
 from tests.support.waiting import DEADLINE_S
@@ -88,11 +88,11 @@ def both(cli: Cli, place: Place, monkeypatch: pytest.MonkeyPatch) -> Both:
         monkeypatch.delenv(name, raising=False)
     both = Both(cli, place.store, place.server)
     if not place.ids:
-        place.ids.update(_furnish(both, Hand(place.store)))
+        place.ids.update(_furnish(both, JobFactory(place.store)))
     return both
 
 
-def _furnish(both: Both, hand: Hand) -> dict[str, str]:
+def _furnish(both: Both, hand: JobFactory) -> dict[str, str]:
     def new(task: str, *options: str) -> str:
         return str(both.on_store("enqueue", task, *options, "--json").json["id"])
 
@@ -259,7 +259,7 @@ def test_a_job_is_steered_the_same(both: Both) -> None:
 
 
 def test_many_jobs_are_steered_the_same(both: Both, place: Place) -> None:
-    hand, results = Hand(place.store), []
+    hand, results = JobFactory(place.store), []
     for herd, run in (("herd-1", both.on_store), ("herd-2", both.through_api)):
         ids = [run("enqueue", "report", "-a", "n=1", "--queue", herd, "--json").json["id"] for _ in range(4)]
         for _ in range(3):
@@ -372,7 +372,7 @@ def test_schedules_and_queues_are_steered_the_same(both: Both, tmp_path: Path) -
 
 
 def test_dead_letters_are_steered_the_same(both: Both, place: Place) -> None:
-    hand, results = Hand(place.store), []
+    hand, results = JobFactory(place.store), []
     for run in (both.on_store, both.through_api):
         ids = []
         for _ in range(4):
@@ -434,7 +434,7 @@ def test_a_test_message_is_sent_by_the_server(both: Both) -> None:
 
 
 def test_a_job_is_watched_to_its_end(both: Both, place: Place) -> None:
-    hand = Hand(place.store)
+    hand = JobFactory(place.store)
     job_id = both.through_api("enqueue", "report", "--queue", "watched", "--json").json["id"]
     claimed = hand.claim("watched")
 
@@ -470,7 +470,7 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     store = f"sqlite:///{tmp_path_factory.mktemp('guarded') / 'headway.db'}"
-    hand, tokens = Hand(store), {}
+    hand, tokens = JobFactory(store), {}
     for role, tenant in (("viewer", "acme"), ("admin", "*")):
         given = {"name": role, "role": role, "tenant": tenant, "actor": "cli", "origin": ""}
         _, tokens[role] = hand.do(lambda store: store.access.create_token(**given, lifetime=None))  # noqa: B023

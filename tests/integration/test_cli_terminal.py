@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.lifecycle import Succeeded
-from tests.integration.test_cli_jobs import Hand, new
+from tests.integration.test_cli_jobs import JobFactory, new
 from tests.support import evidence
 from tests.support.command_line import Cli
 from tests.support.waiting import wait_until
@@ -106,11 +106,11 @@ def on_screen(folder: Path, *args: str, columns: int = 100, rows: int = 30) -> I
 
 
 @pytest.fixture
-def hand(cli: Cli) -> Hand:
-    return Hand(f"sqlite:///{cli.folder / 'headway.db'}")
+def hand(cli: Cli) -> JobFactory:
+    return JobFactory(f"sqlite:///{cli.folder / 'headway.db'}")
 
 
-def test_a_job_is_drawn_until_its_end(cli: Cli, hand: Hand) -> None:
+def test_a_job_is_drawn_until_its_end(cli: Cli, hand: JobFactory) -> None:
     hand.live()
     with on_screen(cli.folder, "enqueue", "report", "--watch") as screen:
         screen.wait_for("Ctrl-C stops watching, not the job")
@@ -124,7 +124,7 @@ def test_a_job_is_drawn_until_its_end(cli: Cli, hand: Hand) -> None:
         assert "\x1b[?25h" in screen.written  # The cursor is back.
 
 
-def test_leaving_a_watch_leaves_the_job_alone(cli: Cli, hand: Hand) -> None:
+def test_leaving_a_watch_leaves_the_job_alone(cli: Cli, hand: JobFactory) -> None:
     job_id = new(cli)
     hand.claim()
     with on_screen(cli.folder, "jobs", "watch", job_id) as screen:
@@ -139,7 +139,7 @@ def test_leaving_a_watch_leaves_the_job_alone(cli: Cli, hand: Hand) -> None:
 
 
 @pytest.mark.parametrize("way", ["q", "\x1b", "interrupt"])
-def test_top_draws_in_a_screen_of_its_own_and_gives_the_terminal_back(cli: Cli, hand: Hand, way: str) -> None:
+def test_top_draws_in_a_screen_of_its_own_and_gives_the_terminal_back(cli: Cli, hand: JobFactory, way: str) -> None:
     new(cli)
     hand.report(hand.claim(), progress=40, detail='{"step": "Writing"}')
     with on_screen(cli.folder, "top", "--every", "0.2", columns=80, rows=24) as screen:

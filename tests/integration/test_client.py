@@ -44,7 +44,7 @@ from headway.core.instants import DAY, HOUR
 from headway.core.jobs import Claimed, NewJob
 from headway.core.lifecycle import Raised, Succeeded
 from headway.store import Store
-from tests.integration.test_cli_jobs import REFUSED, Hand
+from tests.integration.test_cli_jobs import REFUSED, JobFactory
 from tests.support.api import ApiProcess, api_process
 from tests.support.server import free_port
 from tests.support.waiting import DEADLINE_S, wait_until
@@ -117,8 +117,8 @@ def api(store: str) -> Iterator[ApiProcess]:
 
 
 @pytest.fixture
-def hand(api: ApiProcess, store: str) -> Hand:
-    return Hand(store)
+def hand(api: ApiProcess, store: str) -> JobFactory:
+    return JobFactory(store)
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -143,7 +143,7 @@ def queue_of(client: Twin, name: str) -> str:
 # --- every call
 
 
-def test_jobs(client: Twin, hand: Hand) -> None:
+def test_jobs(client: Twin, hand: JobFactory) -> None:
     queue = queue_of(client, "jobs")
     job = client("enqueue", "report", {"n": 2**70}, queue=queue, key=queue, tags=["x"], metadata={"who": "me"})
     assert (job["status"], job["args"], job["key"]) == ("PENDING", {"n": 2**70}, queue)
@@ -199,7 +199,7 @@ def test_many_jobs_and_their_pages(client: Twin) -> None:
         client("enqueue_many", [{"task": "bulk"}, {"task": "bulk", "priority": 10**9}])
 
 
-def test_what_is_done_to_many(client: Twin, hand: Hand) -> None:
+def test_what_is_done_to_many(client: Twin, hand: JobFactory) -> None:
     queue = queue_of(client, "at-once")
     ids = [client("enqueue", "report", queue=queue)["id"] for _ in range(4)]
     for _ in range(2):
@@ -263,7 +263,7 @@ def test_schedules(client: Twin) -> None:
         client("schedules.put", name, {"task": "report", "cron": "61 * * * *"})
 
 
-def test_operations(client: Twin, hand: Hand, store: str) -> None:
+def test_operations(client: Twin, hand: JobFactory, store: str) -> None:
     queue = queue_of(client, "operations")
     hand.live(name=queue, tasks=["report", "bulk"])
     with sqlite3.connect(store.removeprefix("sqlite:///"), timeout=LONG_S) as connection:  # For as long as this takes.
@@ -331,7 +331,7 @@ def test_tokens(kind: str, tmp_path: Path) -> None:
 # --- waiting, watching
 
 
-def test_waiting(client: Twin, hand: Hand) -> None:
+def test_waiting(client: Twin, hand: JobFactory) -> None:
     queue = queue_of(client, "waiting")
     good, bad = client("enqueue", "report", queue=queue)["id"], client("enqueue", "report", queue=queue)["id"]
     with pytest.raises(TimeoutError, match="it is PENDING"):
@@ -342,7 +342,7 @@ def test_waiting(client: Twin, hand: Hand) -> None:
         client("wait", bad, "5m")
 
 
-def test_watching(client: Twin, hand: Hand) -> None:
+def test_watching(client: Twin, hand: JobFactory) -> None:
     queue = queue_of(client, "watching")
     job_id = client("enqueue", "report", queue=queue)["id"]
 
@@ -377,13 +377,13 @@ def test_leaving_a_stream_leaves_nothing_open(client: Twin, api: ApiProcess) -> 
     assert client("job", job_id)["status"] == "PENDING"
 
 
-def test_everything_is_streamed(client: Twin, hand: Hand) -> None:
+def test_everything_is_streamed(client: Twin, hand: JobFactory) -> None:
     # Nothing is fed after an API has stood still for 15 s, so on a machine that is slow this may take another try.
     numbers = itertools.count(1)
     wait_until(lambda: _is_streamed(client, hand, f"{queue_of(client, 'stream')}-{next(numbers)}"), "a whole stream")
 
 
-def _is_streamed(client: Twin, hand: Hand, queue: str) -> bool:
+def _is_streamed(client: Twin, hand: JobFactory, queue: str) -> bool:
     """Follow jobs from their beginning to their end; say whether there was no break."""
     begun = threading.Event()
     made: list[str] = []
@@ -515,7 +515,7 @@ def test_what_must_not_be_done_twice_is_sent_once(kind: str, api: ApiProcess, cu
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_watcher_reconstructs_everything_through_cut_connections(
-    kind: str, api: ApiProcess, hand: Hand, cutter: Cutter
+    kind: str, api: ApiProcess, hand: JobFactory, cutter: Cutter
 ) -> None:
     chance, queue, steps = random.Random(11), f"cuts-{kind}", 40
     with twin(kind, api.url) as direct:
@@ -545,7 +545,7 @@ def test_a_watcher_reconstructs_everything_through_cut_connections(
 
 def test_a_watcher_outlives_the_server(tmp_path: Path) -> None:
     store, port = f"sqlite:///{tmp_path / 'headway.db'}", free_port()
-    hand = Hand(store)
+    hand = JobFactory(store)
     with api_process(store, port=port) as api, twin("sync", api.url) as blocking, twin("async", api.url) as awaiting:
         watchers = [_begin_to_watch(client, hand) for client in (blocking, awaiting)]
         api.kill()
@@ -560,7 +560,7 @@ def test_a_watcher_outlives_the_server(tmp_path: Path) -> None:
         assert [line["line"] for line in lines_of(events)] == ["while nobody served"]
 
 
-def _begin_to_watch(client: Twin, hand: Hand) -> tuple[Claimed, Iterator[Event], list[Event]]:
+def _begin_to_watch(client: Twin, hand: JobFactory) -> tuple[Claimed, Iterator[Event], list[Event]]:
     """Hear of a job's first progress; return it with its watcher and what that one was told."""
     job_id = client("enqueue", "report", queue=client.kind)["id"]
     claimed = hand.claim(client.kind)
@@ -745,7 +745,7 @@ async def test_tasks_share_a_client(api: ApiProcess) -> None:
         assert [(await client.job(job["id"]))["args"]["n"] for job in jobs] == [*range(100)]
 
 
-def test_progress_is_drawn_or_told(api: ApiProcess, hand: Hand, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_drawn_or_told(api: ApiProcess, hand: JobFactory, capfd: pytest.CaptureFixture[str]) -> None:
     with Client(api.url) as client:
         job_id = client.enqueue("report", queue="bar")["id"]
         claimed = hand.claim("bar")
@@ -762,7 +762,7 @@ def test_progress_is_drawn_or_told(api: ApiProcess, hand: Hand, capfd: pytest.Ca
     assert "\x1b" not in told
 
 
-def test_progress_is_a_bar_on_a_terminal(api: ApiProcess, hand: Hand) -> None:
+def test_progress_is_a_bar_on_a_terminal(api: ApiProcess, hand: JobFactory) -> None:
     with Client(api.url) as client:
         job_id = client.enqueue("report", queue="pty")["id"]
         hand.end(hand.claim("pty"), Succeeded('"fine"'))

@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.demo import NEXT_COMMANDS
-from headway.cli.demo_board import Picture, frame, story
+from headway.cli.demo_board import DemoView, frame, story
 from headway.cli.samples import app
 from headway.core.instants import SECOND, parse_instant
 from headway.core.jobs import Job
@@ -349,7 +349,7 @@ def job(task: str, status: Status = Status.RUNNING, **more: object) -> Job:
     return Job(**{**values, **more})  # type: ignore[arg-type]
 
 
-def texts(picture: Picture, width: int, height: int) -> list[str]:
+def texts(picture: DemoView, width: int, height: int) -> list[str]:
     return ["".join(piece for piece, _ in line) for line in frame(picture, width, height)]
 
 
@@ -360,7 +360,7 @@ def test_a_frame_fits_and_keeps_its_height(size: tuple[int, int]) -> None:
         Schedule(name=name, spec=spec, decided_through=NOW, next_at=NOW + 7 * SECOND)
         for name, spec in app.declared.items()
     ]
-    empty = Picture(now=NOW, elapsed=SECOND, jobs=[], schedules=schedules)
+    empty = DemoView(now=NOW, elapsed=SECOND, jobs=[], schedules=schedules)
     detail = json.dumps({"step": "A step with a very long name " * 5, "eta": 90})
     many = [job(f"task_{n}", progress=n, detail=detail) for n in range(30)]
     over = [
@@ -368,7 +368,7 @@ def test_a_frame_fits_and_keeps_its_height(size: tuple[int, int]) -> None:
         for n in range(30)
     ]
     retrying = job("import_orders", Status.RETRYING, reason="crashed, failure 1 of 3, retrying", run_at=NOW + SECOND)
-    full = Picture(now=NOW, elapsed=SECOND, jobs=[retrying, *many, *over], schedules=schedules, note="n" * 300)
+    full = DemoView(now=NOW, elapsed=SECOND, jobs=[retrying, *many, *over], schedules=schedules, note="n" * 300)
     lines = texts(full, width, height)
     assert len(lines) <= height
     assert len(texts(empty, width, height)) == len(lines)

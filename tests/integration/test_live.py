@@ -24,7 +24,7 @@ from headway.adapters.redis import live_progress as live_module
 from headway.adapters.redis.live_progress import RedisLive, RedisView
 from headway.cli.root import run
 from headway.core.clock import Clock
-from headway.core.events import EngineLost, EngineReturned, Event, subscribed
+from headway.core.events import EngineEvent, EngineLost, EngineReturned, subscribed
 from headway.core.instants import SECOND
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.lifecycle import Cancelled, Released, settle
@@ -545,7 +545,7 @@ def refusals(redis: RedisServer) -> int:
 
 async def test_a_redis_that_refuses_us_is_said_once_and_costs_no_time(redis: RedisServer) -> None:
     clock = Clock(node="node_1")
-    said_of_it: list[Event] = []
+    said_of_it: list[EngineEvent] = []
     with RedisServer(password="right") as locked, subscribed(said_of_it.append):
         changes: list[str | None] = []
         live = RedisLive(locked.url(password="wrong"), clock=clock, node="node_1")

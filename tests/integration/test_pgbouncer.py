@@ -8,13 +8,13 @@ import pytest
 
 from headway.core.clock import Clock
 from headway.core.errors import AlreadyFinal, LeaseLost
-from headway.core.events import Event, WakeModeChanged, subscribed
+from headway.core.events import EngineEvent, WakeModeChanged, subscribed
 from headway.core.instants import DAY, HOUR, SECOND
 from headway.core.lifecycle import (
     Attempt,
+    AttemptOutcome,
     Cancelled,
     LeaseExpired,
-    Outcome,
     Raised,
     Released,
     Status,
@@ -68,7 +68,13 @@ async def test_the_whole_life_of_jobs(store: Store) -> None:
         jobs = await store.work.claim("default", node="n", lease=LEASE, limit=10)
         assert len(jobs) == 10
         assert len(await store.work.extend([(job.id, job.attempt) for job in jobs], lease=LEASE)) == 10
-        outcomes: list[Outcome] = [Succeeded(), Raised("{}"), Released(), LeaseExpired(), Raised("{}", retryable=False)]
+        outcomes: list[AttemptOutcome] = [
+            Succeeded(),
+            Raised("{}"),
+            Released(),
+            LeaseExpired(),
+            Raised("{}", retryable=False),
+        ]
         attempts = [
             Attempt(job_id=job.id, attempt=job.attempt, failures=job.failures, max_attempts=job.max_attempts)
             for job in jobs
@@ -172,7 +178,7 @@ async def test_wake_ups_do_not_arrive_and_that_is_said(store: Store, monkeypatch
 
     monkeypatch.setattr(postgres.PostgresWatch, "_listen", listen_patiently)
     monkeypatch.setattr(postgres, "PROBE_S_MAX", 0.5)
-    events: list[Event] = []
+    events: list[EngineEvent] = []
     with subscribed(events.append):
         watch = await store.watch(lambda topic: None)
         await watch.check()

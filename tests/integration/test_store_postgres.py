@@ -12,7 +12,7 @@ from psycopg import sql
 
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError, LeaseLost, StoreError, StoreUnavailable
-from headway.core.events import Event, WakeModeChanged, subscribed
+from headway.core.events import EngineEvent, WakeModeChanged, subscribed
 from headway.core.instants import HOUR
 from headway.core.lifecycle import Attempt, Parked, Raised, Released, Succeeded, settle
 from headway.core.nodes import Node
@@ -450,7 +450,7 @@ class Ears:
     def hear(self, topic: str) -> None:
         self.topics.append(topic)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: EngineEvent) -> None:
         if isinstance(event, WakeModeChanged):
             self.modes.append(event.mode)
 

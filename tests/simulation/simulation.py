@@ -16,7 +16,7 @@ from headway.core.events import (
     ClockStepped,
     DecisionRefused,
     Draining,
-    Event,
+    EngineEvent,
     JobsSettled,
     ScheduleHeld,
     SchedulesDecided,
@@ -585,7 +585,7 @@ class Simulation:
         actors = (*self._nodes, *self._workers)
         return {actor.process.id: actor.holds() for actor in actors if actor.process is not None}
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: EngineEvent) -> None:
         """Count what the engine says of itself."""
         match event:
             case DecisionRefused() if "no longer ours" in event.reason:
@@ -666,7 +666,7 @@ class Simulation:
 _TOLD: Final = (TermWon, TermLost, DecisionRefused, TickFailed, SchedulesDecided, AttemptsLost, Draining)
 
 
-def _brief(event: Event) -> str:
+def _brief(event: EngineEvent) -> str:
     if isinstance(event, SchedulesDecided):
         plans = ", ".join(f"{plan.schedule.name} v{plan.schedule.version}" for plan in event.plans)
         return f"decided {plans}"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError, StoreUnavailable
-from headway.core.events import Event, subscribed
+from headway.core.events import EngineEvent, subscribed
 from headway.core.instants import SECOND, Instant, parse_instant
 from headway.store import Store
 from headway.store.migrations import migrate
@@ -84,7 +84,7 @@ class Stage:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.events: list[Event] = []
+        self.events: list[EngineEvent] = []
         self._connection = SqliteConnection(":memory:", now=lambda: START + round(loop.time() * SECOND))
         self._subscription = subscribed(self.events.append)
 
@@ -109,7 +109,7 @@ class Stage:
         """Look at the tables, or break them."""
         return self._connection.raw.execute(text, parameters).fetchall()
 
-    def said(self, kind: type[Event]) -> list[Any]:
+    def said(self, kind: type[EngineEvent]) -> list[Any]:
         """Return the events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
 

@@ -16,7 +16,7 @@ import headway.store.ledger
 from headway.coordination.elector import Elector
 from headway.core import lifecycle
 from headway.core.errors import StoreUnavailable
-from headway.core.lifecycle import Attempt, LeaseExpired, Outcome, Released, Settlement
+from headway.core.lifecycle import Attempt, AttemptOutcome, LeaseExpired, Released, Settlement
 from headway.core.nodes import Lease
 from headway.core.ports import Fence
 from headway.store import housekeeping
@@ -258,7 +258,7 @@ def test_nobody_rescues_is_caught() -> None:
 
 
 def test_a_hand_back_that_costs_an_attempt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
+    def settle(attempt: Attempt, outcome: AttemptOutcome, spread: float) -> Settlement:
         settlement = lifecycle.settle(attempt, outcome, spread)
         if isinstance(outcome, Released):
             settlement = msgspec.structs.replace(settlement, failures=settlement.failures + 1)
@@ -304,7 +304,7 @@ def test_a_lost_instant_is_caught() -> None:
 
 
 def test_blaming_who_ran_beside_the_culprit_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
+    def settle(attempt: Attempt, outcome: AttemptOutcome, spread: float) -> Settlement:
         if isinstance(outcome, LeaseExpired):
             outcome = msgspec.structs.replace(outcome, beside=0)
         return lifecycle.settle(attempt, outcome, spread)

@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, Loop, cancel_until_done
 from headway.core.errors import StoreUnavailable
-from headway.core.events import ClockStepped, Event, TickFailed, subscribed
+from headway.core.events import ClockStepped, EngineEvent, TickFailed, subscribed
 from headway.core.instants import SECOND, Instant
 from tests.simulation.virtual_loop import virtual
 
@@ -23,7 +23,7 @@ class Hands:
         self.monotonic_s = 1_000.0
         self.wall_step: Instant = 0
         self.store_step: Instant = 0
-        self.events: list[Event] = []
+        self.events: list[EngineEvent] = []
 
     @property
     def store(self) -> Instant:
@@ -204,7 +204,7 @@ async def test_many_signals_are_one() -> None:
 @virtual
 async def test_the_store_s_absence_is_survived_with_a_growing_bounded_jittered_rest() -> None:
     away: list[Exception] = [StoreUnavailable("away") for _ in range(40)]
-    ticks, events = Ticks(*away, 0.0), list[Event]()
+    ticks, events = Ticks(*away, 0.0), list[EngineEvent]()
     with subscribed(events.append):
         await ticks.running.run()
     rests = [after - before for before, after in zip(ticks.times, ticks.times[1:], strict=False)]

@@ -58,10 +58,10 @@ def test_a_file_is_an_app(folder: Path) -> None:
     assert app is not None
     assert (app.name, app.settings.store) == ("headway.toml", "sqlite:///other.db")
     backup, ping = app.tasks["backup"], app.tasks["ping"]
-    assert (backup.conduct.timeout, backup.conduct.isolation) == (1800 * SECOND, "process")
-    assert backup.conduct.retry is not None
-    assert (backup.conduct.retry.max_attempts, backup.conduct.retry.retry_timeouts) == (3, False)
-    assert (ping.conduct.isolation, ping.defaults.priority) == ("thread", 5)
+    assert (backup.execution.timeout, backup.execution.isolation) == (1800 * SECOND, "process")
+    assert backup.execution.retry is not None
+    assert (backup.execution.retry.max_attempts, backup.execution.retry.retry_timeouts) == (3, False)
+    assert (ping.execution.isolation, ping.defaults.priority) == ("thread", 5)
     nightly, often = app.declared["nightly"], app.declared["often"]
     assert nightly.trigger == Cron("0 2 * * *", tz="Europe/Berlin")
     assert (nightly.queue, nightly.max_attempts, nightly.args) == ("slow", 3, '{"day":"today"}')  # The task's.

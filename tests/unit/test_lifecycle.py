@@ -14,11 +14,11 @@ from headway.core.lifecycle import (
     LOSSES_MAX,
     TRANSITIONS,
     Attempt,
+    AttemptOutcome,
     Backoff,
     Cancelled,
     Crashed,
     LeaseExpired,
-    Outcome,
     Parked,
     Raised,
     Released,
@@ -59,7 +59,7 @@ def attempt(failures: int = 0, max_attempts: int = 3, backoff: Backoff = Backoff
     ],
 )
 def test_what_an_attempt_makes_of_its_job(
-    outcome: Outcome, failures: int, status: Status, name: str, failures_then: int
+    outcome: AttemptOutcome, failures: int, status: Status, name: str, failures_then: int
 ) -> None:
     settled = settle(attempt(failures), outcome, 0.5)
     assert (settled.status, settled.outcome, settled.failures) == (status, name, failures_then)
@@ -126,7 +126,7 @@ def test_a_task_may_say_when_to_try_again() -> None:
 
 spreads = st.floats(0, 1, exclude_max=True)
 texts = st.text(max_size=10)
-outcomes: st.SearchStrategy[Outcome] = st.one_of(
+outcomes: st.SearchStrategy[AttemptOutcome] = st.one_of(
     st.builds(Succeeded, st.none() | texts),
     st.builds(Raised, texts, st.booleans(), st.none() | st.integers(0, DAY)),
     st.builds(TimedOut, texts, st.booleans()),
@@ -149,7 +149,7 @@ attempts = st.builds(
 
 @given(attempts, outcomes, spreads)
 @settings(deadline=None)
-def test_what_holds_for_every_outcome(tried: Attempt, outcome: Outcome, spread: float) -> None:
+def test_what_holds_for_every_outcome(tried: Attempt, outcome: AttemptOutcome, spread: float) -> None:
     settled = settle(tried, outcome, spread)
     assert settled.status in TRANSITIONS["settle"][1]
     assert (settled.job_id, settled.attempt) == (tried.job_id, tried.attempt)  # The fence is never touched.

@@ -13,7 +13,7 @@ from headway.core.errors import StoreUnavailable
 from headway.core.events import AttemptsLost, Draining, TermLost, TermWon
 from headway.core.instants import SECOND, Instant
 from headway.core.jobs import Claimed, NewJob, Report
-from headway.core.lifecycle import Outcome, Released, Succeeded
+from headway.core.lifecycle import AttemptOutcome, Released, Succeeded
 from headway.core.ports import Due, Shards, slot_of
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings
@@ -352,12 +352,12 @@ class ChildPool:
         await asyncio.sleep(self._job_s)
         self._end(claimed, Succeeded("1"))
 
-    def _end(self, claimed: Claimed, outcome: Outcome) -> None:
+    def _end(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
         del self.running[claimed.job_id]
         self._supervisor.ended(claimed, outcome)
         self._supervisor.has_room()
 
-    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+    def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
         held = self._supervisor._held.find(job_id, attempt)
         if held is not None and job_id in self.running:
             self.running[job_id].cancel()

@@ -11,10 +11,10 @@ from dataclasses import replace
 from headway.app import file_app
 from headway.cli.app_path import load_app
 from headway.core.errors import InvalidConfig
-from headway.tasks.context import Hand
+from headway.tasks.context import JobFactory
 from headway.wiring.children import CHILD_REPORT_S, CHILD_STORE, hello_of
 from headway.worker import capture, environment
-from headway.worker.attempt import Registry
+from headway.worker.attempt import TasksByName
 from headway.worker.child import serve
 from headway.worker.child_base import REPORT_EVERY_S
 from headway.worker.ipc import Hello, SharedCounters
@@ -26,7 +26,7 @@ def main(app_path: str, socket_number: str, counters_number: str, kind: str, wid
     store = withheld.pop(CHILD_STORE, None)
     report_every_s = float(withheld.pop(CHILD_REPORT_S, REPORT_EVERY_S))
 
-    def load() -> tuple[Registry, Hand, Hello]:
+    def load() -> tuple[TasksByName, JobFactory, Hello]:
         with environment.shown(withheld):
             app = load_app(app_path) if app_path else file_app()
         capture.adjust()

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from headway.cli import samples
-from headway.cli import subprocesses as offspring
+from headway.cli import samples, subprocesses
 from headway.cli.log import EventLog
 from headway.cli.output import Column, Output, console
 from headway.cli.serve import run_worker, stopped_by_signals
@@ -89,7 +88,7 @@ async def play(session: Session, url: str, seconds: float | None) -> int:
         job = samples.app.new_job(TASK, {}, samples.transcode.defaults)
         job_id = (await store.queue.enqueue([job]))[0].id
         for name in NAMES:
-            workers[name] = await offspring.start("headway.cli.crash:run_node", {"store": url, "name": name})
+            workers[name] = await subprocesses.start("headway.cli.crash:run_node", {"store": url, "name": name})
         is_live = session.out.on_terminal and not session.as_json
         scene = _Scene(session.out, desk, clock.monotonic(), workers, is_live)
         scene.say(f"two workers on one store: {' and '.join(f'{name} ({workers[name].pid})' for name in workers)}")
@@ -97,7 +96,7 @@ async def play(session: Session, url: str, seconds: float | None) -> int:
         await _tell_end(session, store, job_id)
         return 0 if scene.seen[0] is Status.COMPLETED else FAILED
     finally:
-        await asyncio.gather(*(offspring.stop(worker) for worker in workers.values()))
+        await asyncio.gather(*(subprocesses.stop(worker) for worker in workers.values()))
         await store.close()
 
 
@@ -184,7 +183,7 @@ async def _tell_end(session: Session, store: Store, job_id: str) -> None:
 
 def run_node() -> None:
     """Be one of the workers."""
-    offspring.be(_serve)
+    subprocesses.run_as_child(_serve)
 
 
 async def _serve(options: dict[str, Any], stopping: asyncio.Event) -> None:

@@ -21,7 +21,7 @@ import typer
 
 from headway.cli import crash, samples
 from headway.cli.audit import FOUND, verdict
-from headway.cli.demo_board import QUIET_TASKS, Picture, frame
+from headway.cli.demo_board import QUIET_TASKS, DemoView, frame
 from headway.cli.log import EventLog
 from headway.cli.output import Column, Output, console, stop_writing
 from headway.cli.serve import PortOption, run_worker
@@ -30,7 +30,7 @@ from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import painted
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, InvalidConfig
-from headway.core.events import Event, JobsSettled, SchedulesDecided, subscribed
+from headway.core.events import EngineEvent, JobsSettled, SchedulesDecided, subscribed
 from headway.core.instants import SECOND, Instant
 from headway.core.job_details import error_line
 from headway.core.jobs import Job
@@ -56,7 +56,7 @@ NEXT_COMMANDS: Final = (
 
 
 @dataclass(slots=True)
-class Show:
+class DemoState:
     """What the demo has seen so far."""
 
     out: Output
@@ -75,7 +75,7 @@ class Show:
         """Where the dashboard is."""
         return f"http://{HOST_DEFAULT}:{self.port}/"
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: EngineEvent) -> None:
         """Take note of what is decided and done; in a pipe, tell decisions."""
         if isinstance(event, JobsSettled):
             self.completed += event.completed
@@ -88,14 +88,14 @@ class Show:
                 if not self.out.on_terminal and not self.out.as_json:
                     self.say(decision.instant, name, str(decision.outcome), decision.reason)
 
-    async def look(self) -> Picture:
+    async def look(self) -> DemoView:
         """Read what one frame shows."""
         await hear_time(self.store, self.clock)
         schedules = {schedule.name: schedule for schedule in await self.store.schedules.page()}
         jobs = {job.id: job for job in await self.store.jobs.page(limit=JOBS_READ)}
         if self.hero_id and self.hero_id not in jobs:  # It has scrolled off the page, and the frame still needs it.
             jobs[self.hero_id] = await self.store.jobs.get(self.hero_id)
-        return Picture(
+        return DemoView(
             now=self.clock.now(),
             elapsed=round((self.clock.monotonic() - self.began) * SECOND),
             jobs=list(jobs.values()),
@@ -107,14 +107,14 @@ class Show:
             url=self.url,
         )
 
-    def tell(self, picture: Picture) -> None:
+    def tell(self, view: DemoView) -> None:
         """Write a line for every job that has begun or ended since the last look."""
-        for job in sorted(picture.jobs, key=lambda job: job.updated_at):
+        for job in sorted(view.jobs, key=lambda job: job.updated_at):
             state = (job.status, job.attempt)
             if job.task in QUIET_TASKS or self.told.get(job.id, (Status.PENDING, 0)) == state:
                 continue
             self.told[job.id] = state
-            self.say(picture.now, job.task, *_news(job, picture.now))
+            self.say(view.now, job.task, *_news(job, view.now))
 
     def say(self, at: Instant, who: str, what: str, words: str) -> None:
         """Write one line."""
@@ -175,7 +175,7 @@ async def _play(session: Session, url: str, seconds: float | None, port: int | N
     store = await Store.open(url, clock)
     try:
         await hear_time(store, clock)
-        show = Show(out, store, clock, clock.monotonic(), note=_night_without(clock.now()), port=free)
+        show = DemoState(out, store, clock, clock.monotonic(), note=_night_without(clock.now()), port=free)
         if not out.as_json and not out.on_terminal:
             out.say("A scheduler and a worker on a SQLite file. import_orders will kill its own process half way.")
         if not out.as_json:
@@ -192,7 +192,7 @@ async def _play(session: Session, url: str, seconds: float | None, port: int | N
     return 0 if report.ok else FOUND
 
 
-async def _run(show: Show, url: str, seconds: float | None, *, api: str) -> None:
+async def _run(show: DemoState, url: str, seconds: float | None, *, api: str) -> None:
     settings = replace(
         Settings(), store=url, app="headway.cli.samples:app", node="demo", grace=0, processes=PROCESSES, port=show.port
     )
@@ -210,7 +210,7 @@ async def _run(show: Show, url: str, seconds: float | None, *, api: str) -> None
             stopping.set()
 
 
-async def _present(show: Show, stopping: asyncio.Event, seconds: float | None) -> None:
+async def _present(show: DemoState, stopping: asyncio.Event, seconds: float | None) -> None:
     with ExitStack() as stack:
         is_live = show.out.on_terminal and not show.out.as_json
         if is_live:
@@ -219,12 +219,12 @@ async def _present(show: Show, stopping: asyncio.Event, seconds: float | None) -
             screen = console()
             live = stack.enter_context(Live(console=screen, auto_refresh=False, vertical_overflow="crop"))
         while not stopping.is_set() and (seconds is None or show.clock.monotonic() - show.began < seconds):
-            picture = await show.look()
+            view = await show.look()
             if is_live:
                 size = screen.size
-                live.update(painted(frame(picture, size.width, size.height - 1), screen.encoding), refresh=True)
+                live.update(painted(frame(view, size.width, size.height - 1), screen.encoding), refresh=True)
             elif not show.out.as_json:
-                show.tell(picture)
+                show.tell(view)
             await show.clock.rest(FRAME_S, stopping)
 
 

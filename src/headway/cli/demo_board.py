@@ -1,6 +1,6 @@
 """The picture of `headway demo`: what runs, what has just ended, what comes next, and the story of the crash.
 
-Pure: a `Picture` and the room there is give lines. Every section keeps its place from frame to frame.
+Pure: a `DemoView` and the room there is give lines. Every section keeps its place from frame to frame.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ QUIET_TASKS: Final = frozenset({"beat"})  # They end so often that nothing else 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class DemoView:
     """What one frame shows."""
 
     now: Instant
@@ -45,40 +45,40 @@ class Picture:
     url: str = ""
 
 
-def frame(picture: Picture, width: int, height: int) -> list[Line]:
+def frame(view: DemoView, width: int, height: int) -> list[Line]:
     """Draw a frame that fits."""
-    room = height - ROWS_AROUND - len(picture.schedules)
+    room = height - ROWS_AROUND - len(view.schedules)
     running_rows = max(2, min(RUNNING_ROWS, room - ENDED_ROWS_MIN))
     ended_rows = max(ENDED_ROWS_MIN, min(ENDED_ROWS_MAX, room - running_rows))
     lines = [
-        _spread("headway demo", f"{span(picture.elapsed // SECOND * SECOND)} · Ctrl-C ends", width),
+        _spread("headway demo", f"{span(view.elapsed // SECOND * SECOND)} · Ctrl-C ends", width),
         [
-            *([(picture.url, "name"), ("  ", "")] if picture.url else []),
-            (_cut(ABOUT, width - len(picture.url) - 2 * bool(picture.url)), "quiet"),
+            *([(view.url, "name"), ("  ", "")] if view.url else []),
+            (_cut(ABOUT, width - len(view.url) - 2 * bool(view.url)), "quiet"),
         ],
         [],
-        _spread("running", f"{sum(job.status is Status.RUNNING for job in picture.jobs):,}", width),
-        *_filled([_running_line(job, picture.now, width) for job in _at_work(picture)], running_rows, "starting up"),
+        _spread("running", f"{sum(job.status is Status.RUNNING for job in view.jobs):,}", width),
+        *_filled([_running_line(job, view.now, width) for job in _at_work(view)], running_rows, "starting up"),
         [],
-        _spread("just ended", f"{picture.completed:,} completed", width),
-        *_filled([_ended_line(job, picture.now, width) for job in _over(picture)], ended_rows, "nothing yet"),
+        _spread("just ended", f"{view.completed:,} completed", width),
+        *_filled([_ended_line(job, view.now, width) for job in _over(view)], ended_rows, "nothing yet"),
         [],
         _spread("schedules", "each instant is decided once", width),
-        *[_schedule_line(schedule, picture, width) for schedule in picture.schedules],
-        [(_cut(f"    {picture.note}", width), "quiet")],
+        *[_schedule_line(schedule, view, width) for schedule in view.schedules],
+        [(_cut(f"    {view.note}", width), "quiet")],
         [],
-        *([(_cut(text, width), style)] for text, style in story(picture.hero, picture.now)),
+        *([(_cut(text, width), style)] for text, style in story(view.hero, view.now)),
     ]
     return lines[:height]
 
 
-def _at_work(picture: Picture) -> list[Job]:
-    found = [job for job in picture.jobs if job.status in (Status.RUNNING, Status.RETRYING)]
+def _at_work(view: DemoView) -> list[Job]:
+    found = [job for job in view.jobs if job.status in (Status.RUNNING, Status.RETRYING)]
     return sorted((job for job in found if job.task not in QUIET_TASKS), key=lambda job: (job.task, job.id))
 
 
-def _over(picture: Picture) -> list[Job]:
-    ended = [job for job in picture.jobs if job.status.is_final and job.task not in QUIET_TASKS]
+def _over(view: DemoView) -> list[Job]:
+    ended = [job for job in view.jobs if job.status.is_final and job.task not in QUIET_TASKS]
     return sorted(ended, key=lambda job: job.finished_at or 0, reverse=True)
 
 
@@ -121,10 +121,10 @@ def _ended_line(job: Job, now: Instant, width: int) -> Line:
     ]
 
 
-def _schedule_line(schedule: Schedule, picture: Picture, width: int) -> Line:
-    counts = picture.decided.get(schedule.name, Counter())
+def _schedule_line(schedule: Schedule, view: DemoView, width: int) -> Line:
+    counts = view.decided.get(schedule.name, Counter())
     so_far = " · ".join(f"{number:,} {outcome}" for outcome, number in counts.items())
-    upcoming = "after its job" if schedule.next_at is None else _until(schedule.next_at - picture.now)
+    upcoming = "after its job" if schedule.next_at is None else _until(schedule.next_at - view.now)
     rule = _fit(rule_of(schedule.spec.trigger).removeprefix("cron "), min(RULE_WIDTH, width - NAME_WIDTH - 34))
     head: Line = [("  ", ""), (_fit(schedule.name, NAME_WIDTH), "name"), (rule, ""), (f" {upcoming:>13}", "time")]
     room = width - sum(len(piece) for piece, _ in head) - 2

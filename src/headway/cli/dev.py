@@ -1,7 +1,7 @@
 """`headway dev`: scheduler and worker on the configured store while you write your app, new when its files change.
 
 The parent only watches files; a child does the work, so that a change, a syntax error or a crash never leaves half of
-the old program in memory. It ends with the parent, see `offspring`, and the worker's own children end with it.
+the old program in memory. It ends with the parent, see `subprocesses`, and the worker's own children end with it.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from headway.cli import subprocesses as offspring
+from headway.cli import subprocesses
 from headway.cli.log import EventLog
 from headway.cli.serve import run_worker, stopped_by_signals
 from headway.cli.session import Session, new_command
 from headway.core.clock import Clock
-from headway.core.events import ChildEnded, ChildStarted, Draining, Event, TermLost, TermWon
+from headway.core.events import ChildEnded, ChildStarted, Draining, EngineEvent, TermLost, TermWon
 from headway.core.settings import FILE_DEFAULT
 from headway.worker.process import how_it_ended
 
@@ -44,9 +44,9 @@ async def dev(
     with stopped_by_signals(stopping, log):
         while not stopping.is_set():
             seen = snapshot(watch)
-            child = await offspring.start("headway.cli.dev:run_child", options)
+            child = await subprocesses.start("headway.cli.dev:run_child", options)
             changed = await _watch(child, watch, seen, log, stopping)
-            await offspring.stop(child)
+            await subprocesses.stop(child)
             if changed:
                 log.write("restarting", changed=changed)
             elif not stopping.is_set():
@@ -110,13 +110,13 @@ def _source_files(folder: str) -> Iterator["os.DirEntry[str]"]:
 
 def run_child() -> None:
     """Be the child: scheduler and worker, until the parent ends."""
-    offspring.be(_serve)
+    subprocesses.run_as_child(_serve)
 
 
 class DevLog(EventLog):
     """The log of a developer: what becomes of schedules and jobs, and not how processes come and go."""
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: EngineEvent) -> None:
         """Tell an event, unless it is part of every start and stop."""
         match event:
             case ChildStarted() | TermWon() | TermLost() | Draining():

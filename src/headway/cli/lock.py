@@ -132,7 +132,7 @@ async def _run(lock: Lock, program: str, command: Sequence[str], grace_s: float)
     mark = f"{lock.name.encode().hex()[:40]}.{lock.token}.{os.getpid()}."
     orphan_reaper = start_orphan_reaper(f"{MARK}={mark}")
     try:
-        relay = _Relay()
+        relay = _SignalForwarder()
         child = await _Child.start(lock, program, command, mark)
         relay.pass_on_to(child)
         try:
@@ -163,7 +163,7 @@ async def _attend(child: "_Child", lock: Lock, grace_s: float) -> int:
     raise LeaseLost(f"{lock.loss}; the command was stopped")
 
 
-class _Relay:
+class _SignalForwarder:
     """Passes signals on to the command, which decides what they mean. Until it is there, they are kept for it."""
 
     def __init__(self) -> None:

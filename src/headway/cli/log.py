@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice, zip_longest
 from typing import Final, assert_never
 
-from headway.cli.log_writer import LibraryLog, LogWriter
+from headway.cli.log_writer import LibraryLogHandler, LogWriter
 from headway.cli.output import STYLES, to_json
 from headway.cli.text import clean, span
 from headway.core.clock import wall_now
@@ -31,9 +31,9 @@ from headway.core.events import (
     ClockStepped,
     DecisionRefused,
     Draining,
+    EngineEvent,
     EngineLost,
     EngineReturned,
-    Event,
     JobLogged,
     JobsPromoted,
     JobsSettled,
@@ -93,13 +93,13 @@ class EventLog:
         look = "json" if as_json else "terminal" if sys.stderr.isatty() else "plain"
         writer = LogWriter(sys.stderr, lambda lines: log.format("log lines dropped", level="warning", lines=lines))
         log = cls(writer, look=look)
-        handler = LibraryLog(lambda level, name, text: log.write("log", level=level, logger=name, message=text))
+        handler = LibraryLogHandler(lambda level, name, text: log.write("log", level=level, logger=name, message=text))
         logging.getLogger().addHandler(handler)
         logging.captureWarnings(True)
         _opened.append((writer, handler))
         return log
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: EngineEvent) -> None:
         """Tell an event."""
         for level, text, fields in self._lines(event):
             self.write(text, level=level, **fields)
@@ -113,7 +113,7 @@ class EventLog:
         now = self._wall() // MILLISECOND * MILLISECOND
         return self._format(now, level, event, fields)
 
-    def _lines(self, event: Event) -> Iterator[Line]:
+    def _lines(self, event: EngineEvent) -> Iterator[Line]:
         if isinstance(event, Timed):  # It is for measuring, and comes often.
             return
         if isinstance(event, TickFailed):
@@ -174,7 +174,7 @@ class EventLog:
         return self._tracebacks <= TRACEBACKS_MAX
 
 
-_opened: list[tuple[LogWriter, LibraryLog]] = []
+_opened: list[tuple[LogWriter, LibraryLogHandler]] = []
 
 
 def close_logs() -> bool:
@@ -188,7 +188,7 @@ def close_logs() -> bool:
     return is_written
 
 
-def describe(event: Event) -> Iterator[Line]:
+def describe(event: EngineEvent) -> Iterator[Line]:
     """Say what happened: level, words, fields."""
     match event:
         case TermWon(role=role, token=token):

@@ -85,7 +85,7 @@ class LogWriter:
             data = data[os.write(number, data) :]
 
 
-class LibraryLog(logging.Handler):
+class LibraryLogHandler(logging.Handler):
     """Has what libraries log, and warnings, written by the same thread."""
 
     def __init__(self, write: Callable[[str, str, str], None]) -> None:

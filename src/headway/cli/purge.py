@@ -49,7 +49,7 @@ async def purge(
         session.out.json({**found, "dry_run": dry_run})
         return
     jobs = count(len(ended) if dry_run else erased, "job")
-    session.out.say(clean(f"{jobs} of {tenant} {'would be erased' if dry_run else 'erased'}"))
+    session.out.say(clean(f"{jobs} of {tenant} {'would run_as_child erased' if dry_run else 'erased'}"))
     if unfinished:
         session.out.note(f"{count(unfinished, 'job')} not ended yet and left alone")
 

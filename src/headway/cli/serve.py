@@ -28,7 +28,7 @@ from headway.cli.log import EventLog
 from headway.cli.session import Session, new_command
 from headway.core.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock
 from headway.core.errors import InvalidConfig, StoreUnavailable
-from headway.core.events import ChildEnded, Event, subscribed
+from headway.core.events import ChildEnded, EngineEvent, subscribed
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings, store_kind
 from headway.operations.schedule_sync import SKIPPED, sync_schedules
@@ -328,10 +328,10 @@ async def serve_api(
     await serve(api_of(store, settings, clock, tasks, node), listening, stopping)
 
 
-def _after_greeting(log: EventLog, child_pool: ChildPool) -> Callable[[Event], None]:
+def _after_greeting(log: EventLog, child_pool: ChildPool) -> Callable[[EngineEvent], None]:
     """Leave out how the first child ended when it could not load the app: the command ends with the same words."""
 
-    def hear(event: Event) -> None:
+    def hear(event: EngineEvent) -> None:
         has_app = child_pool.hello is not None and child_pool.hello.error is None
         if has_app or not isinstance(event, ChildEnded):
             log(event)

@@ -15,7 +15,7 @@ STOP_S_MAX: Final = 5.0
 
 
 async def start(entry: str, options: dict[str, Any]) -> asyncio.subprocess.Process:
-    """Start a process at `module:function`, which is one that calls `be`."""
+    """Start a process at `module:function`, which is one that calls `run_as_child`."""
     module, _, function = entry.partition(":")
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", f"from {module} import {function}; {function}()"),
@@ -39,7 +39,7 @@ async def stop(child: asyncio.subprocess.Process) -> None:
         await child.wait()
 
 
-def be(work: Callable[[dict[str, Any], asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+def run_as_child(work: Callable[[dict[str, Any], asyncio.Event], Coroutine[Any, Any, None]]) -> None:
     """Be such a process: do the work, with its options, until the event is set."""
     from headway.cli.root import guarded
 

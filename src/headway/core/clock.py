@@ -112,7 +112,7 @@ class Clock:
         except TimeoutError:
             pass
 
-    async def give_way(self) -> None:
+    async def yield_to_loop(self) -> None:
         """Let everything else on the loop have its turn, in the middle of something long."""
         await asyncio.sleep(0)
 

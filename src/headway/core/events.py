@@ -222,7 +222,7 @@ class AccessRefused(msgspec.Struct, frozen=True, kw_only=True):
     is_limited: bool
 
 
-Event: TypeAlias = (
+EngineEvent: TypeAlias = (
     TermWon
     | TermLost
     | SchedulesDecided
@@ -250,17 +250,17 @@ Event: TypeAlias = (
     | RequestFailed
 )
 
-_subscribers: list[Callable[[Event], None]] = []
+_subscribers: list[Callable[[EngineEvent], None]] = []
 
 
-def emit(event: Event) -> None:
+def emit(event: EngineEvent) -> None:
     """Tell every subscriber, in the order in which they came."""
     for subscriber in tuple(_subscribers):
         subscriber(event)
 
 
 @contextmanager
-def subscribed(subscriber: Callable[[Event], None]) -> Iterator[None]:
+def subscribed(subscriber: Callable[[EngineEvent], None]) -> Iterator[None]:
     """Subscribe for the time of a `with` block."""
     _subscribers.append(subscriber)
     try:

@@ -177,7 +177,7 @@ class LeaseExpired(msgspec.Struct, frozen=True):
     longest: Duration = 0  # The longest time from a start of the job to the loss of its worker.
 
 
-Outcome: TypeAlias = Succeeded | Raised | Crashed | TimedOut | Cancelled | Released | Parked | LeaseExpired
+AttemptOutcome: TypeAlias = Succeeded | Raised | Crashed | TimedOut | Cancelled | Released | Parked | LeaseExpired
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +198,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     apart_for: Duration | None = None
 
 
-def settle(attempt: Attempt, outcome: Outcome, spread: float) -> Settlement:
+def settle(attempt: Attempt, outcome: AttemptOutcome, spread: float) -> Settlement:
     """Decide what a finished attempt makes of its job; `spread` in [0, 1) jitters a back-off."""
     match outcome:
         case Succeeded(result):  # What most of them are; written out, it takes half the time.

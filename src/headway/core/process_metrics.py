@@ -1,10 +1,11 @@
-"""What a process has counted and measured since it began; of a node, small enough to travel with every heartbeat.
+"""Metrics of one process since it started, small enough to travel with every heartbeat of its node.
 
-Schedulers and workers live in other processes than the API that is asked for numbers. Each keeps a `Tally`, which
-listens to the events of its own node; the heartbeat carries it to the store, and /metrics sums over the nodes. When a
-node leaves, the store adds its last tally to those that left before, so a sum never falls.
+Schedulers and workers run in other processes than the API that Prometheus scrapes. Each keeps a `ProcessMetrics`, which
+subscribes to the events of its own node. The heartbeat carries its cells (the *tally*) to the store, and /metrics sums
+them over the nodes. When a node leaves, the store adds its last tally to those of earlier nodes, so a counter never
+decreases.
 
-A tally is a flat dictionary of whole numbers, so that adding two of them needs no knowledge of what they count:
+A tally is a flat dictionary of integers, so two tallies can be added without knowing what they count:
 
     decided|fired   attempts|failed   lost|attempt   …      how often
     claim|0.005   claim|inf                                  how many took at most so many seconds (and more than the
@@ -24,7 +25,7 @@ from headway.core.clock import Clock
 from headway.core.events import (
     AttemptsLost,
     DecisionRefused,
-    Event,
+    EngineEvent,
     JobsPromoted,
     JobsSettled,
     LeasesExpired,
@@ -76,7 +77,7 @@ class Histogram:
         return rows
 
 
-class Tally:
+class ProcessMetrics:
     """Counts what the node of this clock says, and what its API answers.
 
     It is a subscriber of events; `cells` is what travels. Without a clock it counts answers only.
@@ -103,7 +104,7 @@ class Tally:
             TickFailed: lambda event: self._add(f"failed|{event.loop}", 1),
         }
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: EngineEvent) -> None:
         """Count an event, if it is one of ours: in tests and simulations several nodes share a process."""
         hear = self._hear.get(type(event))
         if hear is not None and self._clock is not None and event.node == self._clock.node:

@@ -22,7 +22,7 @@ _URL_SAFE: Final = "/:?[]@!$&'()*+,;=%~-._"
 _LABEL: Final = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
 _HOST: Final = re.compile(rf"{_LABEL}(\.{_LABEL}){{0,31}}")
 
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 # Everything that is not an address of somebody else in the public network, and why. The first that fits is named.
@@ -134,7 +134,7 @@ class Allowed:
                 hosts.add(name.rstrip(".").lower())
         return cls(tuple(networks), frozenset(hosts))
 
-    def refusal(self, address: Address) -> str | None:
+    def refusal(self, address: IPAddress) -> str | None:
         """Say why nothing is sent to an address; None when it may be."""
         if any(address in network for network in self.networks):
             return None
@@ -144,7 +144,7 @@ class Allowed:
         return why
 
 
-def vetted(host: str, found: Iterable[str], allowed: Allowed) -> tuple[Address, ...]:
+def vetted(host: str, found: Iterable[str], allowed: Allowed) -> tuple[IPAddress, ...]:
     """Return the addresses that a host was found to have; raise `NotAllowed` when one of them is not for us.
 
     One is enough: a name that leads to a public and to a private address was made for something.
@@ -160,7 +160,7 @@ def vetted(host: str, found: Iterable[str], allowed: Allowed) -> tuple[Address, 
     return addresses
 
 
-def _address(text: str) -> Address:
+def _address(text: str) -> IPAddress:
     if "%" in text:
         raise NotAllowed("the host leads to an address to which nothing is sent: link-local")
     return ipaddress.ip_address(text)

@@ -47,7 +47,7 @@ class TaskCatalogue:
         if name not in self._heard and self.clock.monotonic() - self._heard_at > KNOWN_FOR_S:
             await self._read_workers()
         if name in self._heard:
-            return Options.heard(self._heard[name]), args
+            return Options.from_dict(self._heard[name]), args
         if self.app or self._heard:
             raise TaskNotFound(f"unknown task {name!r}: no worker registers it; see `headway workers list`")
         return Options(), args  # No worker was alive within the last day: any task may exist.

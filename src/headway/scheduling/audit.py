@@ -30,7 +30,7 @@ from headway.core.schedule_names import key_label, schedule_name
 from headway.core.schedules import Revision
 from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import After
-from headway.scheduling.expansion import Block, Passed, Tape, blocks_of
+from headway.scheduling.expansion import Block, InstantCursor, SkippedInstants, blocks_of
 
 FINDINGS_MAX: Final = 1_000
 KEYS_PAGE: Final = 200
@@ -49,7 +49,7 @@ Record: TypeAlias = tuple[Occurrence, Instant | None]  # A record of the ledger 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AuditFinding:
     """Something in the ledger that should not be so, for one instant or a run of them."""
 
     schedule: str
@@ -73,18 +73,18 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Findings:
+class AuditFindings:
     """Findings of one kind: the first ones in full, all of them counted."""
 
-    kept: list[Finding] = field(default_factory=list)
+    kept: list[AuditFinding] = field(default_factory=list)
     total: int = 0
 
-    def add(self, *findings: Finding) -> None:
+    def add(self, *findings: AuditFinding) -> None:
         """Keep findings while there is room, and count them."""
         self.kept.extend(findings[: FINDINGS_MAX - len(self.kept)])
         self.total += len(findings)
 
-    def merge(self, other: "Findings") -> None:
+    def merge(self, other: "AuditFindings") -> None:
         """Take over what another list has."""
         self.kept.extend(other.kept[: FINDINGS_MAX - len(self.kept)])
         self.total += other.total
@@ -97,10 +97,10 @@ class AuditReport:
     schedules: int = 0
     expected: int = 0
     recorded: int = 0
-    gaps: Findings = field(default_factory=Findings)
-    duplicates: Findings = field(default_factory=Findings)
-    phantoms: Findings = field(default_factory=Findings)
-    unreadable: Findings = field(default_factory=Findings)
+    gaps: AuditFindings = field(default_factory=AuditFindings)
+    duplicates: AuditFindings = field(default_factory=AuditFindings)
+    phantoms: AuditFindings = field(default_factory=AuditFindings)
+    unreadable: AuditFindings = field(default_factory=AuditFindings)
 
     @property
     def ok(self) -> bool:
@@ -127,7 +127,7 @@ class AuditReport:
             "ok": self.ok,
         }
 
-    def _findings(self) -> dict[str, Findings]:
+    def _findings(self) -> dict[str, AuditFindings]:
         return {
             "gaps": self.gaps,
             "duplicates": self.duplicates,
@@ -153,7 +153,7 @@ class ScheduleAudit:
         self._effective = [revision.effective_at for revision in self._revisions]
         self._decided_through = decided_through
         self._until = min(until, decided_through)
-        self._tape = Tape(self._expected(after, decided_through))
+        self._instants = InstantCursor(self._expected(after, decided_through))
         self._covered = after
         self._last_fired: tuple[Occurrence, Instant | None] | None = None
         self._last: Occurrence | None = None
@@ -167,8 +167,8 @@ class ScheduleAudit:
     def straddle(self, record: Occurrence) -> None:
         """Take a run that began before the time that is looked at, and reaches into it."""
         if record.until is not None and record.until > self._covered:
-            passed = self._tape.skip(record.until)
-            self._count(passed.count, passed.count)
+            skipped = self._instants.skip(record.until)
+            self._count(skipped.count, skipped.count)
             self._covered = record.until
 
     def feed(self, record: Occurrence, finished_at: Instant | None) -> None:
@@ -188,7 +188,7 @@ class ScheduleAudit:
 
     def finish(self) -> None:
         """Report what is expected behind the last record."""
-        self._missing(self._tape.skip(self._until))
+        self._missing(self._instants.skip(self._until))
 
     def unfollowed(self) -> tuple[Instant, Instant] | None:
         """Return when the job of the last record of a fixed delay ended, and when its successor was due.
@@ -228,22 +228,22 @@ class ScheduleAudit:
             and record.instant > self._covered
             and revision is not None
             and revision.revision == record.revision
-            and self._tape.takes(record.instant)
+            and self._instants.takes(record.instant)
         )
 
     def _feed_run(self, record: Occurrence, revision: Revision | None) -> None:
         end = _end(record)
         if record.instant <= self._covered:
             self._duplicate(record)
-            passed = self._fresh_count(record.instant, end)
-            self._count(self._tape.skip(end).count, record.count)
+            skipped = self._fresh_count(record.instant, end)
+            self._count(self._instants.skip(end).count, record.count)
         else:
-            self._missing(self._tape.skip(record.instant - 1))
-            passed = self._tape.skip(end)
-            self._count(passed.count, record.count)
-        self._explain(record, end, passed, revision)
+            self._missing(self._instants.skip(record.instant - 1))
+            skipped = self._instants.skip(end)
+            self._count(skipped.count, record.count)
+        self._explain(record, end, skipped, revision)
 
-    def _explain(self, record: Occurrence, end: Instant, passed: Passed, revision: Revision | None) -> None:
+    def _explain(self, record: Occurrence, end: Instant, skipped: SkippedInstants, revision: Revision | None) -> None:
         """Report a record that the revision in force does not explain."""
         if end > self._decided_through:
             self._phantom(record, self._undecided())
@@ -251,22 +251,22 @@ class ScheduleAudit:
             self._phantom(record, "the schedule did not exist at that time")
         elif record.revision != revision.revision:
             self._phantom(record, f"decided by revision {record.revision}; revision {revision.revision} was in force")
-        elif not passed.count or passed.first != record.instant:
+        elif not skipped.count or skipped.first != record.instant:
             self._phantom(record, "the schedule has no such instant")
         elif record.until is not None and record.until < record.instant:
             self._phantom(record, f"the run ends at {_when(record.until)}, before it begins")
-        elif passed.last != end:
+        elif skipped.last != end:
             self._phantom(record, f"the run ends at {_when(end)}, which is no instant of the schedule")
-        elif passed.count != record.count:
-            self._phantom(record, f"the run counts {record.count} instants; the schedule has {passed.count} there")
+        elif skipped.count != record.count:
+            self._phantom(record, f"the run counts {record.count} instants; the schedule has {skipped.count} there")
         elif record.outcome is Decided.FIRED and record.count > 1:
             self._phantom(record, f"one job cannot stand for {record.count} instants that fired")
 
-    def _fresh_count(self, first: Instant, end: Instant) -> Passed:
-        return Tape(self._expected(first - 1, self._decided_through)).skip(end)
+    def _fresh_count(self, first: Instant, end: Instant) -> SkippedInstants:
+        return InstantCursor(self._expected(first - 1, self._decided_through)).skip(end)
 
     def _feed_after(self, record: Occurrence, revision: Revision, trigger: After) -> None:
-        self._missing(self._tape.skip(record.instant - 1))  # What a calendar had before this revision.
+        self._missing(self._instants.skip(record.instant - 1))  # What a calendar had before this revision.
         reason = self._wrong_after(record, revision, trigger)
         self._count(0 if reason else 1, record.count)
         if record.instant <= self._covered:
@@ -292,12 +292,12 @@ class ScheduleAudit:
     def _undecided(self) -> str:
         return f"recorded, but the schedule is decided through {_when(self._decided_through)} only"
 
-    def _missing(self, passed: Passed) -> None:
-        self.report.expected += passed.count
-        if passed.count:
-            until = passed.last if passed.count > 1 else None
-            reason = "no record" if passed.count == 1 else f"no record for {passed.count} instants in a row"
-            self.report.gaps.add(_finding(self._cursor, passed.first, reason, until=until, count=passed.count))
+    def _missing(self, skipped: SkippedInstants) -> None:
+        self.report.expected += skipped.count
+        if skipped.count:
+            until = skipped.last if skipped.count > 1 else None
+            reason = "no record" if skipped.count == 1 else f"no record for {skipped.count} instants in a row"
+            self.report.gaps.add(_finding(self._cursor, skipped.first, reason, until=until, count=skipped.count))
 
     def _count(self, expected: int, recorded: int) -> None:
         self.report.expected += expected
@@ -310,7 +310,7 @@ class ScheduleAudit:
     def _phantom(self, record: Occurrence, reason: str) -> None:
         self.report.phantoms.add(self._of_record(record, reason))
 
-    def _of_record(self, record: Occurrence, reason: str) -> Finding:
+    def _of_record(self, record: Occurrence, reason: str) -> AuditFinding:
         return _finding(self._cursor, record.instant, reason, until=record.until, count=record.count)
 
 
@@ -318,8 +318,10 @@ def _end(record: Occurrence) -> Instant:
     return record.instant if record.until is None else max(record.instant, record.until)
 
 
-def _finding(cursor: Cursor, instant: Instant, reason: str, *, until: Instant | None = None, count: int = 1) -> Finding:
-    return Finding(
+def _finding(
+    cursor: Cursor, instant: Instant, reason: str, *, until: Instant | None = None, count: int = 1
+) -> AuditFinding:
+    return AuditFinding(
         schedule=schedule_name(cursor.key),
         tenant=cursor.tenant,
         instant=instant,

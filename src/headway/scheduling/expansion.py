@@ -83,7 +83,7 @@ def expected(spec: ScheduleSpec, after: Instant, until: Instant) -> Iterator[Ins
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class SkippedInstants:
     """The expected instants that one step passed over."""
 
     count: int = 0
@@ -91,7 +91,7 @@ class Passed:
     last: Instant = 0
 
 
-class Tape:
+class InstantCursor:
     """Expected instants, passed over once, from front to back."""
 
     def __init__(self, blocks: Iterator[Block]) -> None:
@@ -109,7 +109,7 @@ class Tape:
             self._next_block()
         return True
 
-    def skip(self, until: Instant) -> Passed:
+    def skip(self, until: Instant) -> SkippedInstants:
         """Pass over everything that is not later, and say what it was."""
         count = first = last = 0
         while (block := self._block) is not None:
@@ -122,7 +122,7 @@ class Tape:
             if position < block.high:
                 break
             self._next_block()
-        return Passed(count, first, last)
+        return SkippedInstants(count, first, last)
 
     def _next_block(self) -> None:
         self._block = next(self._blocks, None)
@@ -185,7 +185,7 @@ def _weekday_values(text: str) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _CronSets:
     """A cron text as sets of numbers, and the seconds of a day as one sorted list, in microseconds."""
 
     times: Sequence[int]
@@ -249,7 +249,7 @@ def _weekdays(item: str, weekdays: dict[int, int]) -> frozenset[int]:
 
 
 @lru_cache(maxsize=64)
-def _read(expr: str, seconds: str | None) -> _Reading:
+def _read(expr: str, seconds: str | None) -> _CronSets:
     columns = _MACROS.get(expr, expr).split()
     if seconds is not None:
         columns = [seconds, *columns]
@@ -258,7 +258,7 @@ def _read(expr: str, seconds: str | None) -> _Reading:
     second, minute, hour, day, month, weekday, year = [*columns, "*"][:7]
     hours = _values(hour, 0, 23)
     minutes, second_values = sorted(_values(minute, 0, 59)), sorted(_values(second, 0, 59))
-    return _Reading(
+    return _CronSets(
         times=array(
             "q",
             ((h * 60 + m) * 60 * SECOND + s * SECOND for h in sorted(hours) for m in minutes for s in second_values),
@@ -327,7 +327,7 @@ def _cron_blocks(cron: Cron, after: Instant, until: Instant) -> Iterator[Block]:
         yield _unsteady_block(cron, reading, unsteady)
 
 
-def _unsteady_block(cron: Cron, reading: _Reading, ordinals: list[int]) -> Block:
+def _unsteady_block(cron: Cron, reading: _CronSets, ordinals: list[int]) -> Block:
     found: set[int] = set()
     for ordinal in ordinals:
         if reading.has_day(ordinal):
@@ -337,7 +337,7 @@ def _unsteady_block(cron: Cron, reading: _Reading, ordinals: list[int]) -> Block
     return Block(0, times, 0, len(times))
 
 
-def _hour_seconds(cron: Cron, reading: _Reading, day: datetime, hour: int) -> Iterator[int]:
+def _hour_seconds(cron: Cron, reading: _CronSets, day: datetime, hour: int) -> Iterator[int]:
     """Yield the UTC seconds at which the local times of one hour of one day run."""
     low = bisect_left(reading.times, hour * 3_600 * SECOND)
     high = bisect_left(reading.times, (hour + 1) * 3_600 * SECOND)
@@ -352,7 +352,7 @@ def _hour_seconds(cron: Cron, reading: _Reading, day: datetime, hour: int) -> It
             yield from _seconds_of(cron, reading, day + timedelta(seconds=label), zone)
 
 
-def _seconds_of(cron: Cron, reading: _Reading, local: datetime, zone: ZoneInfo) -> list[int]:
+def _seconds_of(cron: Cron, reading: _CronSets, local: datetime, zone: ZoneInfo) -> list[int]:
     """Return the UTC seconds at which one local time runs, under the schedule's rule for clock changes."""
     naive_s = (local.toordinal() - _EPOCH_DAY) * _DAY_S + (local - datetime.fromordinal(local.toordinal())).seconds
     both = sorted({naive_s - _offset_s(local, zone, fold) for fold in (0, 1)})

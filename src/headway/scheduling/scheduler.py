@@ -27,7 +27,7 @@ REST_S_MIN: Final = 0.001
 OCCURRENCE_LEASE_PREFIX: Final = "occurrence/"
 
 
-class Mandate(Protocol):
+class Fencing(Protocol):
     """What the scheduler may decide, and in whose name."""
 
     def shards(self) -> Shards | None:
@@ -46,16 +46,16 @@ class Mandate(Protocol):
 class Scheduler:
     """Decides schedules for one node. `tick` is run by a `Loop`."""
 
-    def __init__(self, ledger: Ledger, mandate: Mandate, *, clock: Clock, poll: Duration) -> None:
+    def __init__(self, ledger: Ledger, fencing: Fencing, *, clock: Clock, poll: Duration) -> None:
         self._ledger = ledger
-        self._mandate = mandate
+        self._fencing = fencing
         self._clock = clock
         self._poll_s = poll / SECOND
         self._in_vain = 0
 
     async def tick(self) -> float:
         """Turn every due instant of every due schedule into exactly one record."""
-        shards = self._mandate.shards()
+        shards = self._fencing.shards()
         if shards is None:
             return self._poll_s
         due = await self._ledger.due(shards, BATCH)
@@ -76,13 +76,13 @@ class Scheduler:
             if made is not None:
                 plans.append(made)
         was_held = len(plans) < len(due.schedules)
-        plans, fence = await self._mandate.fence(plans)
+        plans, fence = await self._fencing.fence(plans)
         if not plans:
             return was_held
         try:
             refused = await self._ledger.fire(plans, fence)
         except LeaseLost as error:
-            self._mandate.lost()
+            self._fencing.lost()
             self._refused(plans, str(error))
             return was_held
         if refused:
@@ -119,7 +119,7 @@ class Scheduler:
         return min(max((next_at - self._clock.now()) / SECOND, REST_S_MIN), self._poll_s)
 
 
-class LeaderMandate:
+class LeaderFencing:
     """Leader mode: the shards whose leases this node holds and trusts."""
 
     def __init__(
@@ -155,7 +155,7 @@ class LeaderMandate:
         self._lose("the store refused its token")
 
 
-class LockMandate:
+class LockFencing:
     """Lock mode: everybody evaluates everything, and locks each (schedule, instant) before deciding it."""
 
     def __init__(self, leases: Leases, *, node_id: str, node_name: str, duration: Duration) -> None:

@@ -26,7 +26,7 @@ from headway.core.clock import Clock, Loop, cancel_until_done
 from headway.core.errors import HeadwayError
 from headway.core.events import RequestFailed, emit
 from headway.core.ports import LiveView, WakeUps
-from headway.core.process_metrics import Tally
+from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
 from headway.operations.task_catalogue import TaskCatalogue, TaskLike
@@ -114,7 +114,7 @@ class Services:
     encoded: EncodedJobs
     series: Series
     health: Health
-    tally: Tally
+    tally: ProcessMetrics
     metrics: Metrics
     deliverer: Deliverer
     routes: tuple[Route, ...] = ROUTES
@@ -133,7 +133,7 @@ class Api:
         clock: Clock,
         *,
         tasks: Mapping[str, TaskLike] | None = None,
-        tally: Tally | None = None,
+        tally: ProcessMetrics | None = None,
         is_loopback: bool = True,
         loops: Sequence[Loop] = (),
         live: Callable[[], LiveView | None] = lambda: None,
@@ -144,7 +144,7 @@ class Api:
         self._settings = settings
         self._clock = clock
         self._tasks = tasks or {}
-        self._tally = tally or Tally(clock)
+        self._tally = tally or ProcessMetrics(clock)
         self._is_loopback = is_loopback
         self._loops_beside = loops
         self._proxies = TrustedProxies(settings.trusted_proxies)

@@ -425,7 +425,7 @@ class Hub:
         self._written += length_of(job) + EVENT_BYTES
         if self._written > BREATH_BYTES:
             self._written = 0
-            await self._clock.give_way()
+            await self._clock.yield_to_loop()
 
     async def _tell_change(self, channel: _Channel, change: Change) -> None:
         job = change.job

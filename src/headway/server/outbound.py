@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from headway.core.backoff import retry_after
 from headway.core.clock import Clock
 from headway.core.instants import SECOND
-from headway.core.urls import Address, Allowed, NotAllowed, vetted
+from headway.core.urls import Allowed, IPAddress, NotAllowed, vetted
 
 if TYPE_CHECKING:
     import aiohttp
@@ -153,7 +153,7 @@ class Sender:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _pinned(addresses: tuple[Address, ...]) -> "aiohttp.abc.AbstractResolver":
+def _pinned(addresses: tuple[IPAddress, ...]) -> "aiohttp.abc.AbstractResolver":
     """Make a resolver that knows the vetted addresses and nothing else, whatever it is asked for."""
     from aiohttp.abc import AbstractResolver, ResolveResult
 
@@ -179,7 +179,7 @@ def _pinned(addresses: tuple[Address, ...]) -> "aiohttp.abc.AbstractResolver":
     return Pinned()
 
 
-def _socket(info: tuple[Any, ...], addresses: tuple[Address, ...]) -> socket.socket:
+def _socket(info: tuple[Any, ...], addresses: tuple[IPAddress, ...]) -> socket.socket:
     """Make the socket for a connection, and none for an address that was not vetted."""
     family, kind, protocol, _, place = info
     if ipaddress.ip_address(place[0]) not in addresses:

@@ -5,7 +5,7 @@ from typing import Final
 
 from headway.core.clock import Clock
 from headway.core.instants import DAY, DURATION_MAX, HOUR, INSTANT_MAX, SECOND, Duration, Instant
-from headway.core.lifecycle import LeaseExpired, Outcome, Released, settle
+from headway.core.lifecycle import AttemptOutcome, LeaseExpired, Released, settle
 from headway.store.coordination import keep_tallies
 from headway.store.job_rows import count_in, read_lost_attempt
 from headway.store.queue import cancel_in_line
@@ -38,7 +38,7 @@ def _beside(rows: Sequence[Row]) -> Transaction[dict[str, tuple[int, int]]]:
     return {row["node"]: (row["jobs"], row["suspects"]) for row in (yield call("beside", nodes=nodes, limit=HELD_MAX))}
 
 
-def _loss(row: Row, beside: dict[str, tuple[int, int]]) -> Outcome:
+def _loss(row: Row, beside: dict[str, tuple[int, int]]) -> AttemptOutcome:
     """Say what it means that a lease ran out. A worker that was heard of later lives, and has not got the job."""
     lease_until, started_at = row["lease_until"], count_in(row["started_at"], INSTANT_MAX)
     is_alive = (row["beat_at"] or 0) > lease_until + LIVES_AFTER

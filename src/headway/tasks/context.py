@@ -41,7 +41,7 @@ class TaskStopped(BaseException):
     """The job was asked to stop. Let it pass; `except Exception` does not catch it."""
 
 
-class Line(Protocol):
+class TaskChannel(Protocol):
     """The way out of the process that runs the task."""
 
     def note(self, context: "Context") -> None:
@@ -57,7 +57,7 @@ class Line(Protocol):
         ...
 
 
-class Hand(Protocol):
+class JobFactory(Protocol):
     """Makes jobs that the context enqueues: the app, from where the context stands."""
 
     def jobs_of(self, task: Any, args: Mapping[str, Any], options: Mapping[str, Any]) -> list[Any]:
@@ -83,23 +83,23 @@ class Context:
     def __init__(
         self,
         claimed: Claimed,
-        line: Line,
+        channel: TaskChannel,
         *,
-        hand: Hand | None = None,
+        job_factory: JobFactory | None = None,
         kept: Mapping[str, str] | None = None,
         deadline_at: Instant | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._claimed = claimed
-        self._line = line
-        self._hand = hand
+        self._channel = channel
+        self._job_factory = job_factory
         self._kept = dict(kept or {})
         self._deadline_at = deadline_at
         self._monotonic = (clock or Clock()).monotonic
         self._stopped = False
         self.is_over = False  # Whether we were told that this attempt is no longer ours.
         self._metadata: Metadata | None = None
-        self._gauge: _Gauge | None = None
+        self._tracker: _ProgressTracker | None = None
         self._lines: deque[tuple[Instant | None, str, str]] = deque()
         self._logged = 0
         self._sent_progress: int | None = None
@@ -165,20 +165,20 @@ class Context:
     def progress(self, percent: float, step: str | None = None) -> None:
         """Say how far the job is, from 0 to 100, and what it is at. Within a step: how far the step is."""
         self._measure().set(percent / 100, step)
-        self._line.note(self)
+        self._channel.note(self)
 
     def track(self, items: Iterable[T], step: str | None = None, total: int | None = None) -> Iterator[T]:
         """Go through items and show how far it is, with rate and time left; stops when the job was asked to."""
         if total is None and isinstance(items, Sized):
             total = len(items)
-        gauge = self._measure()
-        gauge.begin_count(step, None if total is None else max(int(total), 0))
-        self._line.note(self)
+        tracker = self._measure()
+        tracker.begin_count(step, None if total is None else max(int(total), 0))
+        self._channel.note(self)
         for done, item in enumerate(items):
             self.check()
             yield item
-            gauge.count(done + 1)
-            self._line.note(self)
+            tracker.count(done + 1)
+            self._channel.note(self)
 
     @contextmanager
     def steps(self, *steps: str | tuple[str, float]) -> Iterator["Steps"]:
@@ -188,10 +188,10 @@ class Context:
         weighed = [step if isinstance(step, tuple) else (step, 1.0) for step in steps]
         if not all(math.isfinite(weight) and weight >= 0 for _, weight in weighed):
             raise InvalidTask("the weight of a step must be a number that is not negative")
-        gauge = self._measure()
-        gauge.begin_steps(weighed)
-        self._line.note(self)
-        yield Steps(self, gauge)
+        tracker = self._measure()
+        tracker.begin_steps(weighed)
+        self._channel.note(self)
+        yield Steps(self, tracker)
 
     def log(self, text: object, stream: str = "log") -> None:
         """Add lines to the log of the job, which people read live."""
@@ -204,13 +204,13 @@ class Context:
             self._logged += len(shown) + 1
             if self._logged > LOG_BYTES_MAX:
                 break
-        self._line.note(self)
+        self._channel.note(self)
 
     @property
     def metadata(self) -> "Metadata":
         """Facts about the job for people to see: JSON values by name."""
         if self._metadata is None:
-            self._metadata = Metadata(self._claimed.metadata, lambda: self._line.note(self))
+            self._metadata = Metadata(self._claimed.metadata, lambda: self._channel.note(self))
         return self._metadata
 
     # --- what waits for the store
@@ -227,7 +227,7 @@ class Context:
             return msgspec.json.decode(self._kept[name])  # type: ignore[no-any-return]
         text = encode_result(result := function(*args, **kwargs), f"the result of {name!r}")
         with self._hearing_the_end():
-            self._line.ask(self, "step", _step_body(name, text))
+            self._channel.ask(self, "step", _step_body(name, text))
         self._kept[name] = text
         return result
 
@@ -238,7 +238,7 @@ class Context:
             return msgspec.json.decode(self._kept[name])  # type: ignore[no-any-return]
         text = encode_result(result := await function(*args, **kwargs), f"the result of {name!r}")
         with self._hearing_the_end():
-            await self._line.ask_async(self, "step", _step_body(name, text))
+            await self._channel.ask_async(self, "step", _step_body(name, text))
         self._kept[name] = text
         return result
 
@@ -246,13 +246,13 @@ class Context:
         """Enqueue a job of a task (or of the name of one) and return its id; refused when this attempt is over."""
         jobs = self._jobs(task, args, options)
         with self._hearing_the_end():
-            return _ids(await self._line.ask_async(self, "enqueue", jobs))[0]
+            return _ids(await self._channel.ask_async(self, "enqueue", jobs))[0]
 
     def enqueue_sync(self, task: Any, args: Mapping[str, Any] | None = None, **options: Any) -> str:
         """Enqueue a job of a task (or of the name of one) and return its id; refused when this attempt is over."""
         jobs = self._jobs(task, args, options)
         with self._hearing_the_end():
-            return _ids(self._line.ask(self, "enqueue", jobs))[0]
+            return _ids(self._channel.ask(self, "enqueue", jobs))[0]
 
     async def enqueue_many(self, task: Any, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[str]:
         """Enqueue a job per row of arguments, all or none, at most 10,000, and return their ids.
@@ -261,13 +261,13 @@ class Context:
         """
         jobs = self._jobs_of_rows(task, rows, options)
         with self._hearing_the_end():
-            return _ids(await self._line.ask_async(self, "enqueue", jobs))
+            return _ids(await self._channel.ask_async(self, "enqueue", jobs))
 
     def enqueue_many_sync(self, task: Any, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[str]:
         """Enqueue a job per row of arguments, all or none, at most 10,000, and return their ids."""
         jobs = self._jobs_of_rows(task, rows, options)
         with self._hearing_the_end():
-            return _ids(self._line.ask(self, "enqueue", jobs))
+            return _ids(self._channel.ask(self, "enqueue", jobs))
 
     @contextmanager
     def _hearing_the_end(self) -> Iterator[None]:
@@ -279,17 +279,19 @@ class Context:
             raise
 
     def _jobs(self, task: Any, args: Mapping[str, Any] | None, options: Mapping[str, Any]) -> str:
-        return _jobs_text(self._own_hand.jobs_of(task, dict(args or {}), {"tenant": self.tenant, **options}))
+        return _jobs_text(
+            self._required_job_factory.jobs_of(task, dict(args or {}), {"tenant": self.tenant, **options})
+        )
 
     def _jobs_of_rows(self, task: Any, rows: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         mine = self.tenant.replace("{", "{{").replace("}", "}}")  # It is no template.
-        return _jobs_text(self._own_hand.jobs_of_rows(task, rows, {"tenant": mine, **options}))
+        return _jobs_text(self._required_job_factory.jobs_of_rows(task, rows, {"tenant": mine, **options}))
 
     @property
-    def _own_hand(self) -> Hand:
-        if self._hand is None:
+    def _required_job_factory(self) -> JobFactory:
+        if self._job_factory is None:
             raise InvalidTask("this context belongs to no app and cannot enqueue")
-        return self._hand
+        return self._job_factory
 
     # --- for the process that runs the task
 
@@ -304,7 +306,7 @@ class Context:
 
     def take_report(self) -> Report | None:
         """Return what is new since this was last called; None when nothing is."""
-        progress, detail = self._gauge.read() if self._gauge else (None, None)
+        progress, detail = self._tracker.read() if self._tracker else (None, None)
         # One by one, since the task may add more meanwhile: another thread than the task's calls this.
         lines = tuple([self._lines.popleft() for _ in range(len(self._lines))])
         metadata = self._metadata.take() if self._metadata is not None else None
@@ -327,10 +329,10 @@ class Context:
             lines=lines,
         )
 
-    def _measure(self) -> "_Gauge":
-        if self._gauge is None:
-            self._gauge = _Gauge(self._monotonic)
-        return self._gauge
+    def _measure(self) -> "_ProgressTracker":
+        if self._tracker is None:
+            self._tracker = _ProgressTracker(self._monotonic)
+        return self._tracker
 
 
 class Metadata(MutableMapping[str, Any]):
@@ -382,22 +384,22 @@ class Metadata(MutableMapping[str, Any]):
 class Steps:
     """The named steps of a job: `with steps("Download"): …`."""
 
-    def __init__(self, context: Context, gauge: "_Gauge") -> None:
+    def __init__(self, context: Context, tracker: "_ProgressTracker") -> None:
         self._context = context
-        self._gauge = gauge
+        self._tracker = tracker
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Be at this step for the time of the block; the step is done when the block ends without an exception."""
         self._context.check()
-        self._gauge.enter_step(name)
-        self._context._line.note(self._context)
+        self._tracker.enter_step(name)
+        self._context._channel.note(self._context)
         yield
-        self._gauge.leave_step()
-        self._context._line.note(self._context)
+        self._tracker.leave_step()
+        self._context._channel.note(self._context)
 
 
-class _Gauge:
+class _ProgressTracker:
     """Turns what a task says into percent, step, rate and time left. It is written and read by different threads."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:

@@ -47,7 +47,7 @@ def inherited(said: Options) -> dict[str, Any]:
     return {**options, "expires": None if said.expires is None else format_duration(said.expires)}
 
 
-class Registry(Protocol):
+class TaskRegistrar(Protocol):
     """What tasks of a file are added to: an app."""
 
     @property
@@ -104,7 +104,7 @@ class Definitions:
     def __bool__(self) -> bool:
         return bool(self.tasks or self.schedules)
 
-    def add_tasks(self, app: Registry) -> None:
+    def add_tasks(self, app: TaskRegistrar) -> None:
         """Register the tasks of the file."""
         for name, given in self.tasks.items():
             with _telling(self.file, f"tasks.{name}"):

@@ -14,7 +14,7 @@ from headway.core.validation import check_name
 from headway.tasks.context import Context
 from headway.tasks.definitions import Definitions, inherited
 from headway.tasks.rows import jobs_of_rows
-from headway.tasks.task import AppPort, Conduct, Options, Retry, Task, check_function, check_retry
+from headway.tasks.task import AppPort, ExecutionPolicy, Options, Retry, Task, check_function, check_retry
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,20 +96,20 @@ class TaskRegistry(AppPort):
 
         def register(callee: Callable[..., Any]) -> Task[..., Any]:
             check_function(callee)
-            conduct = Conduct.of(callee, isolation=isolation, timeout=timeout, memory=memory, retry=policy)
+            execution = ExecutionPolicy.of(callee, isolation=isolation, timeout=timeout, memory=memory, retry=policy)
             called = getattr(callee, "__name__", None) if name is None else name
-            return self._register(callee, called, options, conduct)
+            return self._register(callee, called, options, execution)
 
         return register if function is None else register(function)
 
     def _register(
-        self, callee: Callable[..., Any], called: object, options: Options, conduct: Conduct
+        self, callee: Callable[..., Any], called: object, options: Options, execution: ExecutionPolicy
     ) -> Task[..., Any]:
         name = check_name(called, "the name of a task")
         if name in self.tasks:
             where = f", one of them in {self._file.file}" if name in self._file.tasks else ""
             raise InvalidTask(f"two tasks are named {name!r}{where}; give one of them another name")
-        self.tasks[name] = task = Task(self, callee, name, options, conduct)
+        self.tasks[name] = task = Task(self, callee, name, options, execution)
         return task
 
     def schedule(

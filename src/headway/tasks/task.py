@@ -179,26 +179,26 @@ class Options:
             callback=self.callback_url,
         )
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Write what differs from a job that says nothing, for processes that do not have the task."""
         plain = Options()
-        told = {name: getattr(self, name) for name in _TOLD if getattr(self, name) != getattr(plain, name)}
+        written = {name: getattr(self, name) for name in _WRITTEN if getattr(self, name) != getattr(plain, name)}
         if self.backoff is not None:
-            told["backoff"] = str(self.backoff)
-        return told
+            written["backoff"] = str(self.backoff)
+        return written
 
     @classmethod
-    def heard(cls, told: Mapping[str, Any]) -> "Options":
+    def from_dict(cls, written: Mapping[str, Any]) -> "Options":
         """Read what another process told; what cannot be read is as if it had not been said."""
         try:
-            values = {name: _TOLD[name](told[name]) for name in _TOLD if name in told}
-            backoff = Backoff.parse(str(told["backoff"])) if "backoff" in told else None
+            values = {name: _WRITTEN[name](written[name]) for name in _WRITTEN if name in written}
+            backoff = Backoff.parse(str(written["backoff"])) if "backoff" in written else None
         except (TypeError, ValueError, HeadwayError):
             return cls()
         return cls(**values, backoff=backoff)
 
 
-_TOLD: Final[dict[str, Callable[[Any], Any]]] = {
+_WRITTEN: Final[dict[str, Callable[[Any], Any]]] = {
     "queue": lambda value: check_name(value, "queue"),
     "priority": int,
     "tenant": lambda value: check_tenant(value, "tenant"),
@@ -237,7 +237,7 @@ def _metadata(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conduct:
+class ExecutionPolicy:
     """How a task is run: where, for how long, with how much memory, and what its failures mean."""
 
     isolation: str
@@ -254,7 +254,7 @@ class Conduct:
         timeout: DurationLike | None,
         memory: str | int | None,
         retry: Retry | None,
-    ) -> "Conduct":
+    ) -> "ExecutionPolicy":
         """Read what the author of a task says."""
         is_async = inspect.iscoroutinefunction(function)
         choices = ("loop", "process") if is_async else ("process", "thread")
@@ -471,11 +471,13 @@ def _maybe_datetime(instant: Instant | None) -> datetime | None:
 class Task(Generic[P, R]):
     """A registered callable. Calling it runs it here and now; `enqueue` makes a job of it."""
 
-    def __init__(self, app: AppPort, function: Callable[P, R], name: str, options: Options, conduct: Conduct) -> None:
+    def __init__(
+        self, app: AppPort, function: Callable[P, R], name: str, options: Options, execution: ExecutionPolicy
+    ) -> None:
         functools.update_wrapper(self, function)
         self._app = app
         self._function = function
-        self.conduct = conduct
+        self.execution = execution
         self._signature, self.wants_context = _without_context(function)
         self.is_async = inspect.iscoroutinefunction(function)
         parameters = self._signature.parameters.values()
@@ -501,7 +503,7 @@ class Task(Generic[P, R]):
     def options(self, **given: Any) -> "Task[P, R]":
         """Return the task with other options for its next jobs: delay, at, key, priority, queue, tenant, tags,
         timeout, expires, metadata, callback_url, tx."""
-        return Task(self._app, self._function, self.name, self._options.changed(given), self.conduct)
+        return Task(self._app, self._function, self.name, self._options.changed(given), self.execution)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Enqueue a job with these arguments; it is durable when this returns (or when `tx` commits)."""

@@ -18,10 +18,10 @@ from headway.core.clock import Clock
 from headway.core.errors import LeaseLost
 from headway.core.instants import SECOND
 from headway.core.jobs import Claimed
-from headway.core.lifecycle import Outcome, Parked, Released, Succeeded, TimedOut
-from headway.tasks.context import Context, Hand
+from headway.core.lifecycle import AttemptOutcome, Parked, Released, Succeeded, TimedOut
+from headway.tasks.context import Context, JobFactory
 from headway.tasks.task import Task
-from headway.worker.attempt import Ended, Registry, resolve, run_async, run_sync
+from headway.worker.attempt import Ended, TasksByName, resolve, run_async, run_sync
 from headway.worker.child_pool_port import SupervisorPort
 from headway.worker.ipc import CancelRaised, Done, Failed, Stopped, StoreRequest, TaskInfo, Unrunnable
 from headway.worker.outcomes import failure_of
@@ -89,7 +89,7 @@ class _Run:
     kept: Mapping[str, str]
     task: asyncio.Task[None] | None = None
     context: Context | None = None
-    stop_as: Outcome | None = None
+    stop_as: AttemptOutcome | None = None
     timer: asyncio.TimerHandle | None = None
     is_gone: bool = False
 
@@ -104,9 +104,9 @@ class InlineChildPool:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: TasksByName,
         infos: Sequence[TaskInfo],
-        hand: Hand,
+        job_factory: JobFactory,
         clock: Clock,
         gate: Gate,
         on_end: Callable[[asyncio.Task[None]], None],
@@ -119,7 +119,7 @@ class InlineChildPool:
         self._reports_to: SupervisorPort | None = None
         self.width = 100
         self._registry = registry
-        self._hand = hand
+        self._job_factory = job_factory
         self._clock = clock
         self._gate = gate
         self._on_end = on_end  # Is told of every attempt's asyncio task: an error of ours must not go unheard.
@@ -164,7 +164,7 @@ class InlineChildPool:
         self._waiting.extend(_Run(claimed, (kept or {}).get(claimed.job_id, {})) for claimed in jobs)
         self._begin()
 
-    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+    def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
         """Have a job stop; it ends with this outcome once it has."""
         run = self._running.get(job_id)
         if run is None or run.claimed.attempt != attempt:
@@ -248,14 +248,14 @@ class InlineChildPool:
         run.context = Context(
             run.claimed,
             self,
-            hand=self._hand,
+            job_factory=self._job_factory,
             kept=run.kept,
             deadline_at=None if timeout is None else self._clock.now() + timeout,
             clock=self._clock,
         )
         return run.context
 
-    def _outcome(self, run: _Run, ended: Ended) -> Outcome:
+    def _outcome(self, run: _Run, ended: Ended) -> AttemptOutcome:
         match ended:
             case Done(result=result):
                 return Succeeded(result)
@@ -268,7 +268,7 @@ class InlineChildPool:
             case Unrunnable(reason=reason, cause=cause):
                 return Parked(reason, cause)
 
-    def _end(self, run: _Run, outcome: Outcome) -> None:
+    def _end(self, run: _Run, outcome: AttemptOutcome) -> None:
         self._report()
         self._forget(run)
         self._supervisor.ended(run.claimed, outcome)

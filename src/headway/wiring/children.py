@@ -43,10 +43,10 @@ def hello_of(app: TaskRegistry, store: str) -> Hello:
     tasks = [
         TaskInfo(
             name=task.name,
-            isolation=task.conduct.isolation,
-            timeout=task.conduct.timeout,
-            retries_timeouts=task.conduct.retry is None or task.conduct.retry.retry_timeouts,
-            defaults=task.defaults.told(),
+            isolation=task.execution.isolation,
+            timeout=task.execution.timeout,
+            retries_timeouts=task.execution.retry is None or task.execution.retry.retry_timeouts,
+            defaults=task.defaults.to_dict(),
         )
         for task in app.tasks.values()
     ]

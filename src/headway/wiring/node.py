@@ -31,12 +31,12 @@ from headway.core.instants import SECOND
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Node
 from headway.core.ports import AuditLog, Housekeeping, Leases, Ledger, Nodes, WakeUps
-from headway.core.process_metrics import Tally
+from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
 from headway.queue.announcer import Dispatch
 from headway.queue.janitor import Janitor
 from headway.queue.promoter import Promoter
-from headway.scheduling.scheduler import LeaderMandate, LockMandate, Mandate, Scheduler
+from headway.scheduling.scheduler import Fencing, LeaderFencing, LockFencing, Scheduler
 from headway.worker.supervisor import HAND_BACK_S_MAX, Supervisor
 
 SCHEDULER: Final = "scheduler"
@@ -86,7 +86,7 @@ class EngineNode:
         self.live_state: Callable[[], JsonObject | None] = (
             supervisor.reporter.live_state if supervisor else lambda: None
         )
-        self._tally = Tally(clock)
+        self._tally = ProcessMetrics(clock)
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
         self._leaving = asyncio.Event()  # The grace runs from here; a drain alone takes as long as the jobs do.
@@ -238,18 +238,18 @@ class EngineNode:
         )
 
     def _scheduler(self) -> Loop:
-        scheduler = Scheduler(self._world.ledger, self._mandate(), clock=self._clock, poll=self._settings.poll)
+        scheduler = Scheduler(self._world.ledger, self._fencing(), clock=self._clock, poll=self._settings.poll)
         return Loop("scheduler", scheduler.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
 
-    def _mandate(self) -> Mandate:
+    def _fencing(self) -> Fencing:
         if self._settings.coordination_mode == "lock":
-            return LockMandate(
+            return LockFencing(
                 self._world.leases,
                 node_id=self._clock.node,
                 node_name=self._settings.node,
                 duration=self._settings.leader_lease,
             )
-        return LeaderMandate(self._settings.scheduler_shards, self._shards.held, self._clock.node, self._shards.lose)
+        return LeaderFencing(self._settings.scheduler_shards, self._shards.held, self._clock.node, self._shards.lose)
 
     def _promoter(self) -> Loop:
         poll = self._settings.poll
@@ -303,7 +303,7 @@ class EngineNode:
         share, rest = divmod(shards, len(ids))
         mine = share + (ids.index(self._clock.node) < rest)
         # With fewer shards than nodes everybody may try, so that a free one is never left lying.
-        if self._shards.seek([LeaderMandate.role(shard) for shard in range(shards)], max(mine, 1)):
+        if self._shards.seek([LeaderFencing.role(shard) for shard in range(shards)], max(mine, 1)):
             self._shards_loop.wake()
 
     def _shares_work(self, peer: Node) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from headway.core.jobs import Claimed
-from headway.core.lifecycle import Outcome
+from headway.core.lifecycle import AttemptOutcome
 from headway.worker.child_pool_port import SupervisorPort
 from headway.worker.children import ChildRecord
 from headway.worker.handover import AssignedJob
@@ -31,7 +31,7 @@ class Assignments:
         assigned = child.handover.find(job_id, attempt) if child is not None else None
         return None if child is None or assigned is None else (child, assigned)
 
-    def end(self, claimed: Claimed, outcome: Outcome) -> None:
+    def end(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
         """Tell the end of an attempt that is out of the books of its child."""
         self.where.pop(claimed.job_id, None)
         self.supervisor.ended(claimed, outcome)

@@ -19,13 +19,13 @@ from headway.tasks.task import Cancel, Retry, Task
 from headway.worker import capture
 from headway.worker.ipc import CancelRaised, Done, Failed, Stopped, Unrunnable
 
-Registry: TypeAlias = Mapping[str, Task[..., Any]]
+TasksByName: TypeAlias = Mapping[str, Task[..., Any]]
 Ended: TypeAlias = Done | Failed | CancelRaised | Stopped | Unrunnable
 
 MESSAGE_LENGTH_MAX: Final = 4_000
 
 
-def resolve(registry: Registry, claimed: Claimed) -> tuple[Task[..., Any], dict[str, Any]] | Unrunnable:
+def resolve(registry: TasksByName, claimed: Claimed) -> tuple[Task[..., Any], dict[str, Any]] | Unrunnable:
     """Find the task and its arguments, or say why the job cannot be run as it is."""
     task = registry.get(claimed.task)
     if task is None:
@@ -59,7 +59,7 @@ def run_sync(
         result = task.function(output.context(), **args) if task.wants_context else task.function(**args)
         return _done(claimed, result)
     except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
-        return outcome_of(claimed, error, task.conduct.retry, was_asked, output.made)
+        return outcome_of(claimed, error, task.execution.retry, was_asked, output.made)
     finally:
         capture.end(output)
 
@@ -79,7 +79,7 @@ async def run_async(
         )
         return _done(claimed, await coroutine)
     except BaseException as error:  # noqa: BLE001 - whatever the task raises is its outcome
-        return outcome_of(claimed, error, task.conduct.retry, was_asked, output.made)
+        return outcome_of(claimed, error, task.execution.retry, was_asked, output.made)
     finally:
         capture.end(output)
 

@@ -28,9 +28,9 @@ from typing import Any, Final
 
 from headway.core.errors import HeadwayError
 from headway.core.jobs import Claimed
-from headway.tasks.context import Hand, TaskStopped
+from headway.tasks.context import JobFactory, TaskStopped
 from headway.tasks.task import Task
-from headway.worker.attempt import Ended, Registry, outcome_of, resolve, run_async, run_sync
+from headway.worker.attempt import Ended, TasksByName, outcome_of, resolve, run_async, run_sync
 from headway.worker.child_base import LOOK_EVERY_S, REPORT_EVERY_S, ChildBase, end_with_everything, ending_when_unheard
 from headway.worker.ipc import (
     Done,
@@ -55,9 +55,14 @@ class _QueueChild(ChildBase):
     """Runs `def` tasks in one thread or several."""
 
     def __init__(
-        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+        self,
+        sock: socket.socket,
+        counters: SharedCounters,
+        registry: TasksByName,
+        job_factory: JobFactory | None,
+        width: int,
     ) -> None:
-        super().__init__(sock, counters, registry, hand, width)
+        super().__init__(sock, counters, registry, job_factory, width)
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self, jobs: int) -> None:
@@ -80,9 +85,14 @@ class ThreadChild(_QueueChild):
     """Runs `def` tasks in threads. A thread cannot be stopped from outside; the supervisor may have to end us all."""
 
     def __init__(
-        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+        self,
+        sock: socket.socket,
+        counters: SharedCounters,
+        registry: TasksByName,
+        job_factory: JobFactory | None,
+        width: int,
     ) -> None:
-        super().__init__(sock, counters, registry, hand, width)
+        super().__init__(sock, counters, registry, job_factory, width)
         self._beginning = threading.Lock()
 
     def _begin(self) -> Claimed | None:
@@ -132,10 +142,15 @@ class ProcessChild(_QueueChild):
     """Runs one task at a time in the main thread, where SIGTERM raises `TaskStopped` so that `finally` is run."""
 
     def __init__(
-        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+        self,
+        sock: socket.socket,
+        counters: SharedCounters,
+        registry: TasksByName,
+        job_factory: JobFactory | None,
+        width: int,
     ) -> None:
         signal.signal(signal.SIGTERM, self._interrupt)
-        super().__init__(sock, counters, registry, hand, width)
+        super().__init__(sock, counters, registry, job_factory, width)
         self._in_task = False
         self._interrupted = False
         self._is_speaking = False
@@ -217,7 +232,7 @@ class ProcessChild(_QueueChild):
         return self._interrupted or super().was_asked(job_id)
 
     def _call(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
-        limit = task.conduct.memory
+        limit = task.execution.memory
         self._interrupted, self._in_task = False, True
         try:
             if limit is not None:
@@ -226,7 +241,7 @@ class ProcessChild(_QueueChild):
                 return asyncio.run(self._call_async(task, args, claimed))
             return run_sync(task, args, self.context_of(claimed), claimed, self.was_asked)
         except BaseException as error:  # noqa: BLE001 - after the end of the task, or from another one on its loop
-            return outcome_of(claimed, error, task.conduct.retry, self.was_asked)
+            return outcome_of(claimed, error, task.execution.retry, self.was_asked)
         finally:
             self._in_task = False
             if limit is not None:
@@ -259,9 +274,14 @@ class LoopChild(ChildBase):
     reads_on_loop = True
 
     def __init__(
-        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+        self,
+        sock: socket.socket,
+        counters: SharedCounters,
+        registry: TasksByName,
+        job_factory: JobFactory | None,
+        width: int,
     ) -> None:
-        super().__init__(sock, counters, registry, hand, width)
+        super().__init__(sock, counters, registry, job_factory, width)
         self._flushing = False
         self._main = threading.get_ident()
         self._loop = asyncio.new_event_loop()
@@ -420,20 +440,20 @@ def serve(
     counters: SharedCounters,
     kind: str,
     width: int,
-    load: Callable[[], tuple[Registry, Hand | None, Hello]],
+    load: Callable[[], tuple[TasksByName, JobFactory | None, Hello]],
     report_every_s: float = REPORT_EVERY_S,
 ) -> None:
     """Be a child: load the app, say hello, run what comes."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor.
     try:
-        registry, hand, hello = load()
+        registry, job_factory, hello = load()
     except HeadwayError as error:
         sock.sendall(encode_frame([Hello(os.getpid(), "", "", [], {}, error=str(error))]))
         sys.exit(2)
     if kind != "process":
         patch_popen()
-    child = KINDS[kind](sock, counters, registry, hand, width)
+    child = KINDS[kind](sock, counters, registry, job_factory, width)
     child.report_every_s = report_every_s
     gc.freeze()  # What is imported stays, and is not looked through again while jobs run.
     child.send(hello)

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Final, NoReturn, assert_never
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError, LeaseLost
 from headway.core.jobs import Claimed
-from headway.tasks.context import LINES_WAITING_MAX, Context, Hand
-from headway.worker.attempt import Ended, Registry
+from headway.tasks.context import LINES_WAITING_MAX, Context, JobFactory
+from headway.worker.attempt import Ended, TasksByName
 from headway.worker.handover import Inbox
 from headway.worker.ipc import (
     MESSAGES_MAX,
@@ -60,12 +60,17 @@ class ChildBase:
     reads_on_loop: ClassVar = False
 
     def __init__(
-        self, sock: socket.socket, counters: SharedCounters, registry: Registry, hand: Hand | None, width: int
+        self,
+        sock: socket.socket,
+        counters: SharedCounters,
+        registry: TasksByName,
+        job_factory: JobFactory | None,
+        width: int,
     ) -> None:
         self._socket = sock
         self._counters = counters
         self._registry = registry
-        self._hand = hand
+        self._job_factory = job_factory
         self._width = width
         self._clock = Clock()
         self._inbox: Inbox[Claimed] = Inbox(counters)
@@ -338,7 +343,7 @@ class ChildBase:
             context = Context(
                 claimed,
                 self,
-                hand=self._hand,
+                job_factory=self._job_factory,
                 kept=self._kept.get((claimed.job_id, claimed.attempt)),
                 deadline_at=self._deadlines.get((claimed.job_id, claimed.attempt)),
                 clock=self._clock,

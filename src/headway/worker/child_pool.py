@@ -22,7 +22,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.events import Timed, emit
 from headway.core.jobs import Claimed
-from headway.core.lifecycle import Outcome, Released
+from headway.core.lifecycle import AttemptOutcome, Released
 from headway.worker.assignments import Assignments
 from headway.worker.child_pool_port import SupervisorPort
 from headway.worker.child_processes import ChildPoolPlan, ChildProcesses
@@ -60,7 +60,7 @@ class ChildPool:
         self.stopper = Stopper(self.processes, self.assignments, self.dispatcher, self._sweeper, clock)
         self.listener = Listener(self.processes, self.assignments, self.stopper, self._sweeper, clock)
         # Dead children whose processes are still being ended: since when, and what becomes of their jobs.
-        self._unswept: dict[ChildRecord, tuple[float, list[tuple[Claimed, Outcome]]]] = {}
+        self._unswept: dict[ChildRecord, tuple[float, list[tuple[Claimed, AttemptOutcome]]]] = {}
 
     # --- what others may know
 
@@ -117,7 +117,7 @@ class ChildPool:
         """Give jobs to children that have room for them."""
         self.dispatcher.start(jobs, kept)
 
-    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+    def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
         """Have a job stop; it ends with this outcome once it has."""
         self.stopper.stop(job_id, attempt, outcome)
 
@@ -181,13 +181,13 @@ class ChildPool:
         self._sweeper.sweep(child.process, lambda: self._settle_dead(child), with_head=True)
         self.assignments.say_room()
 
-    def _ends_of(self, child: ChildRecord) -> list[tuple[Claimed, Outcome]]:
+    def _ends_of(self, child: ChildRecord) -> list[tuple[Claimed, AttemptOutcome]]:
         """Say what becomes of the jobs that were in a dead child."""
         now = self._clock.monotonic()
         running, unheard, waiting = child.handover.bury(now)
         if running:
             emit(Timed(node=self._clock.node, what="run", lots=tuple((now - (g.since or g.at), 1) for g in running)))
-        ends: list[tuple[AssignedJob, Outcome]] = []
+        ends: list[tuple[AssignedJob, AttemptOutcome]] = []
         killed_because = None if child.is_damaged else child.killed_because
         ends += [(assigned, loss_of(child.process.ending, killed_because, len(running))) for assigned in running]
         ends += [(assigned, OUTCOME_LOST) for assigned in unheard]

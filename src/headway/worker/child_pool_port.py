@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headway.core.jobs import Claimed, Report
-from headway.core.lifecycle import Outcome
+from headway.core.lifecycle import AttemptOutcome
 from headway.worker.ipc import StoreRequest, TaskInfo
 
 
 class SupervisorPort(Protocol):
     """Whom the child pool tells what happens: the supervisor."""
 
-    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+    def ended(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
         """An attempt has ended; told exactly once, unless it was abandoned."""
         ...
 
@@ -65,7 +65,7 @@ class ChildPoolPort(Protocol):
         """Run jobs; each ends exactly once, unless it is abandoned."""
         ...
 
-    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+    def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
         """Have a job stop; it ends with this outcome once it has."""
         ...
 

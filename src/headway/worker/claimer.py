@@ -10,7 +10,7 @@ from headway.core.errors import StoreFull, StoreUnavailable
 from headway.core.events import AttemptsLost, Timed, emit
 from headway.core.instants import MINUTE, SECOND
 from headway.core.jobs import Claimed
-from headway.core.lifecycle import Outcome, Parked, Released
+from headway.core.lifecycle import AttemptOutcome, Parked, Released
 from headway.core.nodes import Node
 from headway.core.ports import Claims
 from headway.core.validation import REASON_LENGTH_MAX, storable
@@ -39,7 +39,7 @@ class Claimer:
         self,
         work: Claims,
         held: HeldAttempts,
-        ended: Callable[[Claimed, Outcome], None],
+        ended: Callable[[Claimed, AttemptOutcome], None],
         *,
         clock: Clock,
         poll_s: float,
@@ -340,7 +340,7 @@ class Claimer:
             except (StoreUnavailable, StoreFull):
                 await self._clock.rest(self._poll_s, wake)
 
-    def _unrunnable(self, claimed: Claimed) -> Outcome:
+    def _unrunnable(self, claimed: Claimed) -> AttemptOutcome:
         if claimed.unreadable is not None:
             return Parked(storable(claimed.unreadable, REASON_LENGTH_MAX), "unreadable")
         if claimed.task in self._foreign:

@@ -6,7 +6,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.instants import Instant
 from headway.core.jobs import Claimed
-from headway.core.lifecycle import Outcome, Parked, Released
+from headway.core.lifecycle import AttemptOutcome, Parked, Released
 from headway.worker.assignments import Assignments
 from headway.worker.child_processes import ChildProcesses
 from headway.worker.children import ChildRecord, KindPool, suspect_group_size
@@ -90,7 +90,7 @@ class Dispatcher:
                 kept = pool.kept.pop(suspect.job_id, None)
                 self.assign(solo, [suspect], {} if kept is None else {suspect.job_id: kept})
 
-    def drop_suspect(self, job_id: str, attempt: int, outcome: Outcome | None) -> None:
+    def drop_suspect(self, job_id: str, attempt: int, outcome: AttemptOutcome | None) -> None:
         """Take a suspect out of the line that it waits in; it ends with this outcome, or without a word."""
         for pool in self._processes.pools.values():
             for claimed in [each for each in pool.suspects if (each.job_id, each.attempt) == (job_id, attempt)]:

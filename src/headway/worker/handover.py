@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from headway.core.jobs import Claimed
-from headway.core.lifecycle import Outcome
+from headway.core.lifecycle import AttemptOutcome
 
 J = TypeVar("J")
 NEVER: Final = float("inf")
@@ -55,7 +55,7 @@ class AssignedJob:
     number: int
     at: float
     since: float | None = None  # When it was seen to have begun.
-    stop_as: Outcome | None = None
+    stop_as: AttemptOutcome | None = None
     stop_since: float = 0.0
     stop_stage: int = 0
     is_ending: bool = False  # Its outcome is known; what it has started is being ended first.

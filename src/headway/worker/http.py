@@ -33,7 +33,7 @@ from headway.core.backoff import retry_after
 from headway.core.clock import monotonic_now, wall_now
 from headway.core.errors import DefinitionError, InvalidTask
 from headway.core.instants import SECOND, quote
-from headway.core.urls import Address, Allowed, NotAllowed, check_url, vetted
+from headway.core.urls import Allowed, IPAddress, NotAllowed, check_url, vetted
 from headway.tasks.context import Context
 from headway.tasks.task import Retry
 
@@ -180,9 +180,9 @@ class _Hosts:
         self._own = urlsplit(url).netloc
         self._allowed = Allowed.read(allow)
         self._trusted = Allowed.read((*OWN_NETWORKS, *allow))
-        self._found: dict[str, tuple[Address, ...]] = {}  # What a name leads to a moment later does not matter.
+        self._found: dict[str, tuple[IPAddress, ...]] = {}  # What a name leads to a moment later does not matter.
 
-    def addresses(self, url: str) -> tuple[Address, ...]:
+    def addresses(self, url: str) -> tuple[IPAddress, ...]:
         """Return the addresses of the host of a URL; raise `NotAllowed` when one of them is not for us."""
         parts = urlsplit(url)
         assert parts.hostname is not None
@@ -190,7 +190,7 @@ class _Hosts:
             self._found[parts.netloc] = self._find(parts.netloc, parts.hostname)
         return self._found[parts.netloc]
 
-    def _find(self, place: str, host: str) -> tuple[Address, ...]:
+    def _find(self, place: str, host: str) -> tuple[IPAddress, ...]:
         is_own = place == self._own
         try:
             literal = ipaddress.ip_address(host)

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from headway.core import lifecycle
-from headway.core.lifecycle import Crashed, Outcome, Parked, Raised, Released, TimedOut
+from headway.core.lifecycle import AttemptOutcome, Crashed, Parked, Raised, Released, TimedOut
 from headway.worker.ipc import CancelRaised, Failed, FailedInDamagedProcess, Stopped, ToSupervisor, Unrunnable
 
 WAITED: Final = Released("handed back: it had to wait")
@@ -13,7 +13,7 @@ OUTCOME_LOST: Final = Released("handed back: its outcome was lost")
 CHILD_DIED: Final = Released("handed back: its child died before it began")
 
 
-def outcome_of(message: ToSupervisor, stop_as: Outcome | None) -> Outcome | None:
+def outcome_of(message: ToSupervisor, stop_as: AttemptOutcome | None) -> AttemptOutcome | None:
     """Return what a message says about the end of an attempt that was asked to stop, or not; None if nothing."""
     match message:
         case Failed():
@@ -29,7 +29,7 @@ def outcome_of(message: ToSupervisor, stop_as: Outcome | None) -> Outcome | None
     return None
 
 
-def failure_of(failed: Failed, stop_as: Outcome | None) -> Outcome:
+def failure_of(failed: Failed, stop_as: AttemptOutcome | None) -> AttemptOutcome:
     """Say what an exception makes of an attempt: what was asked of it, if it was raised while the task was stopped.
 
     What is handed back was not asked, but killed; so whatever it still said was said before.
@@ -42,7 +42,7 @@ def failure_of(failed: Failed, stop_as: Outcome | None) -> Outcome:
     return Raised(failed.error, failed.retryable, failed.retry_in)
 
 
-def loss_of(ending: str, killed_because: str | None, company: int) -> Outcome:
+def loss_of(ending: str, killed_because: str | None, company: int) -> AttemptOutcome:
     """Say what the death of its process means for a job that was running in it with others, or alone."""
     if killed_because is not None:
         return Released(f"handed back: {killed_because}")

@@ -13,7 +13,7 @@ from headway.core.clock import Clock
 from headway.core.errors import StoreError, StoreFull, StoreUnavailable
 from headway.core.events import AttemptsLost, JobsSettled, Timed, emit
 from headway.core.jobs import Claimed
-from headway.core.lifecycle import Outcome, Settlement, Status, settle
+from headway.core.lifecycle import AttemptOutcome, Settlement, Status, settle
 from headway.core.ports import Settlements
 from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.worker.held import QUIET_S, HeldAttempt, HeldAttempts
@@ -33,10 +33,10 @@ class Settler:
         self._reporter = reporter
         self._clock = clock
         self._wake = wake
-        self._ended: deque[tuple[HeldAttempt, Outcome]] = deque()
-        self._settling: list[tuple[HeldAttempt, Outcome]] = []
+        self._ended: deque[tuple[HeldAttempt, AttemptOutcome]] = deque()
+        self._settling: list[tuple[HeldAttempt, AttemptOutcome]] = []
 
-    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+    def ended(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
         """An attempt has ended: have it written."""
         held = self._held.find(claimed.job_id, claimed.attempt)
         if held is None:
@@ -64,7 +64,7 @@ class Settler:
         self._held.note_idle()
         return 0.0 if self._ended else QUIET_S
 
-    def _next_batch(self) -> list[tuple[HeldAttempt, Outcome]]:
+    def _next_batch(self) -> list[tuple[HeldAttempt, AttemptOutcome]]:
         ended = self._ended
         return [ended.popleft() for _ in range(min(len(ended), SETTLE_MAX))]
 
@@ -82,7 +82,10 @@ class Settler:
         return frozenset(stale)
 
     def _tell(
-        self, batch: Sequence[tuple[HeldAttempt, Outcome]], settlements: Sequence[Settlement], stale: frozenset[str]
+        self,
+        batch: Sequence[tuple[HeldAttempt, AttemptOutcome]],
+        settlements: Sequence[Settlement],
+        stale: frozenset[str],
     ) -> None:
         others = [
             (settlement, held.claimed.task)

@@ -5,7 +5,7 @@ from typing import Final
 
 from headway.core.clock import Clock
 from headway.core.instants import SECOND
-from headway.core.lifecycle import Outcome
+from headway.core.lifecycle import AttemptOutcome
 from headway.worker.assignments import Assignments
 from headway.worker.child_processes import START_S_MAX, ChildProcesses
 from headway.worker.children import ChildRecord, KindPool
@@ -39,7 +39,7 @@ class Stopper:
         self._sweeper = sweeper
         self._clock = clock
 
-    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+    def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
         """Have a job stop; it ends with this outcome once it has."""
         found = self._assignments.find(job_id, attempt)
         if found is None:

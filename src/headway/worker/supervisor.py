@@ -23,7 +23,7 @@ from headway.core.events import Draining, emit
 from headway.core.instants import SECOND, Duration
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.json_values import JsonObject
-from headway.core.lifecycle import Outcome
+from headway.core.lifecycle import AttemptOutcome
 from headway.core.nodes import Node
 from headway.core.ports import Live, Work
 from headway.worker.child_pool_port import ChildPoolPort
@@ -178,7 +178,7 @@ class Supervisor:
         """Claim more: the child pool has room."""
         self.claimer.wake()
 
-    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+    def ended(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
         """An attempt has ended: have it written."""
         self.settler.ended(claimed, outcome)
 

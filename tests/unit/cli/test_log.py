@@ -25,9 +25,9 @@ from headway.core.events import (
     ClockStepped,
     DecisionRefused,
     Draining,
+    EngineEvent,
     EngineLost,
     EngineReturned,
-    Event,
     JobLogged,
     JobsPromoted,
     JobsSettled,
@@ -65,7 +65,7 @@ def fired(seconds: int = 0) -> Decision:
 
 ATTEMPT = Attempt(job_id="job_1", attempt=1, failures=0, max_attempts=3)
 
-EVENTS: list[Event] = [
+EVENTS: list[EngineEvent] = [
     TermWon(node="n", role="scheduler/0", token=7),
     TermLost(node="n", role="scheduler/0", token=7, reason="released"),
     SchedulesDecided(node="n", plans=(plan("a", fired()),)),
@@ -93,7 +93,7 @@ EVENTS: list[Event] = [
 ]
 
 
-def log_of(look: str, *events: Event) -> list[str]:
+def log_of(look: str, *events: EngineEvent) -> list[str]:
     lines: list[str] = []
     log = EventLog(lines.append, look=look, wall=lambda: NOW)
     for event in events:
@@ -102,7 +102,7 @@ def log_of(look: str, *events: Event) -> list[str]:
 
 
 def test_every_kind_of_event_is_here() -> None:
-    assert {type(event) for event in EVENTS} == set(get_args(Event)) - {Timed}
+    assert {type(event) for event in EVENTS} == set(get_args(EngineEvent)) - {Timed}
 
 
 def test_measurements_are_not_told() -> None:
@@ -110,7 +110,7 @@ def test_measurements_are_not_told() -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_every_event_is_a_line(event: Event) -> None:
+def test_every_event_is_a_line(event: EngineEvent) -> None:
     assert list(describe(event))
     (line,) = log_of("plain", event)
     assert line.startswith("2027-01-01T00:00:00.123Z ")

@@ -17,7 +17,7 @@ from headway.core.ports import Shards
 from headway.core.schedules import Revision, ScheduleSpec
 from headway.core.triggers import After, At, CalendarTrigger, Cron, Every, Trigger
 from headway.scheduling import audit as audit_module
-from headway.scheduling.audit import AuditReport, Finding, Findings, audit, audit_schedule
+from headway.scheduling.audit import AuditFinding, AuditFindings, AuditReport, audit, audit_schedule
 from headway.scheduling.expansion import Block, blocks_of, expected
 from headway.scheduling.planner import plan
 from headway.store import Store
@@ -254,7 +254,7 @@ def judged(
     return audit_schedule(revisions, decided_through, pairs, since=since, until=until)
 
 
-def hours(findings: Findings) -> list[tuple[int, int]]:
+def hours(findings: AuditFindings) -> list[tuple[int, int]]:
     """Return the findings as (hours after noon, count)."""
     assert all((finding.instant - NOON) % HOUR == 0 for finding in findings.kept)
     return [((finding.instant - NOON) // HOUR, finding.count) for finding in findings.kept]
@@ -402,7 +402,7 @@ def test_findings_are_bounded_and_counted() -> None:
 
 
 def test_a_finding_is_written_with_times_people_read() -> None:
-    finding = Finding(schedule="s", instant=hour(1), until=hour(2), count=2, reason="no record")
+    finding = AuditFinding(schedule="s", instant=hour(1), until=hour(2), count=2, reason="no record")
     assert finding.to_dict() == {
         "schedule": "s",
         "tenant": "default",

@@ -14,7 +14,7 @@ from headway.core.schedules import Overlap, Schedule, ScheduleSpec
 from headway.core.triggers import Every, Trigger
 from headway.scheduling import scheduler as module
 from headway.scheduling.planner import plan
-from headway.scheduling.scheduler import LeaderMandate, LockMandate, Scheduler
+from headway.scheduling.scheduler import LeaderFencing, LockFencing, Scheduler
 from tests.simulation.stage import START, Seat, Stage
 from tests.simulation.virtual_loop import virtual
 
@@ -42,13 +42,13 @@ class Leader:
         self.seat = seat
         self.held: dict[str, Lease] = {}
         self.lost: list[str] = []
-        self.mandate = LeaderMandate(shards, lambda: dict(self.held), seat.clock.node, self._lose)
-        self.scheduler = Scheduler(seat.store.ledger, self.mandate, clock=seat.clock, poll=POLL)
+        self.fencing = LeaderFencing(shards, lambda: dict(self.held), seat.clock.node, self._lose)
+        self.scheduler = Scheduler(seat.store.ledger, self.fencing, clock=seat.clock, poll=POLL)
 
     async def take(self, *shards: int) -> None:
         for shard in shards:
             won = await self.seat.store.leases.acquire(
-                [LeaderMandate.role(shard)], holder=self.seat.clock.node, holder_name="", duration=LEASE
+                [LeaderFencing.role(shard)], holder=self.seat.clock.node, holder_name="", duration=LEASE
             )
             self.held |= {lease.name: lease for lease in won}
 
@@ -59,8 +59,8 @@ class Leader:
 
 def locker(seat: Seat) -> Scheduler:
     """Return a scheduler in lock mode."""
-    mandate = LockMandate(seat.store.leases, node_id=seat.clock.node, node_name="", duration=LEASE)
-    return Scheduler(seat.store.ledger, mandate, clock=seat.clock, poll=POLL)
+    fencing = LockFencing(seat.store.leases, node_id=seat.clock.node, node_name="", duration=LEASE)
+    return Scheduler(seat.store.ledger, fencing, clock=seat.clock, poll=POLL)
 
 
 def decided(stage: Stage) -> list[tuple[str, float, str]]:
@@ -252,8 +252,8 @@ async def test_with_locks_an_instant_of_a_dead_node_waits_for_its_lock_and_no_lo
         await put(dead, "a")
         await asyncio.sleep(10.0)
         due = await dead.store.ledger.due(Shards(of=1, held=frozenset({0})), 10)
-        mandate = LockMandate(dead.store.leases, node_id="node_a", node_name="", duration=LEASE)
-        await mandate.fence([plan(schedule, due.now, live) for schedule, live in due.schedules])
+        fencing = LockFencing(dead.store.leases, node_id="node_a", node_name="", duration=LEASE)
+        await fencing.fence([plan(schedule, due.now, live) for schedule, live in due.schedules])
         scheduler, rests = locker(alive), list[float]()
         while not decided(stage):
             rests.append(await scheduler.tick())
@@ -302,7 +302,7 @@ async def test_a_replacement_waits_for_what_still_runs_and_not_for_what_ended_me
 
 
 class Refusing:
-    """A mandate whose fence nobody honours; counts how often it is asked."""
+    """Fencing whose fence nobody honours; counts how often it is asked."""
 
     asked = 0
 
@@ -320,10 +320,10 @@ class Refusing:
 @virtual
 async def test_work_that_may_not_be_done_is_no_reason_to_hurry() -> None:
     async with Stage() as stage:
-        seat, mandate = stage.seat(), Refusing()
+        seat, fencing = stage.seat(), Refusing()
         await put(seat, "a")
         await asyncio.sleep(10.0)
-        scheduler = Scheduler(seat.store.ledger, mandate, clock=seat.clock, poll=POLL)
+        scheduler = Scheduler(seat.store.ledger, fencing, clock=seat.clock, poll=POLL)
         for _ in range(60):
             await asyncio.sleep(await scheduler.tick())
         assert stage.now() > START + 45 * SECOND

@@ -11,7 +11,7 @@ import pytest
 from headway.core.access import Token
 from headway.core.clock import Clock
 from headway.core.errors import InvalidConfig, StoreUnavailable
-from headway.core.events import AccessRefused, Event, subscribed
+from headway.core.events import AccessRefused, EngineEvent, subscribed
 from headway.core.instants import SECOND, Duration, parse_instant
 from headway.operations.caller import Principal
 from headway.server import auth as gates
@@ -309,7 +309,7 @@ async def test_who_holds_a_token_that_ended_is_told_so_however_often(world: Worl
     token, header = await world.token()
     await world.revoke(token)
     gate = world.gate(token=SECRET)
-    told: list[Event] = []
+    told: list[EngineEvent] = []
     with subscribed(told.append):
         for _ in range(100):
             refused = await refusal(gate, header, THERE)
@@ -383,7 +383,7 @@ async def test_what_is_remembered_of_strangers_is_bounded(world: World, monkeypa
 
 async def test_failures_are_logged_without_the_value(world: World, caplog: pytest.LogCaptureFixture) -> None:
     gate = world.gate()
-    told: list[Event] = []
+    told: list[EngineEvent] = []
     with subscribed(told.append), caplog.at_level(logging.DEBUG):
         for number in range(15):
             await refusal(gate, f"Bearer hw_do-not-tell-{number}", THERE)

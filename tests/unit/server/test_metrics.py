@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway.core.instants import MINUTE, SECOND
 from headway.core.jobs import NewJob
 from headway.core.nodes import Node
-from headway.core.process_metrics import Tally
+from headway.core.process_metrics import ProcessMetrics
 from headway.operations.engine_state import engines_of
 from headway.server.routes.metrics import LOOPS, QUEUES_MAX, Metrics
 from tests.simulation.stage import Seat, Stage
@@ -20,8 +20,8 @@ from tests.simulation.virtual_loop import virtual
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
-def metrics_of(seat: Seat, tally: Tally | None = None) -> Metrics:
-    return Metrics(seat.store, seat.clock, tally or Tally())
+def metrics_of(seat: Seat, tally: ProcessMetrics | None = None) -> Metrics:
+    return Metrics(seat.store, seat.clock, tally or ProcessMetrics())
 
 
 async def scrape(metrics: Metrics) -> dict[str, Metric]:
@@ -230,7 +230,7 @@ async def test_a_slow_store_is_asked_more_rarely() -> None:
 @virtual
 async def test_answers_of_this_process() -> None:
     async with Stage() as stage:
-        tally = Tally()
+        tally = ProcessMetrics()
         tally.request("/api/jobs/{id}", "GET", 200, 0.002)
         tally.request("/api/jobs/{id}", "GET", 503, 0.3)
         found = await scrape(metrics_of(stage.seat(), tally))
@@ -257,7 +257,7 @@ async def test_the_docs_list_every_metric_and_no_other() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         deliverer = Deliverer(seat.store, Settings(), seat.clock)
-        text = (await Metrics(seat.store, seat.clock, Tally(), deliverer).text()).decode()
+        text = (await Metrics(seat.store, seat.clock, ProcessMetrics(), deliverer).text()).decode()
         said = re.findall(r"^# TYPE (headway_\w+) (\w+)$", text, re.MULTILINE)
         assert sorted(documented()) == sorted(name for name, _ in said)
         for name, kind in said:

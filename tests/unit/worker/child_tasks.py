@@ -141,7 +141,7 @@ async def spoil(ctx: Context) -> None:
 @app.task
 async def clog(ctx: Context) -> None:
     """Have the child send something that cannot be sent, together with how the job ended."""
-    line: Any = ctx._line
+    line: Any = ctx._channel
     line.keep(object())
 
 

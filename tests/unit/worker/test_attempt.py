@@ -104,7 +104,7 @@ def undecided() -> None:
     raise ValueError("x")
 
 
-class Hand:
+class JobFactory:
     """Makes no jobs."""
 
     def jobs_of(self, task: Any, args: Any, options: Any) -> list[Any]:
@@ -137,7 +137,7 @@ def _run(task: str, args: str, *, was_asked: bool = False, is_lost: bool = False
     found = resolve(app.tasks, job)
     if isinstance(found, Unrunnable):
         return found
-    running = Running(hand=Hand())
+    running = Running(job_factory=JobFactory())
     running.paper.is_lost = is_lost
     context = running.ctx
     if found[0].is_async:

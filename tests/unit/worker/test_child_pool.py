@@ -13,7 +13,7 @@ import pytest
 from headway.core.clock import Clock
 from headway.core.instants import SECOND
 from headway.core.jobs import Claimed, Report
-from headway.core.lifecycle import Cancelled, Crashed, Outcome, Parked, Raised, Released, Succeeded, TimedOut
+from headway.core.lifecycle import AttemptOutcome, Cancelled, Crashed, Parked, Raised, Released, Succeeded, TimedOut
 from headway.worker import ipc as ipc
 from headway.worker.child_pool import GONE_S_MAX, ChildPool
 from headway.worker.child_processes import ChildPoolPlan
@@ -149,7 +149,7 @@ class Books:
     pid, mark, has_ended, ending = 1, "MARK=1", False, "was killed by SIGKILL"
 
     def __init__(self, jobs: int, kind: str = "thread", width: int = 1) -> None:
-        self.ends: dict[str, Outcome] = {}
+        self.ends: dict[str, AttemptOutcome] = {}
         self.sent: list[ipc.ToChild] = []
         self.reports: list[Report] = []
         self.swept: list[Callable[[], None]] = []
@@ -195,7 +195,7 @@ class Books:
     def close(self) -> None:
         """There is nothing to close."""
 
-    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+    def ended(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
         assert claimed.job_id not in self.ends, "told twice"
         self.ends[claimed.job_id] = outcome
 

@@ -108,7 +108,7 @@ def test_the_arguments_of_a_job_are_checked_when_it_is_enqueued() -> None:
     for wrong in ({"day": "x"}, {"day": "x", "table": "y", "more": 1}):
         with pytest.raises(InvalidTask, match="backup"):
             backup.bind((), wrong)
-    assert (backup.wants_context, backup.conduct.isolation, backup.defaults.queue) == (True, "process", "slow")
+    assert (backup.wants_context, backup.execution.isolation, backup.defaults.queue) == (True, "process", "slow")
     with pytest.raises(InvalidTask, match="two tasks are named 'backup'"):
         app.command("backup", ["ls"])
     with pytest.raises(InvalidTask, match="cannot be used"):
@@ -121,10 +121,10 @@ def test_what_was_refused_is_not_retried() -> None:
         app.command("a", ["ls"]),
         app.command("b", ["ls"], retry=Retry(max_attempts=5, backoff="1s..9s", give_up_on=KeyError)),
     ):
-        assert task.conduct.retry is not None
-        assert not task.conduct.retry.retries(CommandRefused("no"))
-        assert task.conduct.retry.retries(CommandFailed("no"))
-        assert task.conduct.retry.retries(KeyError()) is (task.name == "a")
+        assert task.execution.retry is not None
+        assert not task.execution.retry.retries(CommandRefused("no"))
+        assert task.execution.retry.retries(CommandFailed("no"))
+        assert task.execution.retry.retries(KeyError()) is (task.name == "a")
     assert (task.defaults.max_attempts, str(task.defaults.backoff)) == (5, "1s..9s")
 
 

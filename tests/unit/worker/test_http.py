@@ -211,10 +211,10 @@ def test_retry_after_that_says_nothing_leaves_it_to_the_policy(server: Server, t
 def test_the_policy_gives_up_on_refusals() -> None:
     app = Headway(settings=Settings(store="sqlite://"), name="t")
     ping = app.http("ping", "https://example.org/hook", method="POST", retry=Retry(max_attempts=4))
-    assert ping.conduct.retry is not None
-    assert not ping.conduct.retry.retries(HttpRefused("no"))
-    assert ping.conduct.retry.retries(HttpFailed("no"))
-    assert (ping.conduct.isolation, ping.conduct.timeout, ping.defaults.max_attempts) == ("thread", 30 * SECOND, 4)
+    assert ping.execution.retry is not None
+    assert not ping.execution.retry.retries(HttpRefused("no"))
+    assert ping.execution.retry.retries(HttpFailed("no"))
+    assert (ping.execution.isolation, ping.execution.timeout, ping.defaults.max_attempts) == ("thread", 30 * SECOND, 4)
     assert ping.bind((), {"anything": 1, "arguments": 2}) == {"anything": 1, "arguments": 2}
     with pytest.raises(InvalidTask):
         ping.bind((5,), {})

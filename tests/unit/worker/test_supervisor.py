@@ -13,7 +13,7 @@ from headway.core.events import AttemptsLost
 from headway.core.instants import SECOND
 from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
 from headway.core.jobs import Claimed, NewJob, Report
-from headway.core.lifecycle import Cancelled, Outcome, Raised, Released, Succeeded
+from headway.core.lifecycle import AttemptOutcome, Cancelled, Raised, Released, Succeeded
 from headway.core.nodes import Node
 from headway.worker.child_pool_port import SupervisorPort
 from headway.worker.ipc import StoreRequest, TaskInfo
@@ -35,7 +35,7 @@ class Bystanders:
         self.rooms = {"process": 10, "loop": 10}
         self.started: list[Claimed] = []
         self.kept: dict[str, dict[str, str]] = {}
-        self.stopped: list[tuple[str, Outcome]] = []
+        self.stopped: list[tuple[str, AttemptOutcome]] = []
         self.abandoned: list[str] = []
 
     def report_to(self, supervisor_port: SupervisorPort) -> None:
@@ -57,7 +57,7 @@ class Bystanders:
         self.started += jobs
         self.kept.update(kept or {})
 
-    def stop(self, job_id: str, attempt: int, outcome: Outcome) -> None:
+    def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
         self.stopped.append((job_id, outcome))
 
     def abandon(self, job_id: str, attempt: int) -> None:

@@ -171,7 +171,7 @@ async def enqueue_many(call: Call) -> Answer:
     jobs = []
     for number, one in enumerate(body.jobs):
         if number % AT_ONCE == 0:
-            await call.clock.give_way()
+            await call.clock.yield_to_loop()
         try:
             jobs.append(await _new_job(call, one, None))
         except (DefinitionError, TaskNotFound, Refused) as error:

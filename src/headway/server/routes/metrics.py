@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from headway.core.clock import Clock
 from headway.core.errors import StoreError
 from headway.core.occurrences import Decided
-from headway.core.process_metrics import OTHER, Tally, histogram_of
+from headway.core.process_metrics import OTHER, ProcessMetrics, histogram_of
 from headway.operations.engine_state import engines_of
 from headway.operations.job_context import ALIVE_WITHIN
 from headway.operations.store_trouble import SHARD_PREFIX
@@ -69,7 +69,7 @@ class Gauges:
 class Metrics:
     """Everything that /metrics says."""
 
-    def __init__(self, store: Store, clock: Clock, tally: Tally, deliverer: Deliverer | None = None) -> None:
+    def __init__(self, store: Store, clock: Clock, tally: ProcessMetrics, deliverer: Deliverer | None = None) -> None:
         self._store = store
         self._tally = tally
         self._deliverer = deliverer
@@ -204,7 +204,7 @@ def _of_engines(alive: Iterable[NodeSeen]) -> Iterator[Metric]:
     yield cut_off
 
 
-def _of_answers(tally: Tally) -> Iterator[Metric]:
+def _of_answers(tally: ProcessMetrics) -> Iterator[Metric]:
     requests = CounterMetricFamily("headway_api_requests", "Requests answered", labels=["route", "method", "status"])
     for (route, method, digit), number in sorted(tally.answers.items()):
         requests.add_metric([route, method, f"{digit}xx"], number)

@@ -8,7 +8,7 @@ import pytest
 from headway.core.events import (
     AttemptsLost,
     DecisionRefused,
-    Event,
+    EngineEvent,
     JobsPromoted,
     JobsSettled,
     LeasesExpired,
@@ -25,7 +25,7 @@ from headway.core.instants import MILLISECOND, SECOND
 from headway.core.jobs import NewJob, Report
 from headway.core.lifecycle import Attempt, Crashed, Raised, Released, Succeeded, settle
 from headway.core.occurrences import Decided, Decision, Plan
-from headway.core.process_metrics import BOUNDS_S, Histogram, Tally, histogram_of
+from headway.core.process_metrics import BOUNDS_S, Histogram, ProcessMetrics, histogram_of
 from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import Every
@@ -75,12 +75,12 @@ def decided(now: int, *late: int, outcome: Decided = Decided.FIRED, count: int =
     ids=lambda value: type(value).__name__,
 )
 @virtual
-async def test_events_are_counted(event: Event, cells: dict[str, int]) -> None:
+async def test_events_are_counted(event: EngineEvent, cells: dict[str, int]) -> None:
     async with Stage() as stage:
-        tally = Tally(stage.seat("node_a").clock)
+        tally = ProcessMetrics(stage.seat("node_a").clock)
         tally(event)
         assert tally.cells() == cells
-        other = Tally(stage.seat("node_b").clock)
+        other = ProcessMetrics(stage.seat("node_b").clock)
         other(event)
         assert other.cells() == {}, "what another node of this process says is its own"
 
@@ -90,7 +90,7 @@ async def test_lateness_is_from_the_instant_to_its_decision() -> None:
     async with Stage() as stage:
         seat = stage.seat("node_a")
         seat.clock.observe(stage.now(), sent=0.0)
-        tally, now = Tally(seat.clock), seat.clock.now()
+        tally, now = ProcessMetrics(seat.clock), seat.clock.now()
         tally(decided(now, 20 * MILLISECOND, 3 * SECOND))
         tally(decided(now, 500 * SECOND, outcome=Decided.MISSED, count=40))
         cells = tally.cells()
@@ -123,7 +123,7 @@ def test_bounds_of_another_version_count_for_the_next_larger_one() -> None:
 
 def test_a_tally_stays_small() -> None:
     """It travels with every beat of every node."""
-    tally = Tally()
+    tally = ProcessMetrics()
     tally._counts.update({f"failed|loop number {n}": 10**9 for n in range(15)})
     for name, bounds in BOUNDS_S.items():
         for bound in bounds:
@@ -132,7 +132,7 @@ def test_a_tally_stays_small() -> None:
 
 
 def test_answers_are_counted_by_template() -> None:
-    tally = Tally()
+    tally = ProcessMetrics()
     tally.request("/api/jobs/{id}", "GET", 200, 0.002)
     tally.request("/api/jobs/{id}", "GET", 404, 0.2)
     tally.request("?", "GET", 405, 0.001)
@@ -150,7 +150,7 @@ def test_answers_are_counted_by_template() -> None:
 async def test_a_worker_counts_its_statements_and_what_the_store_refused() -> None:
     async with Stage() as stage:
         post = Post(stage)
-        tally = Tally(post.seat.clock)
+        tally = ProcessMetrics(post.seat.clock)
         with subscribed(tally):
             post.seat.driver.answering_s = 0.02
             [good, stale] = await post.take(2, max_attempts=5)
