@@ -96,7 +96,7 @@ class Databases:
         self._server.drop(url)
 
 
-# The trail refuses to be emptied, so its triggers are switched off for this connection.
+# The audit log refuses to be emptied, so its triggers are switched off for this connection.
 EMPTY = """
 set session_replication_role = replica;
 truncate headway_schedules, headway_revisions, headway_occurrences, headway_jobs, headway_attempts, headway_events,

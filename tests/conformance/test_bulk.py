@@ -10,7 +10,7 @@ from headway.core.instants import HOUR, SECOND
 from headway.core.lifecycle import FINAL, Parked, Raised, Status
 from headway.operations import audit_log as deeds
 from headway.store import Store
-from headway.store.access import Doer
+from headway.store.audit_log import Actor
 from headway.store.bulk import AT_ONCE_MAX
 from headway.store.bulk import _retry as retry_transaction
 from headway.store.job_filter import JobFilter
@@ -258,26 +258,26 @@ async def test_waiting_jobs_end_and_running_ones_are_asked_to_stop(store: Store)
     assert await chosen_to(store, "cancel", JobFilter()) == []
 
 
-# --- the trail
+# --- the audit log
 
 
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
-async def test_a_transaction_leaves_one_line_in_the_trail_or_none(store: Store, verb: Any) -> None:
+async def test_a_transaction_adds_one_entry_to_the_audit_log_or_none(store: Store, verb: Any) -> None:
     make = dead if verb == "retry" else enqueue
     ids = sorted([await make(store, tenant="acme") for _ in range(3)])
     deed = deeds.act_on_many(verb, "acme", {"status": "FAILED"}, "because")
-    bulk = store.acting(Doer(ME, "here"), deed, Clock()).bulk
+    bulk = store.auditing(Actor(ME, "here"), deed, Clock()).bulk
     for _ in range(2):  # The second time there is nothing to do, and nothing to tell.
         await (bulk.retry(ids, author=ME) if verb == "retry" else bulk.cancel(ids, author=ME))
-        [line] = await store.access.actions(tenant="acme")
+        [line] = await store.audit_log.page(tenant="acme")
         assert (line.actor, line.action, line.target, line.tenant) == (ME, f"job.{verb}", "*", "acme")
         assert line.detail == {"filter": {"status": "FAILED"}, "reason": "because", "jobs": ids}
 
 
-async def test_the_line_of_a_full_transaction_fits_into_the_trail(store: Store) -> None:
+async def test_the_entry_of_a_full_transaction_fits_into_the_audit_log(store: Store) -> None:
     ids = [await enqueue(store, delay=HOUR) for _ in range(AT_ONCE_MAX)]
     said = dict.fromkeys(("type", "queue", "tenant", "schedule", "tag", "key", "rerun_of", "q"), "\x01" * 512)
     deed = deeds.act_on_many("cancel", "default", said, "r" * 300)
-    await store.acting(Doer(ME, "here"), deed, Clock()).bulk.cancel(ids, author=ME)
-    [line] = await store.access.actions()
+    await store.auditing(Actor(ME, "here"), deed, Clock()).bulk.cancel(ids, author=ME)
+    [line] = await store.audit_log.page()
     assert line.detail["jobs"] == sorted(ids)

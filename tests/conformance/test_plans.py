@@ -320,8 +320,8 @@ COLD = {
     "latest",
     *("job_count", "jobs_to_act"),
     *("follow_jobs", "forget_followed", "feed_position", "feed", "feed_again", "prune_feed"),
-    *("tokens", "any_token", "token_by_id", "token_by_hash", "add_token", "revoke_token", "add_action", "actions"),
-    "prune_actions",
+    *("tokens", "any_token", "token_by_id", "token_by_hash", "add_token", "revoke_token", "add_audit_entries"),
+    *("audit_entries", "prune_audit_entries"),
 }
 
 BIG = "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps)"

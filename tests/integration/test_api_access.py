@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from headway.cli.root import run
-from headway.operations.caller import ROLES
+from headway.core.access import ROLES
 from headway.server.api import ROUTES
 from headway.server.routes import dashboard
 from headway.server.web import Route

@@ -97,10 +97,10 @@ async def fill(url: str) -> tuple[dict[str, str], str, str, tuple[str, str]]:
         await app.cancel(ended.id)
         waiting = await app.enqueue("report", {"kind": "sales"}, tenant=TENANT)
         dead = await fail(app), await fail(app)
-        access = (await app.store()).access
+        store = await app.store()
         tokens = {}
         for role, tenant in (("admin", "*"), ("viewer", TENANT)):
-            _, tokens[role] = await access.create_token(
+            _, tokens[role] = await store.tokens.create(
                 name=role, tenant=tenant, role=role, lifetime=None, actor="test", origin=""
             )
     return tokens, ended.id, waiting.id, dead

@@ -290,7 +290,7 @@ async def fill(store: Store) -> dict[str, str]:
     for tenant in ("otter", WORD):
         node = Node(id=f"node_{tenant}", name=f"{tenant}-node", roles=("worker",), state={"worker": worker})
         await store.nodes.beat(node)
-    await store.access.record(
+    await store.audit_log.record(
         actor="zebra-admin",
         tenant=WORD,
         origin="zebra-host",

@@ -473,7 +473,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     hand, tokens = JobFactory(store), {}
     for role, tenant in (("viewer", "acme"), ("admin", "*")):
         given = {"name": role, "role": role, "tenant": tenant, "actor": "cli", "origin": ""}
-        _, tokens[role] = hand.do(lambda store: store.access.create_token(**given, lifetime=None))  # noqa: B023
+        _, tokens[role] = hand.do(lambda store: store.tokens.create(**given, lifetime=None))  # noqa: B023
     with api_process(store) as api:
         yield Guarded(store, api.url, tokens)
 

@@ -91,7 +91,7 @@ class Side:
 
     async def entries(self) -> list[Any]:
         """Return the audit log, oldest first, without where the actions came from."""
-        found = await self.store.access.actions(limit=200)
+        found = await self.store.audit_log.page(limit=200)
         return [normal([entry.actor, entry.tenant, entry.action, entry.target, entry.detail]) for entry in found[::-1]]
 
 
@@ -140,7 +140,7 @@ async def sides(places: Places) -> AsyncIterator[tuple[Side, Side]]:
         local, remote = Side(here), Side(there)
         for name, principal in PRINCIPALS.items():
             local.ways[name] = LocalOperations(Caller(principal, "", here, Clock(node="here")))
-            _, token = await there.access.create_token(
+            _, token = await there.tokens.create(
                 name=name, tenant=principal.tenant, role=principal.role, lifetime=None, actor="test", origin=""
             )
             client = await stack.enter_async_context(AsyncClient(places.server, token))

@@ -82,7 +82,7 @@ Do = Callable[[str], object]
 
 def entries(home: House, targets: Sequence[str], known: int) -> list[tuple[str, str, Any]]:
     """Read the new lines of the audit log: action, target and detail, with what differs from call to call left out."""
-    found = home.on_store(lambda store: store.access.actions(limit=200))
+    found = home.on_store(lambda store: store.audit_log.page(limit=200))
     new = [action for action in reversed(found) if action.seq > known]
 
     def plain(value: object) -> str:
@@ -95,7 +95,7 @@ def entries(home: House, targets: Sequence[str], known: int) -> list[tuple[str, 
 
 
 def newest(home: House) -> int:
-    found = home.on_store(lambda store: store.access.actions(limit=1))
+    found = home.on_store(lambda store: store.audit_log.page(limit=1))
     return found[0].seq if found else 0
 
 
@@ -155,7 +155,7 @@ def _token(home: House) -> str:
         "actor": "test",
         "origin": "test",
     }
-    token, _ = home.on_store(lambda store: store.access.create_token(**given))
+    token, _ = home.on_store(lambda store: store.tokens.create(**given))
     return token.id
 
 
@@ -229,7 +229,7 @@ async def test_what_a_program_does_is_in_the_audit_log(home: House) -> None:
             await app.put_schedule("from-python", task="report", trigger=Every(every))
         assert await app.remove_schedule("from-python") is True
         assert await app.remove_schedule("from-python") is False
-    found = home.on_store(lambda store: store.access.actions(actor="app:shop"))
+    found = home.on_store(lambda store: store.audit_log.page(actor="app:shop"))
     told = [(action.action, action.target) for action in reversed(found) if action.seq > known]
     assert told == [
         ("job.cancel", waiting),
@@ -247,5 +247,5 @@ def test_blocking_calls_write_them_too(home: House) -> None:
     app = Headway(settings=Settings(store=home.url), name="blocking-shop")
     waiting = enqueue(home, "python")
     app.job_sync(waiting).cancel_sync("no more")
-    found = home.on_store(lambda store: store.access.actions(actor="app:blocking-shop"))
+    found = home.on_store(lambda store: store.audit_log.page(actor="app:blocking-shop"))
     assert [(action.action, action.detail["reason"]) for action in found] == [("job.cancel", "no more")]

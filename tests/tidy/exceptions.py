@@ -53,7 +53,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "headway.cli.remote": {
         "headway.store",
-        "headway.store.access",
+        "headway.store.audit_log",
         "headway.store.bulk",
         "headway.store.facts",
         "headway.store.failures",
@@ -81,7 +81,7 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.server.job_reader",
         "headway.server.routes.bulk",
         "headway.store",
-        "headway.store.access",
+        "headway.store.audit_log",
         "headway.store.bulk",
         "headway.store.facts",
         "headway.store.failures",
@@ -102,7 +102,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "headway.server.auth": {
         "headway.store",
-        "headway.store.access",
     },
     "headway.server.fanout": {
         "headway.store",
@@ -116,7 +115,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "headway.server.routes.bulk": {
         "headway.store",
-        "headway.store.access",
+        "headway.store.audit_log",
         "headway.store.bulk",
         "headway.store.job_filter",
     },
@@ -152,9 +151,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.server.routes.series": {
         "headway.store",
     },
-    "headway.server.routes.session": {
-        "headway.store.access",
-    },
     "headway.server.routes.streams": {
         "headway.store.feed",
     },
@@ -163,7 +159,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "headway.server.web": {
         "headway.store",
-        "headway.store.access",
+        "headway.store.audit_log",
     },
     "headway.server.webhook_messages": {
         "headway.store.webhooks",

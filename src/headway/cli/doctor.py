@@ -202,7 +202,7 @@ async def _exposure(session: Session, desk: Desk) -> AsyncIterator[Finding]:
         yield Finding("encryption", "ok" if is_safe else "warn", words)
     for words in exposure.plain_servers(settings):
         yield Finding("encryption", "warn", words)
-    _, has_token = await desk.store.access.any_token()
+    _, has_token = await desk.store.tokens.exist()
     is_shut, words = exposure.open_api(settings, has_token=has_token)
     yield Finding("api", "ok" if is_shut else "warn", words)
 

@@ -47,7 +47,7 @@ async def _refuse_while_nodes_live(desk: Desk) -> None:
 
 
 async def _record(desk: Desk, done: Recovered) -> None:
-    await desk.store.access.record(
+    await desk.store.audit_log.record(
         actor=AUTHOR,
         tenant="*",
         origin=origin(),

@@ -39,7 +39,7 @@ from headway.core.triggers import trigger_from_dict
 from headway.operations.overview import PENDING, Situation
 from headway.operations.why import Why
 from headway.store import Store
-from headway.store.access import Deed
+from headway.store.audit_log import AuditEntry
 from headway.store.bulk import Verb
 from headway.store.facts import Facts
 from headway.store.failures import ErrorGroup, Letter, letter_of
@@ -125,7 +125,7 @@ class RemoteDesk(Desk):
         """The operations of the server."""
         return RemoteOperations(self._remote.client, self.clock)
 
-    def acting(self, deed: Deed | Sequence[Deed]) -> "Store":
+    def acting(self, deed: AuditEntry | Sequence[AuditEntry]) -> "Store":
         """Return the store: the server writes down what is done through it."""
         return self.store
 
@@ -236,7 +236,7 @@ class RemoteStore:
         self.queue = self.jobs = _Queue(self)
         self.failures = _Failures(self)
         self.schedules = _Schedules(self)
-        self.access = _Access()
+        self.audit_log = _AuditLog()
         self.webhooks = _Webhooks(self)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -436,7 +436,7 @@ class _Schedules:
         return (await self._client.stats())["tenant"] is None
 
 
-class _Access:
+class _AuditLog:
     """The audit log, as far as commands write it."""
 
     async def record(self, **line: str) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headway.operations.overview import Situation
     from headway.operations.why import Why
     from headway.store import Store
-    from headway.store.access import Deed
+    from headway.store.audit_log import AuditEntry
     from headway.store.bulk import Verb
     from headway.store.failures import Letter
     from headway.wire.shapes import Shape
@@ -144,12 +144,12 @@ class Desk:
 
         return LocalOperations(Caller(Principal(AUTHOR, "*", "admin"), origin(), self.store, self.clock))
 
-    def acting(self, deed: "Deed | Sequence[Deed]") -> "Store":
+    def acting(self, deed: "AuditEntry | Sequence[AuditEntry]") -> "Store":
         """Return the store for something that is done here: what it writes goes into the trail with it."""
         from headway.operations.audit_log import origin
-        from headway.store.access import Doer
+        from headway.store.audit_log import Actor
 
-        return self.store.acting(Doer(AUTHOR, origin()), deed, self.clock)
+        return self.store.auditing(Actor(AUTHOR, origin()), deed, self.clock)
 
     async def put_schedules(
         self, specs: "Mapping[ScheduleRef, tuple[ScheduleSpec | None, ScheduleSpec]]", *, owner: str, take_over: bool

@@ -7,9 +7,9 @@ import typer
 from headway.cli.output import Column
 from headway.cli.session import Session, command, new_group
 from headway.cli.text import clean
+from headway.core.access import ROLES
 from headway.core.instants import Instant, away, format_duration, parse_duration, parse_instant
 from headway.core.tenants import ALL_TENANTS
-from headway.operations.caller import ROLES
 from headway.operations.verbs import pages
 from headway.wire.access import Role, Token
 

@@ -161,7 +161,7 @@ async def try_out(
             raise DefinitionError(f"--url {wanted} what stands for the callback_url of jobs")
         delivery = await _send_test(session, desk, endpoint, None if url is None else check_url(url, "--url"))
         detail = {"url": mask_url(delivery.url), "status": delivery.status}
-        await desk.store.access.record(
+        await desk.store.audit_log.record(
             actor=AUTHOR,
             tenant=endpoint.tenant,
             origin=deeds.origin(),

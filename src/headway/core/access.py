@@ -1,14 +1,25 @@
-"""Tokens, sessions and entries of the audit log."""
+"""Tokens, sessions and records of the audit log."""
 
+import hashlib
 from dataclasses import dataclass
+from typing import Final
 
 from headway.core.instants import Instant
 from headway.core.json_values import JsonObject
 
+ROLES: Final = ("viewer", "operator", "admin")  # Each includes the rights of those before it.
+TOKEN_PREFIX: Final = "hw_"  # Lets people and secret scanners recognise a token.
+SECRET_BYTES: Final = 32
+
+
+def hash_secret(value: str) -> str:
+    """Return the hash of a token or of a session's value; only this is stored."""
+    return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """What is known of a token; its value is known to its holder only. `state` is valid, expired or revoked."""
+    """A token without its value, which only its holder knows. `state` is valid, expired or revoked."""
 
     id: str
     tenant: str
@@ -23,15 +34,15 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """A session of somebody who has signed in: it may what the token with this hash may, until then at most."""
+    """A session of a signed-in user: it has the rights of the token with this hash until it expires."""
 
     token_hash: str
     expires_at: Instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """A line of the trail: who did what to what, of which tenant, from where."""
+class AuditRecord:
+    """An entry of the audit log as it was recorded: who did what to what, of which tenant, from where."""
 
     seq: int
     at: Instant

@@ -93,7 +93,7 @@ class Tokens(Group):
 
         Their values are not stored, so they cannot be shown.
         """
-        found = await self.caller.store.access.tokens(tenant=_visible(self.caller, tenant), before=cursor, limit=limit)
+        found = await self.caller.store.tokens.page(tenant=_visible(self.caller, tenant), before=cursor, limit=limit)
         return Page([token_of(token) for token in found], found[-1].id if len(found) == limit else None)
 
     @verb(
@@ -114,7 +114,7 @@ class Tokens(Group):
         whose = self.caller.principal.tenant if tenant is None else tenant
         if not self.caller.principal.sees(whose):
             raise Denied("tenant: your token is for another tenant and can make none for this one")
-        token, value = await self.caller.store.access.create_token(
+        token, value = await self.caller.store.tokens.create(
             name=name,
             tenant=whose,
             role=role,
@@ -131,7 +131,7 @@ class Tokens(Group):
         It is refused within five seconds, also on open streams. Revoking it again changes nothing.
         """
         return token_of(
-            await self.caller.store.access.revoke_token(
+            await self.caller.store.tokens.revoke(
                 id, tenant=self.caller.tenant, actor=self.caller.name, origin=self.caller.origin
             )
         )
@@ -157,7 +157,7 @@ class AuditLog(Group):
 
         It has every action of an operator or admin. The database refuses to change or delete an entry.
         """
-        found = await self.caller.store.access.actions(
+        found = await self.caller.store.audit_log.page(
             tenant=_visible(self.caller, tenant),
             actor=actor,
             action=action,

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from headway.core.access import ROLES
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, Denied
 from headway.core.instants import Instant
 from headway.core.tenants import ALL_TENANTS
 from headway.operations.task_catalogue import TaskCatalogue
 from headway.store import Store
-from headway.store.access import Deed, Doer
+from headway.store.audit_log import Actor, AuditEntry
 from headway.tasks.task import Options
 
-ROLES: Final = ("viewer", "operator", "admin")
 _RANKS: Final = {role: rank for rank, role in enumerate(ROLES)}
 
 
@@ -108,9 +108,9 @@ class Caller:
         if self.quotas is not None and more:
             await self.quotas.schedules(self.principal, more)
 
-    def acting(self, entry: Deed | Sequence[Deed]) -> Store:
+    def acting(self, entry: AuditEntry | Sequence[AuditEntry]) -> Store:
         """Return the store for one action: the audit log entry is written in the same transaction."""
-        return self.store.acting(Doer(self.principal.name, self.origin, self.principal.tenant), entry, self.clock)
+        return self.store.auditing(Actor(self.principal.name, self.origin, self.principal.tenant), entry, self.clock)
 
 
 def require_printable(text: str, what: str) -> str:

@@ -24,7 +24,7 @@ from hmac import compare_digest
 from math import ceil
 from typing import Final, Generic, TypeVar
 
-from headway.core.access import Login, Token
+from headway.core.access import TOKEN_PREFIX, Login, Token, hash_secret
 from headway.core.clock import Clock
 from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.core.events import AccessRefused, emit
@@ -33,7 +33,6 @@ from headway.core.tenants import ALL_TENANTS
 from headway.operations.caller import Principal
 from headway.server.web import Refused
 from headway.store import Store
-from headway.store.access import TOKEN_PREFIX, hash_of
 
 FRESH_S: Final = 2.0
 CHECK_EVERY_S: Final = 2.0  # So often whoever holds a stream open asks `still_valid`.
@@ -58,10 +57,10 @@ class Gate:
     def __init__(self, store: Store, clock: Clock, *, is_loopback: bool, token: str | None) -> None:
         self._clock = clock
         self._is_loopback = is_loopback
-        self._environment_hash = None if token is None else hash_of(read_secret("the setting token", token))
-        self._by_hash = _Lookups(clock, store.access.find_token)
-        self._by_id = _Lookups(clock, store.access.token)
-        self._by_session = _Lookups(clock, store.access.login)
+        self._environment_hash = None if token is None else hash_secret(read_secret("the setting token", token))
+        self._by_hash = _Lookups(clock, store.tokens.find)
+        self._by_id = _Lookups(clock, store.tokens.get)
+        self._by_session = _Lookups(clock, store.sessions.get)
         self._is_closed = _Lookups(clock, lambda _: _was_made(store))
         self._failures = _Failures(clock)
         self._looks = _Looks(clock, LOOKS_A_SECOND)
@@ -73,7 +72,7 @@ class Gate:
         A session counts only where no token is sent.
         """
         if authorization is None:
-            found = None if session is None else await self._admit_session(hash_of(session), client)
+            found = None if session is None else await self._admit_session(hash_secret(session), client)
             if found is not None:
                 return found
             if await self._is_open(client):
@@ -88,7 +87,7 @@ class Gate:
         is_readable = scheme.lower() == "bearer" and 0 < len(value) <= VALUE_LENGTH_MAX and value.isascii()
         if not is_readable:
             raise self._failed(client, "the header Authorization must be: Bearer, a blank, a token")
-        digest, is_ours = hash_of(value), value.startswith(TOKEN_PREFIX)
+        digest, is_ours = hash_secret(value), value.startswith(TOKEN_PREFIX)
         is_known = self._is_environment(digest) or self._was_let_in(digest)
         if not is_known and self._is_limited(client) and not (is_ours and self._looks.take()):
             raise self._failed(client, "the token is not looked at")
@@ -215,7 +214,7 @@ def _unauthorized(message: str, problem: str = "") -> Refused:
 
 
 async def _was_made(store: Store) -> bool:
-    made, _ = await store.access.any_token()
+    made, _ = await store.tokens.exist()
     return made
 
 
@@ -241,7 +240,7 @@ async def require_credential(store: Store, *, host: str, token: str | None) -> N
     """Refuse to listen where other machines can reach us while there is no token that would let anybody in."""
     if token is not None or is_loopback(host):
         return
-    made, usable = await store.access.any_token()
+    made, usable = await store.tokens.exist()
     if not usable:
         reason = "every token has expired or was revoked" if made else "there is no token yet"
         raise InvalidConfig(

@@ -44,7 +44,7 @@ from headway.core.settings import Settings
 from headway.operations.caller import Caller, Principal
 from headway.server.offload import SMALL_BYTES_MAX, Offload
 from headway.store import Store
-from headway.store.access import Deed
+from headway.store.audit_log import AuditEntry
 from headway.wire.base import PAGE_DEFAULT, PAGE_MAX
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -259,13 +259,13 @@ class Call(msgspec.Struct):
         tasks, quotas = self.services.tasks, self.services.quotas
         return Caller(self.principal, self.origin, self.store, self.clock, tasks, quotas)
 
-    def acting(self, deed: Deed | Sequence[Deed]) -> Store:
+    def acting(self, deed: AuditEntry | Sequence[AuditEntry]) -> Store:
         """Return the store for one action: the audit log entry is written in the same transaction."""
         return self.caller.acting(deed)
 
     async def record(self, action: str, target: str, tenant: str | None = None, **detail: Any) -> None:
         """Write into the trail what the caller has done where it was not a write of the store alone."""
-        await self.store.access.record(
+        await self.store.audit_log.record(
             actor=self.principal.name,
             tenant=tenant or self.principal.tenant,
             origin=self.origin,

@@ -4,7 +4,7 @@ store = await Store.open("postgresql://…", clock)
 store.ledger · store.work · store.housekeeping · store.leases · store.nodes     the ports of the loops
 store.queue · store.schedules · store.bulk · store.erasure                      what producers and operators change
 store.jobs · store.statistics · store.failures · store.feed · store.measures    what they read
-store.access · store.webhooks                                                   tokens, sessions, audit log; webhooks
+store.tokens · store.sessions · store.audit_log · store.webhooks                what the server keeps
 store.origin                                                                    detects a store restored from a backup
 """
 
@@ -15,9 +15,9 @@ from functools import partial
 from headway.core.clock import Clock
 from headway.core.errors import InvalidConfig
 from headway.core.ports import WakeUps
-from headway.store.access import Deed, Doer, StoreAccess, lines_of
 from headway.store.announcing_driver import Announce, AnnouncingDriver
-from headway.store.auditing_driver import TrailingDriver
+from headway.store.audit_log import Actor, AuditEntry, StoreAuditLog, add_entries
+from headway.store.auditing_driver import AuditingDriver
 from headway.store.bulk import StoreBulk
 from headway.store.coordination import StoreLeases, StoreNodes
 from headway.store.erasure import StoreErasure
@@ -31,8 +31,10 @@ from headway.store.migrations import check_schema, migrate
 from headway.store.queue import StoreQueue
 from headway.store.restore_detection import StoreOrigin
 from headway.store.schedules import StoreSchedules
+from headway.store.sessions import StoreSessions
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
 from headway.store.statistics import StoreStatistics
+from headway.store.tokens import StoreTokens
 from headway.store.transaction import Driver
 from headway.store.webhooks import StoreWebhooks
 from headway.store.work import StoreWork
@@ -53,7 +55,9 @@ class Store:
     leases: StoreLeases
     nodes: StoreNodes
     feed: StoreFeed
-    access: StoreAccess
+    tokens: StoreTokens
+    sessions: StoreSessions
+    audit_log: StoreAuditLog
     webhooks: StoreWebhooks
     measures: StoreMeasures
     erasure: StoreErasure
@@ -76,7 +80,9 @@ class Store:
             StoreLeases(driver),
             StoreNodes(driver, clock),
             StoreFeed(driver),
-            StoreAccess(driver, clock),
+            StoreTokens(driver, clock),
+            StoreSessions(driver),
+            StoreAuditLog(driver),
             StoreWebhooks(driver, clock),
             StoreMeasures(driver),
             StoreErasure(driver),
@@ -102,13 +108,13 @@ class Store:
         return store
 
     def announcing(self, announce: Announce, clock: Clock) -> "Store":
-        """Return the same store, except that it says after each commit which jobs are ready now."""
+        """Return the same store; it calls `announce` after each commit with the jobs that became ready."""
         return Store.on(AnnouncingDriver(self.driver, announce), clock)
 
-    def acting(self, doer: Doer, deed: Deed | Sequence[Deed], clock: Clock) -> "Store":
-        """Return the same store for one deed, or one that concerns several tenants: it goes into the trail with it."""
-        told = (deed,) if isinstance(deed, Deed) else deed
-        return Store.on(TrailingDriver(self.driver, partial(lines_of, doer, told)), clock)
+    def auditing(self, actor: Actor, entry: AuditEntry | Sequence[AuditEntry], clock: Clock) -> "Store":
+        """Return the same store for one change: it adds the entry, or one per tenant, to the audit log with it."""
+        entries = (entry,) if isinstance(entry, AuditEntry) else entry
+        return Store.on(AuditingDriver(self.driver, partial(add_entries, actor, entries)), clock)
 
     async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> WakeUps:
         """Start to hear of other processes' commits; not more often than so, where that saves something."""

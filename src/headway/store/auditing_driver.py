@@ -1,7 +1,4 @@
-"""A driver whose writes leave a line in the trail of actions, in the same transaction.
-
-So no action is without its line and no line without its action, also when the process dies between two statements.
-"""
+"""A driver that adds entries to the audit log in the transaction of each write."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
@@ -11,29 +8,29 @@ from headway.store.transaction import Begin, Call, Driver, Rows, Transaction, on
 from headway.store.wrapping_driver import WrappingDriver
 
 T = TypeVar("T")
-Lines: TypeAlias = Callable[[Any], Iterable[Call]]
+Entries: TypeAlias = Callable[[Any], Iterable[Call]]
 
 
-class TrailingDriver(WrappingDriver):
-    """Another driver; `lines` makes of what a transaction returns the lines to write: none if nothing has changed."""
+class AuditingDriver(WrappingDriver):
+    """Wrap a driver. `entries` returns the inserts for what a transaction returned: none if nothing changed."""
 
-    def __init__(self, driver: Driver, lines: Lines) -> None:
+    def __init__(self, driver: Driver, entries: Entries) -> None:
         super().__init__(driver)
-        self._lines = lines
+        self._entries = entries
 
     async def run(self, begin: Begin[T]) -> T:
-        """Run a transaction, and write its lines before it ends."""
-        return await self._driver.run(lambda: _with_lines(begin, self._lines))
+        """Run a transaction and add its entries before it commits."""
+        return await self._driver.run(lambda: _with_entries(begin, self._entries))
 
     async def fetch(self, statement: Call) -> Rows:
-        """Run one call; if it writes, with its lines."""
+        """Run one call; add its entries if it writes."""
         if catalogue(SQLITE)[statement.statement].text.startswith("select"):
             return await self._driver.fetch(statement)
         return await self.run(lambda: one(statement))
 
 
-def _with_lines(begin: Begin[T], lines: Lines) -> Transaction[T]:
+def _with_entries(begin: Begin[T], entries: Entries) -> Transaction[T]:
     result = yield from begin()
-    for statement in lines(result):  # noqa: UP028 - what comes back is not for the lines
+    for statement in entries(result):  # noqa: UP028 - the results of the inserts are not sent back to `entries`
         yield statement
     return result

@@ -124,7 +124,7 @@ def _fields(token: model.Token) -> dict[str, Any]:
     }
 
 
-def audit_log_entry_of(action: model.Action) -> AuditLogEntry:
+def audit_log_entry_of(action: model.AuditRecord) -> AuditLogEntry:
     """Return an entry of the audit log; values that look like secrets are masked."""
     return AuditLogEntry(
         at=isoformat(action.at),

@@ -22,7 +22,7 @@ from headway.core.sync_bridge import Portal, run_inline
 from headway.operations.audit_log import origin
 from headway.queue.background_announcer import BackgroundAnnouncer
 from headway.store import Store
-from headway.store.access import Deed, Doer
+from headway.store.audit_log import Actor, AuditEntry
 from headway.store.caller_transaction import run_inside, run_inside_async
 from headway.store.queue import enqueue
 from headway.store.sqlite import path_of
@@ -151,9 +151,9 @@ class Connections:
         self._admissions[loop] = admission
         return grants_of(store, admission)
 
-    async def _audited(self, author: str, deed: Deed) -> Store:
+    async def _audited(self, author: str, deed: AuditEntry) -> Store:
         """Return the store for one action of a user, which the audit log records in the same transaction."""
-        return (await self.store()).acting(Doer(author, origin()), deed, self._clock)
+        return (await self.store()).auditing(Actor(author, origin()), deed, self._clock)
 
     async def _insert(self, jobs: list[NewJob], tx: Any = None) -> list[EnqueuedRow]:
         """Insert jobs, all or none; inside the caller's transaction when `tx` is its connection."""

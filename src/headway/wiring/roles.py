@@ -42,7 +42,7 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
         leases=store.leases if admission is None else admission,
         nodes=store.nodes,
         watch=watch,
-        audit_log=store.access,
+        audit_log=store.audit_log,
         admission=admission,
         dispatch=dispatch,
     )

@@ -55,13 +55,13 @@ class World:
     async def token(
         self, name: str = "ci", tenant: str = "acme", role: str = "viewer", lifetime: Duration | None = None
     ) -> tuple[Token, str]:
-        token, value = await self.store.access.create_token(
+        token, value = await self.store.tokens.create(
             name=name, tenant=tenant, role=role, lifetime=lifetime, actor="test", origin=""
         )
         return token, f"Bearer {value}"
 
     async def revoke(self, token: Token) -> None:
-        await self.store.access.revoke_token(token.id, actor="test", origin="")
+        await self.store.tokens.revoke(token.id, actor="test", origin="")
 
 
 START = parse_instant("2027-06-16T09:00:00Z")

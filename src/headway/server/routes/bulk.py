@@ -16,7 +16,7 @@ from headway.operations import audit_log as deeds
 from headway.server.routes.jobs import chosen_by
 from headway.server.web import TEXT_LENGTH_MAX, Answer, Call, Refused, Route, require_printable
 from headway.store import Store
-from headway.store.access import Deed
+from headway.store.audit_log import AuditEntry
 from headway.store.bulk import AT_ONCE_MAX, COUNT_MAX, Done, Verb
 from headway.store.job_filter import JobFilter
 from headway.wire.shapes import Shape
@@ -73,7 +73,7 @@ class Bulk:
     def __init__(
         self,
         store: Store,
-        acting: Callable[[Deed], Store],
+        acting: Callable[[AuditEntry], Store],
         verb: Verb,
         *,
         author: str,

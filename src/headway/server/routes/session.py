@@ -17,10 +17,10 @@ from urllib.parse import quote
 import msgspec
 from starlette.requests import HTTPConnection
 
+from headway.core.access import hash_secret
 from headway.core.instants import DAY, SECOND, isoformat
 from headway.operations.caller import Principal
 from headway.server.web import Answer, Call, Refused, Route
-from headway.store.access import hash_of
 from headway.wire.access import BrowserSession
 from headway.wire.base import example_of
 
@@ -95,13 +95,13 @@ async def sign_in(call: Call) -> Answer:
     """Begin a session with a token."""
     given = await call.body(Credentials)
     token = given.token.strip()
-    gate, access = call.services.gate, call.store.access
+    gate, sessions = call.services.gate, call.store.sessions
     who: Principal = await gate.admit(f"Bearer {token}", call.origin)
     call.services.quotas.request(who)
     if (former := session_of(call.request)) is not None:
         await _end(call, former)
-    login, value = await access.sign_in(
-        hash_of(token),
+    login, value = await sessions.sign_in(
+        hash_secret(token),
         lifetime=LIFETIME,
         actor=who.name,
         tenant=who.tenant,
@@ -124,9 +124,9 @@ async def sign_out(call: Call) -> Answer:
 
 
 async def _end(call: Call, value: str) -> None:
-    if await call.services.gate.knows_session(hash_of(value)):  # Anybody can send a cookie; few are worth a write.
-        await call.store.access.sign_out(hash_of(value))
-    call.services.gate.forget_session(hash_of(value))
+    if await call.services.gate.knows_session(hash_secret(value)):  # Anybody can send a cookie; few are worth a write.
+        await call.store.sessions.sign_out(hash_secret(value))
+    call.services.gate.forget_session(hash_secret(value))
 
 
 def _who(who: Principal) -> dict[str, Any]:
