@@ -9,18 +9,9 @@ from headway.core.clock import Clock
 from headway.core.errors import Conflict, DefinitionError, NotFound
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND
 from headway.core.lifecycle import Cancelled, Raised, TimedOut
+from headway.core.webhooks import EVENTS, Delivery, Endpoint, Outcome, callbacks_id, tenant_of_callbacks
 from headway.store import Store
-from headway.store.webhooks import (
-    ENDPOINTS_MAX,
-    EVENTS,
-    OUTCOMES_MAX,
-    SECRETS_MAX,
-    Delivery,
-    Endpoint,
-    Outcome,
-    callbacks_id,
-    tenant_of_callbacks,
-)
+from headway.store.webhooks import ENDPOINTS_MAX, OUTCOMES_MAX, SECRETS_MAX
 from tests.conformance.arrange import decide, enqueue, run_one, spec
 from tests.conformance.backend import Backend
 from tests.support.waiting import async_wait_until

@@ -17,6 +17,7 @@ from headway import Headway
 from headway.cli.root import run
 from headway.core.clock import Clock
 from headway.core.errors import AlreadyFinal
+from headway.core.instants import DAY
 from headway.core.jobs import NewJob
 from headway.core.lifecycle import Raised
 from headway.core.schedules import ScheduleSpec
@@ -89,7 +90,7 @@ def entries(home: House, targets: Sequence[str], known: int) -> list[tuple[str, 
         text = json.dumps(value)
         for target in targets:
             text = text.replace(target, "TARGET")
-        return TIMES.sub("T", re.sub(r"(job|tok)_[0-9a-z]{26}", r"\1", text))
+        return TIMES.sub("T", re.sub(r"(job|tok|wh)_[0-9a-z]{26}", r"\1", text))
 
     return [(action.action, plain(action.target), plain(action.detail)) for action in new]
 
@@ -142,8 +143,21 @@ VERBS: dict[str, tuple[tuple[str, ...], str, dict[str, Any] | None]] = {
         {"name": "TARGET", "role": "viewer", "tenant": "acme"},
     ),
     "tokens.revoke": (("tokens", "revoke", "TARGET"), "/api/tokens/TARGET", None),
+    "webhooks.change": (("webhooks", "disable", "TARGET"), "/api/webhooks/TARGET", {"enabled": False}),
+    "webhooks.rotate": (
+        ("webhooks", "rotate", "TARGET", "--keep", "1h"),
+        "/api/webhooks/TARGET/rotate",
+        {"keep": "1h"},
+    ),
+    "webhooks.test": (("webhooks", "test", "TARGET"), "/api/webhooks/TARGET/test", None),
+    "webhooks.remove": (("webhooks", "remove", "TARGET"), "/api/webhooks/TARGET", None),
+    "deliveries.replay": (("webhooks", "replay", "TARGET"), "/api/deliveries/TARGET/replay", None),
 }
-DELETES = ("schedule.remove", "tokens.revoke")
+METHODS = {
+    **dict.fromkeys(("schedule.remove", "tokens.revoke", "webhooks.remove"), "DELETE"),
+    "webhooks.change": "PUT",
+}
+HOOK = "http://127.0.0.1:1/hook"  # Nothing listens there.
 
 
 def _token(home: House) -> str:
@@ -163,6 +177,11 @@ def prepare(home: House, verb: str, way: str) -> str:
     """Make what the verb can be done to; return its name."""
     kind = verb.partition(".")[0]
     name = f"{verb}-{way}".replace(".", "-")
+    if kind in ("webhooks", "deliveries"):
+        webhook = home.on_store(lambda store: store.webhooks.add(tenant="*", url=HOOK, author="test"))
+        if kind == "webhooks":
+            return webhook.id
+        return home.on_store(lambda store: store.webhooks.add_test(webhook, HOOK, DAY)).id
     if kind == "queue" or verb == "dead.drop":
         if verb == "queue.resume":
             home.on_store(lambda store: store.queue.pause(name, author="test"))
@@ -182,13 +201,12 @@ def prepare(home: House, verb: str, way: str) -> str:
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_leaves_the_same_entry_whichever_way_it_comes(home: House, cli: Cli, verb: str) -> None:
     words, path, body = VERBS[verb]
-    method = "DELETE" if verb in DELETES else "POST"
     does = {name: by_cli(cli, options, *words) for name, options in ways(home).items()}
-    does["http"] = by_http(home, path, body, method)
+    does["http"] = by_http(home, path, body, METHODS.get(verb, "POST"))
     told = {}
     for way, do in does.items():
         target, known = prepare(home, verb, way), newest(home)
-        assert do(target) in (0, 200, 201)
+        assert do(target) in ((1, 200) if verb == "webhooks.test" else (0, 200, 201, 202, 204))
         told[way] = entries(home, [target], known)
     assert [entry[0] for entry in told["http"]] == [verb]
     if verb == "dead.drop":  # The command line names to the server each letter that it has counted, and no filter.
@@ -207,6 +225,9 @@ def test_refusals_are_the_same_and_leave_no_entry(home: House, cli: Cli) -> None
         (("dead", "retry", waiting), f"/api/dead/{waiting}/retry", 2, 409),
         (("dead", "drop", dead, "--yes"), f"/api/dead/{dead}/drop", 3, 404),
         (("schedules", "pause", "nobody"), "/api/schedules/nobody/pause", 3, 404),
+        (("webhooks", "rotate", "wh_nobody"), "/api/webhooks/wh_nobody/rotate", 3, 404),
+        (("webhooks", "test", "wh_nobody"), "/api/webhooks/wh_nobody/test", 3, 404),
+        (("webhooks", "replay", "msg_nobody"), "/api/deliveries/msg_nobody/replay", 3, 404),
     ):
         answers = [cli(*words, *options, "--json") for options in ways(home).values()]
         codes = {answer.code for answer in answers}

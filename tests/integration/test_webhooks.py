@@ -24,11 +24,12 @@ from headway.core.errors import StoreUnavailable
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND
 from headway.core.lifecycle import Raised
 from headway.core.settings import Settings
+from headway.core.webhooks import Delivery, Endpoint
 from headway.server import webhook_sender as deliverer
 from headway.server.outbound import SEND_S_MAX, Sender
 from headway.server.webhook_sender import BACKOFF_FIRST, CONCURRENCY, LEASE, TARGET_SHARE, Deliverer
 from headway.store import Store
-from headway.store.webhooks import Delivery, Endpoint, StoreWebhooks
+from headway.store.webhooks import StoreWebhooks
 from tests.conformance.arrange import enqueue, run_one
 from tests.conformance.backend import SqliteBackend
 from tests.support import evidence
@@ -694,7 +695,7 @@ def test_the_receiver_in_the_documentation(api: ApiProcess, tokens: dict[str, st
 
 def test_the_command_line(cli: Cli) -> None:
     cli("migrate")
-    assert cli("webhooks", "list").out == "nobody is told; `headway webhooks add URL` adds somebody\n"
+    assert cli("webhooks", "list").out == "no webhooks; `headway webhooks add URL` adds one\n"
     made = cli("webhooks", "add", "http://127.0.0.1:9/a?token=sesame", "--event", "job.failed", "--json").json
     assert made["secret"].startswith("whsec_")
     assert (made["tenant"], made["events"]) == ("*", ["job.failed"])

@@ -59,7 +59,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.failures",
         "headway.store.measures",
         "headway.store.schedules",
-        "headway.store.webhooks",
     },
     "headway.cli.schedules": {
         "headway.store",
@@ -91,11 +90,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.sqlite",
         "headway.store.transaction",
         "headway.worker.descendants",
-    },
-    "headway.cli.webhooks": {
-        "headway.server.webhook_messages",
-        "headway.server.webhook_sender",
-        "headway.store.webhooks",
     },
     "headway.server.api": {
         "headway.store",
@@ -154,19 +148,12 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.server.routes.streams": {
         "headway.store.feed",
     },
-    "headway.server.routes.webhooks": {
-        "headway.store.webhooks",
-    },
     "headway.server.web": {
         "headway.store",
         "headway.store.audit_log",
     },
-    "headway.server.webhook_messages": {
-        "headway.store.webhooks",
-    },
     "headway.server.webhook_sender": {
         "headway.store",
-        "headway.store.webhooks",
     },
     "headway.wire.shapes": {
         "headway.scheduling.planner",

@@ -25,7 +25,7 @@ from headway.core.errors import (
     StoreError,
     StoreUnavailable,
 )
-from headway.core.instants import DAY, SECOND, Duration, Instant, isoformat, parse_duration, parse_instant
+from headway.core.instants import DAY, SECOND, Instant, isoformat, parse_duration, parse_instant
 from headway.core.job_details import read_json
 from headway.core.job_summary import glance
 from headway.core.jobs import Job
@@ -34,7 +34,7 @@ from headway.core.nodes import Lease, Node
 from headway.core.occurrences import ByHand, Decided, Occurrence
 from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import Pause, Schedule, ScheduleSpec
-from headway.core.tenants import ALL_TENANTS, DEFAULT_TENANT
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import trigger_from_dict
 from headway.operations.overview import PENDING, Situation
 from headway.operations.why import Why
@@ -45,7 +45,6 @@ from headway.store.facts import Facts
 from headway.store.failures import ErrorGroup, Letter, letter_of
 from headway.store.measures import Missed
 from headway.store.schedules import BACKFILL_MAX, Triggered
-from headway.store.webhooks import Delivery, Endpoint, Outcome, Secret
 from headway.wire.masking import MASK
 from headway.wire.shapes import Shape, schedule_shape, spec_shape
 
@@ -208,10 +207,6 @@ class RemoteDesk(Desk):
         job = await self._remote.client.enqueue(task, args, **options)
         return str(job["id"])
 
-    async def test_webhook(self, webhook_id: str, url: str | None) -> Delivery:
-        """Have the server send a test message."""
-        return _understood(delivery_of, await self._remote.client.webhooks.test(webhook_id, url=url))
-
     async def hear_time(self) -> None:
         """Nothing: what the server answers says what time it is."""
 
@@ -236,8 +231,6 @@ class RemoteStore:
         self.queue = self.jobs = _Queue(self)
         self.failures = _Failures(self)
         self.schedules = _Schedules(self)
-        self.audit_log = _AuditLog()
-        self.webhooks = _Webhooks(self)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise DefinitionError("this command works on the store itself: leave --server out, and run it where that is")
@@ -436,56 +429,6 @@ class _Schedules:
         return (await self._client.stats())["tenant"] is None
 
 
-class _AuditLog:
-    """The audit log, as far as commands write it."""
-
-    async def record(self, **line: str) -> None:
-        """Nothing: the server writes down what is done through it."""
-
-
-class _Webhooks:
-    """Whom to tell when jobs end, and what was told."""
-
-    def __init__(self, store: RemoteStore) -> None:
-        self._client = store.client
-
-    async def page(self, *, tenant: str | None, after: str | None, limit: int) -> list[Endpoint]:
-        """Return all at once."""
-        if after is not None:
-            return []
-        found = [_understood(endpoint_of, shape) async for shape in self._client.webhooks.list()]
-        return [endpoint for endpoint in found if tenant in (None, endpoint.tenant)]
-
-    async def add(self, *, tenant: str, url: str, events: Sequence[str], note: str, author: str) -> Endpoint:
-        whose = None if tenant == ALL_TENANTS else tenant  # That of the token.
-        made = await self._client.webhooks.create(url, events=events, note=note, tenant=whose)
-        return _understood(endpoint_of, made)
-
-    async def get(self, webhook_id: str) -> Endpoint:
-        return _understood(endpoint_of, await self._client.webhooks.get(webhook_id))
-
-    async def remove(self, webhook_id: str) -> None:
-        await self._client.webhooks.remove(webhook_id)
-
-    async def change(self, webhook_id: str, *, is_on: bool) -> Endpoint:
-        return _understood(endpoint_of, await self._client.webhooks.change(webhook_id, enabled=is_on))
-
-    async def ensure_callbacks(self, tenant: str) -> None:
-        """Nothing: the server makes sure itself."""
-
-    async def rotate(self, webhook_id: str, *, keep: Duration) -> Endpoint:
-        return _understood(endpoint_of, await self._client.webhooks.rotate(webhook_id, keep=keep / SECOND))
-
-    async def deliveries(
-        self, *, endpoint: str | None, status: str | None, job: str | None, before: str | None, limit: int
-    ) -> list[Delivery]:
-        found = self._client.webhooks.deliveries(webhook=endpoint, status=status, job=job, before=before, limit=limit)
-        return [_understood(delivery_of, shape) async for shape in found]
-
-    async def replay(self, delivery_id: str) -> Delivery:
-        return _understood(delivery_of, await self._client.webhooks.replay(delivery_id))
-
-
 # --- from what the API writes to what it was written from
 
 
@@ -662,44 +605,6 @@ def occurrence_of(shape: Shape) -> Occurrence:
 
 def _outcome(text: str) -> Decided | ByHand:
     return ByHand(text) if text in tuple(ByHand) else Decided(text)
-
-
-def endpoint_of(shape: Shape) -> Endpoint:
-    """Read a webhook; of its secrets no more than how many there are, and the one that is shown."""
-    shown = Secret(value=shape.get("secret", ""))
-    return Endpoint(
-        id=shape["id"],
-        tenant=shape["tenant"],
-        url=shape["url"] or "",
-        events=tuple(shape["events"]),
-        secrets=(shown, *[Secret(value="")] * (shape["secrets"] - 1)),
-        note=shape["note"],
-        created_at=_instant(shape["created_at"]),
-        created_by=shape["created_by"],
-        disabled_at=_maybe(shape["disabled_at"]),
-    )
-
-
-def delivery_of(shape: Shape) -> Delivery:
-    """Read a delivery."""
-    tries = [
-        Outcome(at=_instant(one["at"]), code=one["code"], error=one["error"], took_ms=one["took_ms"])
-        for one in shape["outcomes"]
-    ]
-    return Delivery(
-        id=shape["id"],
-        endpoint=shape["endpoint"],
-        job_id=shape["job"],
-        tenant=shape["tenant"],
-        event=shape["event"],
-        url=shape["url"],
-        status=shape["status"],
-        tries=shape["tries"],
-        next_at=_maybe(shape["next_at"]),
-        created_at=_instant(shape["created_at"]),
-        ended_at=_maybe(shape["ended_at"]),
-        outcomes=tuple(tries),
-    )
 
 
 def node_of(shape: Shape) -> Node:

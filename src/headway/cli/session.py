@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headway.core.instants import Instant
     from headway.core.jobs import Job
     from headway.core.occurrences import Occurrence
-    from headway.core.ports import LiveView
+    from headway.core.ports import LiveView, WebhookSender
     from headway.core.schedule_names import ScheduleRef
     from headway.core.schedules import Schedule, ScheduleSpec
     from headway.core.settings import Settings
@@ -86,6 +86,7 @@ class Desk:
     latency_s: float = 0.0
     url: str = ""
     redis: str | None = None  # Where running jobs say live how far they are.
+    sender: "WebhookSender | None" = None
     _views: "list[LiveView]" = field(default_factory=list, repr=False)  # The one that was opened to hear them.
 
     @property
@@ -142,7 +143,8 @@ class Desk:
         from headway.operations.caller import Caller, Principal
         from headway.operations.everything import LocalOperations
 
-        return LocalOperations(Caller(Principal(AUTHOR, "*", "admin"), origin(), self.store, self.clock))
+        who = Principal(AUTHOR, "*", "admin")
+        return LocalOperations(Caller(who, origin(), self.store, self.clock, sender=self.sender))
 
     def acting(self, deed: "AuditEntry | Sequence[AuditEntry]") -> "Store":
         """Return the store for something that is done here: what it writes goes into the trail with it."""
@@ -351,6 +353,7 @@ class Session:
         """Open the store and hear its time. A file that is missing is made only where something is to be written."""
         from headway.core.clock import Clock
         from headway.store import Store
+        from headway.wiring.webhooks import OneOffSender
 
         if self.server is not None:
             from headway.cli.remote import remote_desk
@@ -373,7 +376,8 @@ class Session:
             post = BackgroundAnnouncer(lambda: open_transport(settings.transport, clock=clock, node=AUTHOR), clock)
             store = store.announcing(post.announce, clock)
         try:
-            desk = Desk(store, clock, await hear_time(store, clock), settings.store, settings.redis)
+            sender = OneOffSender(store, settings, clock)
+            desk = Desk(store, clock, await hear_time(store, clock), settings.store, settings.redis, sender)
             async with contextlib.aclosing(desk):
                 yield desk
         finally:

@@ -17,6 +17,7 @@ from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.everything import Operations
 from headway.operations.queues import Queues
 from headway.operations.verbs import Group, Verb, verb_of
+from headway.operations.webhooks import Deliveries, Webhooks
 from headway.operations.workers import Nodes, Workers
 
 E = TypeVar("E", bound=HeadwayError)
@@ -35,6 +36,8 @@ class RemoteOperations(Operations):
         self.identity = _remote(Identity, client)
         self.tokens = _remote(Tokens, client)
         self.audit_log = _remote(AuditLog, client)
+        self.webhooks = _remote(Webhooks, client)
+        self.deliveries = _remote(Deliveries, client)
 
 
 def _remote(group: type[G], client: AsyncClient) -> G:
@@ -60,7 +63,7 @@ class _RemoteGroup:
             if (key := declared.idempotent_by) is not None and arguments.get(key) is None:
                 arguments[key] = new_key()
             reply = await self._client._wire.run(ask(_request(declared, arguments)))
-            return _read(reply.body, declared.result)
+            return None if declared.result is type(None) else _read(reply.body, declared.result)
 
         return call
 

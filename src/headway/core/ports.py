@@ -16,6 +16,7 @@ from headway.core.lifecycle import Settlement
 from headway.core.nodes import Lease, Node
 from headway.core.occurrences import LiveJobs, Plan
 from headway.core.schedules import Schedule
+from headway.core.webhooks import Delivery, Endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,4 +430,16 @@ class LiveView(Protocol):
 
     async def close(self) -> None:
         """Give back every connection."""
+        ...
+
+
+class WebhookSender(Protocol):
+    """What operations on webhooks need of the process that sends messages."""
+
+    async def test(self, endpoint: Endpoint, url: str) -> Delivery:
+        """Send a test message to an endpoint, once, and return what came of it."""
+        ...
+
+    def wake(self) -> None:
+        """Look for due messages now."""
         ...

@@ -6,20 +6,23 @@ where nothing changes; see `Store.acting`.
 
 import getpass
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from headway.core.instants import Instant
 from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.nodes import Node
 from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.settings import mask_url
+from headway.core.webhooks import Delivery, Endpoint
 from headway.store.audit_log import AuditEntry
 from headway.store.bulk import Done
 from headway.store.failures import Letter
 from headway.store.schedules import Triggered
-from headway.store.webhooks import Delivery, Endpoint
 from headway.wire.shapes import definition_shape, stamp
+from headway.wire.webhooks import webhook_of
 
 _SHOWN_MAX: Final = 50  # Of the jobs and tasks that were enqueued at once.
 _SAID_MAX: Final = 200  # Of a filter; a line of the trail has its bounds, and has to name the jobs too.
@@ -185,11 +188,11 @@ def add_webhook(tenant: str, url: str, events: Sequence[str]) -> AuditEntry:
     return AuditEntry("webhooks.add", lambda rows: str(rows[0]["id"]), tenant, what)
 
 
-def change_webhook(before: Endpoint, shape: Callable[[Endpoint], Mapping[str, Any]]) -> AuditEntry:
-    """Change a webhook; `shape` writes one as others see it."""
+def change_webhook(before: Endpoint, now: Instant) -> AuditEntry:
+    """Change a webhook."""
 
     def changes(after: Endpoint) -> Mapping[str, Any]:
-        old, new = shape(before), shape(after)
+        old, new = (msgspec.structs.asdict(webhook_of(endpoint, now)) for endpoint in (before, after))
         return {"changes": {name: [old[name], new[name]] for name in new if old[name] != new[name]}}
 
     return AuditEntry("webhooks.change", before.id, before.tenant, detail_from=changes)

@@ -1,13 +1,16 @@
 """Who calls an operation, with which rights, on which store."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from headway.core.access import ROLES
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, Denied
 from headway.core.instants import Instant
+from headway.core.ports import WebhookSender
 from headway.core.tenants import ALL_TENANTS
 from headway.operations.task_catalogue import TaskCatalogue
 from headway.store import Store
@@ -68,6 +71,7 @@ class Caller:
     clock: Clock
     tasks: TaskCatalogue | None = None
     quotas: Quotas | None = None
+    sender: WebhookSender | None = None
 
     @property
     def name(self) -> str:
@@ -111,6 +115,17 @@ class Caller:
     def acting(self, entry: AuditEntry | Sequence[AuditEntry]) -> Store:
         """Return the store for one action: the audit log entry is written in the same transaction."""
         return self.store.auditing(Actor(self.principal.name, self.origin, self.principal.tenant), entry, self.clock)
+
+    async def record(self, action: str, target: str, tenant: str, detail: Mapping[str, Any]) -> None:
+        """Write an audit log entry for an action that changes nothing in the store."""
+        await self.store.audit_log.record(
+            actor=self.name,
+            tenant=tenant,
+            origin=self.origin,
+            action=action,
+            target=target,
+            detail=msgspec.json.encode(detail).decode(),
+        )
 
 
 def require_printable(text: str, what: str) -> str:

@@ -5,6 +5,7 @@ from headway.core.instants import Instant
 from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.caller import Caller
 from headway.operations.queues import Queues
+from headway.operations.webhooks import Deliveries, Webhooks
 from headway.operations.workers import Nodes, Workers
 
 
@@ -18,6 +19,8 @@ class Operations:
     identity: Identity
     tokens: Tokens
     audit_log: AuditLog
+    webhooks: Webhooks
+    deliveries: Deliveries
 
     @property
     def now(self) -> Instant:
@@ -36,3 +39,5 @@ class LocalOperations(Operations):
         self.identity = Identity(caller)
         self.tokens = Tokens(caller)
         self.audit_log = AuditLog(caller)
+        self.webhooks = Webhooks(caller)
+        self.deliveries = Deliveries(caller)

@@ -13,6 +13,7 @@ the JSON body otherwise, described by their annotations; the docstring says what
 import functools
 import inspect
 import re
+import sys
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import DefinitionError, HeadwayError
 from headway.operations.caller import Caller
-from headway.wire.base import Page
+from headway.wire.base import PAGE_MAX, Page
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -202,16 +203,27 @@ def verbs_of(group: type[Group]) -> tuple[Verb, ...]:
     return tuple(declared for function in vars(group).values() if (declared := verb_of(function)) is not None)
 
 
-async def pages(read: Callable[..., Awaitable[Page[T]]], *args: Any, **given: Any) -> AsyncIterator[T]:
-    """Iterate over a list that is read page by page."""
+async def pages(
+    read: Callable[..., Awaitable[Page[T]]], *args: Any, most: int | None = None, **given: Any
+) -> AsyncIterator[T]:
+    """Iterate over a list that is read page by page, over at most so many items."""
     cursor: str | None = given.pop("cursor", None)
-    while True:
-        page = await read(*args, **given, cursor=cursor)
+    left = sys.maxsize if most is None else most
+    while left > 0:
+        page = await read(*args, **given, limit=min(left, PAGE_MAX), cursor=cursor)
         for item in page.items:
             yield item
+        left -= len(page.items)
         cursor = page.next_cursor
         if cursor is None:
             return
+
+
+def check_cursor(cursor: str | None, form: re.Pattern[str]) -> str | None:
+    """Return the cursor, or raise an error if it has not the form of the ids that it is made of."""
+    if cursor is not None and not form.fullmatch(cursor):
+        raise DefinitionError("cursor must be the `next_cursor` of the page before")
+    return cursor
 
 
 def sliced(items: list[T], limit: int, cursor: str | None, key: Callable[[T], str]) -> Page[T]:

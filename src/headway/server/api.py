@@ -30,10 +30,12 @@ from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
 from headway.operations.task_catalogue import TaskCatalogue, TaskLike
+from headway.operations.webhooks import Deliveries, Webhooks
 from headway.server.auth import ANONYMOUS, Gate
 from headway.server.fanout import Hub
 from headway.server.job_reader import EncodedJobs, JobReader, NodeNames
 from headway.server.offload import Offload
+from headway.server.operation_routes import routes_of
 from headway.server.proxies import TrustedProxies, is_forwarded
 from headway.server.quotas import Quotas
 from headway.server.routes import (
@@ -47,7 +49,6 @@ from headway.server.routes import (
     operations,
     series,
     session,
-    webhooks,
 )
 from headway.server.routes import (
     dead_letters as letters,
@@ -74,7 +75,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *operations.ROUTES,
     *letters.ROUTES,
     *series.ROUTES,
-    *webhooks.ROUTES,
+    *routes_of(Webhooks, "webhooks"),
+    *routes_of(Deliveries, "webhooks"),
     *access.ROUTES,
     *session.ROUTES,
     *metrics.ROUTES,

@@ -16,7 +16,7 @@ from headway.server.web import BODY_BYTES_MAX, BULK_BYTES_MAX, Answer, Call, Han
 from headway.wire import schemas
 from headway.wire.base import EXAMPLES, Page
 
-_NONE: Final = type(None)
+_NOTHING: Final = {type(None), msgspec.UnsetType}
 
 
 def routes_of(group: type[Group], tag: str) -> tuple[Route, ...]:
@@ -96,14 +96,14 @@ def _answer(declared: Verb, caller: Caller, result: Any) -> Answer:
 
 
 def _plain(kind: Any) -> tuple[Any, list[msgspec.Meta]]:
-    """Take an annotation apart: the type without None, and its notes, the outermost first."""
+    """Take an annotation apart: the type without None and UNSET, and its notes, the outermost first."""
     notes: list[msgspec.Meta] = []
     while True:
         if get_origin(kind) is typing.Annotated:
             kind, *more = get_args(kind)
             notes += [note for note in reversed(more) if isinstance(note, msgspec.Meta)]
-        elif _NONE in get_args(kind):
-            [kind] = [inner for inner in get_args(kind) if inner is not _NONE]
+        elif _NOTHING & {*get_args(kind)}:
+            [kind] = [inner for inner in get_args(kind) if inner not in _NOTHING]
         else:
             return kind, notes
 

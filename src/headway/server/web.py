@@ -256,23 +256,12 @@ class Call(msgspec.Struct):
     @property
     def caller(self) -> Caller:
         """Who calls the operations."""
-        tasks, quotas = self.services.tasks, self.services.quotas
-        return Caller(self.principal, self.origin, self.store, self.clock, tasks, quotas)
+        tasks, quotas, sender = self.services.tasks, self.services.quotas, self.services.deliverer
+        return Caller(self.principal, self.origin, self.store, self.clock, tasks, quotas, sender)
 
     def acting(self, deed: AuditEntry | Sequence[AuditEntry]) -> Store:
         """Return the store for one action: the audit log entry is written in the same transaction."""
         return self.caller.acting(deed)
-
-    async def record(self, action: str, target: str, tenant: str | None = None, **detail: Any) -> None:
-        """Write into the trail what the caller has done where it was not a write of the store alone."""
-        await self.store.audit_log.record(
-            actor=self.principal.name,
-            tenant=tenant or self.principal.tenant,
-            origin=self.origin,
-            action=action,
-            target=target,
-            detail=msgspec.json.encode(detail).decode(),
-        )
 
 
 def require_printable(text: str, what: str) -> None:

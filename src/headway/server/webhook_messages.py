@@ -1,4 +1,4 @@
-"""What is said about the end of a job: the message, its signature, and how webhooks look as JSON.
+"""The message about the end of a job, and its signature.
 
 Messages follow the Standard Webhooks rules, so that any library for them can verify one: `webhook-id` is the same for
 every try, `webhook-timestamp` is when this try was made, and `webhook-signature` has one signature for each secret that
@@ -15,10 +15,9 @@ import msgspec
 
 from headway.core.instants import SECOND, Instant
 from headway.core.jobs import Job
-from headway.core.settings import mask_url
-from headway.store.webhooks import SECRET_PREFIX, Delivery, Endpoint, Outcome
+from headway.core.webhooks import SECRET_PREFIX, Delivery
+from headway.wire.base import stamp
 from headway.wire.jobs import job_of
-from headway.wire.shapes import Shape, stamp
 
 CONTENT_TYPE: Final = "application/json"
 
@@ -56,42 +55,3 @@ def headers_for(message_id: str, now: Instant, body: bytes, secrets: Iterable[st
         "webhook-timestamp": str(seconds),
         "webhook-signature": sign(message_id, seconds, body, secrets),
     }
-
-
-def endpoint_shape(endpoint: Endpoint, now: Instant) -> Shape:
-    """Write an endpoint; its secrets are shown to whoever makes or rotates it, once, and not here."""
-    return {
-        "id": endpoint.id,
-        "tenant": endpoint.tenant,
-        "url": mask_url(endpoint.url) or None,
-        "events": list(endpoint.events),
-        "note": endpoint.note,
-        "enabled": endpoint.disabled_at is None,
-        "disabled_at": stamp(endpoint.disabled_at),
-        "created_at": stamp(endpoint.created_at),
-        "created_by": endpoint.created_by,
-        "secrets": len(endpoint.signing(now)),
-    }
-
-
-def delivery_shape(delivery: Delivery) -> Shape:
-    """Write a delivery with its last tries."""
-    return {
-        "id": delivery.id,
-        "endpoint": delivery.endpoint,
-        "job": delivery.job_id,
-        "tenant": delivery.tenant,
-        "event": delivery.event,
-        "url": mask_url(delivery.url),
-        "status": delivery.status,
-        "tries": delivery.tries,
-        "next_at": stamp(delivery.next_at),
-        "created_at": stamp(delivery.created_at),
-        "ended_at": stamp(delivery.ended_at),
-        "outcomes": [outcome_shape(outcome) for outcome in delivery.outcomes],
-    }
-
-
-def outcome_shape(outcome: Outcome) -> Shape:
-    """Write how a try went."""
-    return {"at": stamp(outcome.at), "code": outcome.code, "error": outcome.error, "took_ms": outcome.took_ms}

@@ -6,8 +6,8 @@ job its end.
 
 from typing import Final
 
+from headway.core.webhooks import callbacks_id
 from headway.store.transaction import Driver, Transaction, as_json, call
-from headway.store.webhooks import callbacks_id
 
 BATCH: Final = 500
 NOTHING: Final = "{}"

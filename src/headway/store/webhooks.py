@@ -8,105 +8,41 @@ dies leaves it to be sent again, under the same id.
 import base64
 import secrets
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from headway.core.clock import Clock
-from headway.core.errors import Conflict, DefinitionError, NotFound
+from headway.core.errors import Conflict, NotFound
 from headway.core.instants import DAY, Duration, Instant
-from headway.core.lifecycle import FINAL
 from headway.core.validation import check_name, storable
+from headway.core.webhooks import (
+    ALL_EVENTS,
+    NOTE_LENGTH_MAX,
+    SECRET_PREFIX,
+    TEST_EVENT,
+    Delivery,
+    Endpoint,
+    Outcome,
+    Secret,
+    callbacks_id,
+    check_events,
+)
 from headway.store.transaction import Driver, Row, T, Transaction, as_json, call
 
-EVENTS: Final = tuple(sorted(f"job.{status.lower()}" for status in FINAL))
-ALL_EVENTS: Final = "*"
-TEST_EVENT: Final = "webhook.test"
-STATUSES: Final = ("WAITING", "DELIVERED", "FAILED")
-SECRET_PREFIX: Final = "whsec_"
 SECRET_BYTES: Final = 32
 ROTATION: Final = DAY  # So long the old secret goes on signing beside the new one.
 SECRETS_MAX: Final = 5
 OUTCOMES_MAX: Final = 20
 ENDPOINTS_MAX: Final = 50  # Of one tenant; each is looked at whenever a job ends.
-NOTE_LENGTH_MAX: Final = 500
 PAGE_MAX: Final = 200
-_CALLBACKS: Final = "callbacks:"
 _LAST_ID: Final = "~"  # Sorts after every id.
-
-
-class Secret(msgspec.Struct, frozen=True):
-    """What signs messages to an endpoint: the newest for ever, one that was replaced until its time is over."""
-
-    value: str
-    until: Instant | None = None
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a try went: the status code of the answer, or why there was none."""
-
-    at: Instant
-    took_ms: int
-    code: int | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """Whom to tell. One without a URL stands for the callback_url of its tenant's jobs."""
-
-    id: str
-    tenant: str
-    url: str
-    events: tuple[str, ...]
-    secrets: tuple[Secret, ...]
-    note: str
-    created_at: Instant
-    created_by: str
-    disabled_at: Instant | None
-
-    @property
-    def is_callbacks(self) -> bool:
-        """Say whether it stands for the callback_url of jobs."""
-        return not self.url
-
-    def signing(self, now: Instant) -> list[str]:
-        """Return the secrets that count, the newest first."""
-        return [secret.value for secret in self.secrets if secret.until is None or secret.until > now]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """A message to an endpoint. `next_at` of one that was claimed is when it is due again if its sender is lost."""
-
-    id: str
-    endpoint: str
-    job_id: str | None
-    tenant: str
-    event: str
-    url: str
-    status: str
-    tries: int
-    next_at: Instant | None
-    created_at: Instant
-    ended_at: Instant | None
-    outcomes: tuple[Outcome, ...]
 
 
 def new_secret() -> str:
     """Make a secret, in the way that libraries for webhooks write them."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
-
-
-def callbacks_id(tenant: str) -> str:
-    """Return the id of what stands for the callback_url of a tenant's jobs."""
-    return _CALLBACKS + tenant
-
-
-def tenant_of_callbacks(endpoint_id: str) -> str | None:
-    """Return the tenant whose callbacks an id stands for; None when it stands for something else."""
-    return endpoint_id.removeprefix(_CALLBACKS) or None if endpoint_id.startswith(_CALLBACKS) else None
 
 
 def ensure_callbacks(tenants: Iterable[str]) -> Transaction[None]:
@@ -118,18 +54,6 @@ def ensure_callbacks(tenants: Iterable[str]) -> Transaction[None]:
     for endpoint_id in sorted(wanted.keys() - found):  # Nearly always there: then nothing is written.
         secret = as_json([Secret(new_secret())])
         yield call("ensure_callbacks", id=endpoint_id, tenant=wanted[endpoint_id], secrets=secret)
-
-
-def check_events(events: Sequence[str]) -> tuple[str, ...]:
-    """Return the events without repetitions, or say which there are."""
-    wanted = tuple(dict.fromkeys(events))
-    if ALL_EVENTS in wanted:
-        return (ALL_EVENTS,)
-    unknown = next((event for event in wanted if event not in EVENTS), None)
-    if unknown is not None or not wanted:
-        wrong = "none" if unknown is None else repr(unknown[:80])
-        raise DefinitionError(f"events must be some of {', '.join(EVENTS)} or *, not {wrong}")
-    return wanted
 
 
 def _no_endpoint() -> NotFound:
