@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.exceptions import EXCEPTIONS
+from tests.tidy.exceptions import EXCEPTIONS, TOO_LARGE
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headway"
@@ -61,6 +61,9 @@ SQL = re.compile(
     r"|(create|alter|drop)\s+(unique\s+)?(table|index|view)\s)",
     re.DOTALL,
 )
+LINES_MAX = 500
+METHODS_MAX = 30
+PARAMETERS_MAX = 8  # Without `self`; a command of the command line has one parameter for each option.
 LATER = re.compile(r"\b(FIXM[E]|TOD[O]|XX[X])\b")
 
 # Methods that a library calls: typer, uvicorn, asyncio.
@@ -136,6 +139,45 @@ def exceptions_are_needed() -> Iterator[str]:
         used = {name if name in MODULES else name.rpartition(".")[0] for _, name, _ in imports(module)}
         for target in sorted(targets - used):
             yield f"tests/tidy/exceptions.py: {module} no longer imports {target}: remove the exception"
+
+
+def sizes(module: str) -> Iterator[tuple[str, int, str]]:
+    """Yield full name, line and problem of what is too large in a module: itself, its classes, its functions."""
+    if (lines := len(MODULES[module].read_text().splitlines())) > LINES_MAX:
+        yield module, 1, f"{lines} lines: split it by subject below {LINES_MAX}"
+    left: list[tuple[str, ast.AST]] = [(module, TREES[module])]
+    while left:
+        name, parent = left.pop()
+        for node in ast.iter_child_nodes(parent):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                left.append((name, node))
+                continue
+            full = f"{name}.{node.name}"
+            left.append((full, node))
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) for child in node.body)
+                if methods > METHODS_MAX:
+                    yield full, node.lineno, f"{methods} methods: split it, {METHODS_MAX} are enough"
+            elif part_of(module) != "cli" and (given := parameters(node)) > PARAMETERS_MAX:
+                yield full, node.lineno, f"{given} parameters: pass an object, {PARAMETERS_MAX} are enough"
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the parameters of a function without `self` and `cls`."""
+    names = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return sum(name.arg not in {"self", "cls"} for name in names)
+
+
+def modules_classes_and_functions_are_small() -> Iterator[str]:
+    large = {full: (where(module, line), problem) for module in MODULES for full, line, problem in sizes(module)}
+    for full, (place, problem) in large.items():
+        if full not in TOO_LARGE:
+            yield f"{place}: {full} has {problem}"
+    for full in TOO_LARGE:
+        if full not in large:
+            yield f"tests/tidy/exceptions.py: {full} is small enough: remove it from TOO_LARGE"
+    if sorted(TOO_LARGE) != TOO_LARGE:
+        yield "tests/tidy/exceptions.py: sort TOO_LARGE"
 
 
 def only_the_clock_reads_time() -> Iterator[str]:
@@ -223,6 +265,7 @@ def every_test_folder_has_tests() -> Iterator[str]:
 RULES = [
     imports_follow_the_house,
     exceptions_are_needed,
+    modules_classes_and_functions_are_small,
     only_the_clock_reads_time,
     sql_lives_in_sql_files,
     every_statement_is_used,
