@@ -58,7 +58,7 @@ MUST_SEE: Final = (
     "claim unheard",
     "suspect taken",
     "given up for killing its worker",
-    "attempt lost: we did not hear that we had them",
+    "attempt lost: the answer to the claim was lost",
     "handed back for a worker that lives",
 )
 

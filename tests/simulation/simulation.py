@@ -592,7 +592,7 @@ class Simulation:
                 self.saw("stale token refused")
             case DecisionRefused():
                 self.saw("decided by somebody else")
-            case AttemptsLost() if event.reason == "their end was refused":
+            case AttemptsLost() if event.reason == "the store refused their outcomes":
                 self.saw("stale attempt refused")
             case AttemptsLost():
                 self.saw(f"attempt lost: {event.reason}")

@@ -284,7 +284,7 @@ def test_a_worker_that_hoards_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         prefetch.PrefetchEstimator, "fits", lambda self, tasks, width, load: 1_000_000
     )  # All are taken,
-    monkeypatch.setattr(prefetch.PrefetchEstimator, "ahead", lambda self, width: 1_000)
+    monkeypatch.setattr(prefetch.PrefetchEstimator, "prefetch_for", lambda self, width: 1_000)
     monkeypatch.setattr(stopper, "WAIT_S_MAX", 1_000.0)  # and nothing that waits is handed back.
     crowded = [seed for seed in range(500) if Scenario.of(seed).workers > 2]  # One of them dies in peace.
     problem = next(filter(None, (simulate(seed).problem for seed in crowded[:CAUGHT_WITHIN])), "")

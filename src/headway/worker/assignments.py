@@ -1,4 +1,4 @@
-"""Who has which job, and whom to tell of its end."""
+"""Track which child has which job, and report the end of each attempt to the supervisor."""
 
 from collections.abc import Iterable
 
@@ -21,27 +21,27 @@ class Assignments:
 
     @property
     def supervisor(self) -> SupervisorPort:
-        """The supervisor, which is there before the first job."""
+        """The supervisor; it is attached before the first job."""
         assert self.supervisor_port is not None, "a child pool without a supervisor has no jobs"
         return self.supervisor_port
 
     def find(self, job_id: str, attempt: int) -> tuple[ChildRecord, AssignedJob] | None:
-        """Return an attempt that is with a child, and the child."""
+        """Return an assigned attempt and its child; None when no child has it."""
         child = self.where.get(job_id)
         assigned = child.handover.find(job_id, attempt) if child is not None else None
         return None if child is None or assigned is None else (child, assigned)
 
     def end(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
-        """Tell the end of an attempt that is out of the books of its child."""
+        """Report the outcome of an attempt that its child no longer has."""
         self.where.pop(claimed.job_id, None)
         self.supervisor.ended(claimed, outcome)
 
     def hand_back(self, jobs: Iterable[AssignedJob]) -> None:
-        """Return jobs that have not begun to the store. One that was cancelled meanwhile ends so."""
+        """Hand back jobs that have not begun. A job that was cancelled in the meantime ends as cancelled."""
         for assigned in jobs:
             self.end(assigned.claimed, WAITED if assigned.stop_as is None else assigned.stop_as)
 
     def say_room(self) -> None:
-        """There is room for more jobs, or the child pool knows its tasks by now."""
+        """Tell the supervisor that there is room for more jobs, or that the tasks are known now."""
         if self.supervisor_port is not None:
             self.supervisor_port.has_room()

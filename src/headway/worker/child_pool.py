@@ -1,18 +1,18 @@
-"""The child pool: the child processes of one worker, who runs what in them, and how they are made to stop.
+"""The child pool: the child processes of one worker, the jobs in them, and how both are stopped.
 
-The pool knows nothing of the store. It is given claimed jobs and ends each of them exactly once with an outcome, unless
-it is told to abandon a job. What it guarantees, whatever the code in the children does:
+The child pool knows nothing of the store. It gets claimed jobs and ends each of them exactly once with an outcome,
+unless it is told to abandon a job. It guarantees the following, whatever the code in the children does:
 
-- a child that dies is noticed at once. The job that ran in it has crashed; jobs that had not begun are handed back.
-  Where several ran side by side, nobody knows which one it was: all are handed back as suspects, and run in ever
-  smaller groups until the one that kills its process is alone. Its neighbours lose no attempt, and little time.
-- a job that is to stop is asked first, then its process group gets SIGTERM, then SIGKILL, and with it everything that
-  it started. The outcome is told when it *has* stopped.
-- time-outs are measured here, by the monotonic clock, so code that holds the interpreter does not escape them.
-- no job waits in a child for longer than `WAIT_S_MAX`: what has not begun by then is handed back, to run wherever there
-  is a free slot, and a child that stood still instead of beginning it is replaced.
+- A dead child is noticed at once. The job that ran in it has crashed; jobs that had not begun are handed back. When
+  several jobs ran side by side, the culprit is unknown: all are handed back as suspects and run in ever smaller groups
+  until the one that kills its process is alone. Its neighbours lose no attempt, and little time.
+- A job that must stop is asked first. Then its process group gets SIGTERM, then SIGKILL, and so does everything that it
+  started. The outcome is reported when the job *has* stopped.
+- Time-outs are measured here, by the monotonic clock, so code that holds the GIL cannot escape them.
+- No job waits in a child for longer than `WAIT_S_MAX`. Jobs that have not begun by then are handed back, to run
+  wherever there is a free slot, and a child that stalled instead of beginning them is replaced.
 
-How jobs are passed to a child and taken back is `handover.py`; how many a child is given ahead is `prefetch.py`.
+`handover.py` passes jobs to a child and takes them back; `prefetch.py` decides how many a child gets in advance.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ from headway.worker.process import ChildProcess
 from headway.worker.stopper import Stopper
 from headway.worker.sweeper import Sweeper
 
-SWEEP_S_MAX: Final = 3.0  # So long the jobs of a dead child wait for the end of what they have started.
-GONE_S_MAX: Final = 0.2  # So long we wait at the end for what was killed: not all can be, at every moment.
+SWEEP_S_MAX: Final = 3.0  # How long the jobs of a dead child wait until its processes have ended.
+GONE_S_MAX: Final = 0.2  # How long `close` waits for killed processes; some cannot be killed at every moment.
 
 
 class ChildPool:
-    """The children of one worker. Used by one event loop."""
+    """Run jobs in the children of one worker. Used by one event loop."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class ChildPool:
         self.dispatcher = Dispatcher(self.processes, self.assignments, clock)
         self.stopper = Stopper(self.processes, self.assignments, self.dispatcher, self._sweeper, clock)
         self.listener = Listener(self.processes, self.assignments, self.stopper, self._sweeper, clock)
-        # Dead children whose processes are still being ended: since when, and what becomes of their jobs.
+        # Dead children whose processes are still being ended: since when, and the outcomes of their jobs.
         self._unswept: dict[ChildRecord, tuple[float, list[tuple[Claimed, AttemptOutcome]]]] = {}
 
-    # --- what others may know
+    # --- state
 
     def report_to(self, supervisor_port: SupervisorPort) -> None:
         """Tell this supervisor from now on what happens."""
@@ -70,17 +70,17 @@ class ChildPool:
 
     @property
     def hello(self) -> Hello | None:
-        """What the first child said of the app; None before."""
+        """What the first child reported about the app; None before that."""
         return self.processes.hello
 
     @property
     def greeted(self) -> asyncio.Event:
-        """Set when the first child has said what is in the app."""
+        """Set when the first child has reported what is in the app."""
         return self.processes.greeted
 
     @property
     def tasks(self) -> Mapping[str, TaskInfo]:
-        """The tasks that can be run here."""
+        """The tasks that can run here."""
         return self.processes.tasks
 
     @property
@@ -89,51 +89,51 @@ class ChildPool:
         return self.processes.kinds
 
     def room(self, kind: str) -> int:
-        """How many more jobs of this kind can be taken; few free places count as none while many are taken."""
+        """Return how many more jobs of this kind fit; a few free slots count as none while many are taken."""
         pool = self.processes.pools[kind]
         room, capacity = pool.room(), pool.capacity()
         return room if room * 4 >= capacity or capacity <= pool.width * len(pool.children) else 0
 
     def slots(self, kind: str | None = None) -> int:
-        """How many jobs can run at the same time; of one kind, or in all."""
+        """Return how many jobs can run at the same time, of one kind or in total."""
         pools = [self.processes.pools[each] for each in self.kinds if kind in (None, each)]
         return sum(pool.children_max * pool.width for pool in pools)
 
     def busy(self, kind: str | None = None) -> int:
-        """How many jobs have begun and not ended; of one kind, or in all."""
+        """Return how many jobs have begun and not ended, of one kind or in total."""
         return sum(self.processes.pools[each].busy() for each in self.kinds if kind in (None, each))
 
     def count(self) -> int:
-        """How many children there are."""
+        """Return the number of children."""
         return self.processes.count()
 
     def open(self) -> None:
-        """Start the first child; it tells which tasks there are."""
+        """Start the first child; it reports which tasks there are."""
         self.processes.open()
 
-    # --- what the supervisor wants
+    # --- requests of the supervisor
 
     def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
-        """Give jobs to children that have room for them."""
+        """Assign jobs to children that have room for them."""
         self.dispatcher.start(jobs, kept)
 
     def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
-        """Have a job stop; it ends with this outcome once it has."""
+        """Stop a job; report this outcome once it has stopped."""
         self.stopper.stop(job_id, attempt, outcome)
 
     def abandon(self, job_id: str, attempt: int) -> None:
-        """Stop a job that is no longer ours, at once and without a word about its end."""
+        """Kill a job whose lease is lost, and report nothing about it."""
         self.stopper.abandon(job_id, attempt)
 
     def release_waiting(self, reason: str) -> None:
-        """Hand back what has not begun; the worker drains."""
+        """Hand back every job that has not begun; the worker drains."""
         self.processes.is_closing = True
         self.dispatcher.release_suspects(Released(reason))
         for _, child in self.processes:
             self.assignments.hand_back(child.handover.withdraw(self._clock.monotonic()))
 
     def release_all(self, reason: str) -> None:
-        """Hand back everything now: children are killed, their jobs are released when they are dead."""
+        """Hand back every job now: kill the children and release their jobs when they are dead."""
         self.release_waiting(reason)
         for _, child in self.processes:
             for assigned in child.handover.jobs.values():
@@ -141,7 +141,7 @@ class ChildPool:
             self.stopper.kill(child, reason)
 
     def watch(self) -> None:
-        """Look after everything that only time can show; called several times a second."""
+        """Check time-outs, stalled children and dead children; called several times a second."""
         for pool in self.processes.pools.values():
             for child in list(pool.children):
                 if child.process.has_ended:
@@ -154,23 +154,23 @@ class ChildPool:
             if self._clock.monotonic() - since > SWEEP_S_MAX:
                 self._settle_dead(child)
 
-    # --- what children do
+    # --- events of the children
 
     def on_readable(self, pool: KindPool, child: ChildRecord) -> None:
-        """There is something to read from a child."""
+        """Handle messages that arrived from a child."""
         messages = child.process.read()
         if messages is None:
-            child.deaf_since = self._clock.monotonic()  # It is about to end, most likely.
+            child.deaf_since = self._clock.monotonic()  # Most likely it is about to exit.
         else:
             self.hear(pool, child, messages)
 
     def hear(self, pool: KindPool, child: ChildRecord, messages: Sequence[ToSupervisor]) -> None:
-        """Take note of what a child says; what it makes room for begins."""
+        """Handle messages of a child, then start suspects that fit into the free slots."""
         self.listener.hear(pool, child, messages)
         self.dispatcher.try_suspects(pool)
 
     def on_exit(self, pool: KindPool, child: ChildRecord) -> None:
-        """A child is dead: hear its last words, and settle what was in it when all that it started is gone too."""
+        """Handle the death of a child: read its last messages, and settle its jobs when all that it started is gone."""
         if child.is_gone or not child.process.has_ended:
             return
         for messages in child.process.last_words():
@@ -182,7 +182,7 @@ class ChildPool:
         self.assignments.say_room()
 
     def _ends_of(self, child: ChildRecord) -> list[tuple[Claimed, AttemptOutcome]]:
-        """Say what becomes of the jobs that were in a dead child."""
+        """Return the outcomes of the jobs that were in a dead child."""
         now = self._clock.monotonic()
         running, unheard, waiting = child.handover.bury(now)
         if running:
@@ -201,7 +201,7 @@ class ChildPool:
                 self.assignments.end(claimed, outcome)
 
     async def close(self, within_s: float) -> None:
-        """End every child: those that are idle by themselves, the others by force."""
+        """End every child: idle ones by themselves, the others by force."""
         self.processes.is_closing = True
         for _, child in self.processes:
             if child.load or not child.is_ready:

@@ -29,7 +29,7 @@ class SupervisorPort(Protocol):
 
 
 class ChildPoolPort(Protocol):
-    """Runs jobs in children, and tells the supervisor how they end."""
+    """Run jobs in children and report to the supervisor how they end."""
 
     def report_to(self, supervisor_port: SupervisorPort) -> None:
         """Tell this supervisor from now on what happens."""
@@ -37,50 +37,50 @@ class ChildPoolPort(Protocol):
 
     @property
     def tasks(self) -> Mapping[str, TaskInfo]:
-        """The tasks that can be run here."""
+        """The tasks that can run here."""
         ...
 
     @property
     def kinds(self) -> dict[str, frozenset[str]]:
-        """The tasks by the kind of place where they run."""
+        """The tasks by the kind of child that runs them."""
         ...
 
     def room(self, kind: str) -> int:
-        """How many more jobs of this kind can be taken."""
+        """Return how many more jobs of this kind fit."""
         ...
 
     def slots(self, kind: str | None = None) -> int:
-        """How many jobs can run at the same time; of one kind, or in all."""
+        """Return how many jobs can run at the same time, of one kind or in total."""
         ...
 
     def busy(self, kind: str | None = None) -> int:
-        """How many jobs have begun and not ended; of one kind, or in all."""
+        """Return how many jobs have begun and not ended, of one kind or in total."""
         ...
 
     def count(self) -> int:
-        """How many children there are."""
+        """Return the number of children."""
         ...
 
     def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
-        """Run jobs; each ends exactly once, unless it is abandoned."""
+        """Run jobs. Each ends exactly once, unless it is abandoned."""
         ...
 
     def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
-        """Have a job stop; it ends with this outcome once it has."""
+        """Stop a job; report this outcome once it has stopped."""
         ...
 
     def abandon(self, job_id: str, attempt: int) -> None:
-        """Stop a job that is no longer ours, at once and without a word about its end."""
+        """Kill a job whose lease is lost, and report nothing about it."""
         ...
 
     def release_waiting(self, reason: str) -> None:
-        """Hand back what has not begun."""
+        """Hand back every job that has not begun."""
         ...
 
     def release_all(self, reason: str) -> None:
-        """Hand back everything now."""
+        """Hand back every job now."""
         ...
 
     def watch(self) -> None:
-        """Look after what only time can show."""
+        """Check time-outs, stalled children and dead children."""
         ...

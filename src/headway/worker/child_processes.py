@@ -28,7 +28,7 @@ ORPHAN_REAPER_S_MAX: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildPoolPlan:
-    """How many children of which kind, and when they are replaced."""
+    """How many children of which kind to run, and when to replace them."""
 
     command: tuple[str, ...]
     processes: int
@@ -40,19 +40,19 @@ class ChildPoolPlan:
 
 
 class ChildObserver(Protocol):
-    """Who hears of the children."""
+    """Receive the events of children."""
 
     def on_readable(self, pool: KindPool, child: ChildRecord) -> None:
-        """There is something to read from a child."""
+        """Handle messages that arrived from a child."""
         ...
 
     def on_exit(self, pool: KindPool, child: ChildRecord) -> None:
-        """A child may have died."""
+        """Handle a child that may have died."""
         ...
 
 
 class ChildProcesses:
-    """Who is there. Used by one event loop."""
+    """Start, greet, replace and end the children of a worker. Used by one event loop."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ChildProcesses:
         self._start = start
         self._numbers = 0
         self._orphan_reaper: subprocess.Popen[bytes] | None = None
-        self.is_closing = False  # No child is started any more.
+        self.is_closing = False  # No more children are started.
         self.pools = {
             "process": KindPool("process", plan.processes, 1, plan.max_jobs),
             "loop": KindPool("loop", 1, plan.concurrency, plan.max_jobs),
@@ -88,11 +88,11 @@ class ChildProcesses:
                 yield pool, child
 
     def count(self) -> int:
-        """How many children there are."""
+        """Return the number of children."""
         return sum(len(pool.children) for pool in self.pools.values())
 
     def open(self) -> None:
-        """Start the first child; it tells which tasks there are."""
+        """Start the first child; it reports which tasks there are."""
         self._orphan_reaper = start_orphan_reaper(f"{MARK}={self._name}-")
         self.spawn(self.pools["process"])
 
@@ -111,7 +111,7 @@ class ChildProcesses:
                 self.retire(child)
 
     def spawn(self, pool: KindPool, *, solo_width: int = 0) -> ChildRecord:
-        """Start a child; with a width of its own if it is for suspects."""
+        """Start a child, with a width of its own when it is for suspects."""
         self._numbers += 1
         width = solo_width or pool.width
         mark = f"{self._name}-{self._numbers}"
@@ -126,7 +126,7 @@ class ChildProcesses:
         return child
 
     def solos(self, pool: KindPool) -> list[ChildRecord]:
-        """Return the children for suspects; start more where suspects have none to wait for."""
+        """Return the children for suspects; start more where suspects would have to wait."""
         solos = [child for child in pool.children if child.is_solo and not child.is_leaving]
         coming = sum(child.width for child in solos if not child.is_ready)
         free = 0 if self.is_closing else SOLO_MAX - len(solos)
@@ -137,11 +137,11 @@ class ChildProcesses:
         return solos
 
     def is_late(self, child: ChildRecord) -> bool:
-        """Say whether a child has not started in time."""
+        """Return whether a child has not started in time."""
         return not child.is_ready and self._clock.monotonic() - child.born > START_S_MAX
 
     def is_spent(self, pool: KindPool, child: ChildRecord) -> bool:
-        """Say whether a child has done enough, or has no suspects left that it could take."""
+        """Return whether a child is due for replacement, or has no suspects left that it could run."""
         plan = self._plan
         if plan.max_jobs and child.handover.last >= plan.max_jobs:
             return True
@@ -150,13 +150,13 @@ class ChildProcesses:
         return bool(plan.max_memory) and child.is_ready and child.process.resident_bytes() > plan.max_memory
 
     def retire(self, child: ChildRecord) -> None:
-        """Let a child end what it has and go; another takes its place at once."""
+        """Let a child finish its jobs and exit; another takes its place at once."""
         if not child.is_leaving:
             child.is_leaving = True
             child.process.send(Finish())
 
     def greet(self, pool: KindPool, child: ChildRecord, hello: Hello) -> None:
-        """A child has imported the app, or failed to."""
+        """Handle the hello of a child: it has imported the app, or failed to."""
         if hello.error is not None:
             pool.failures += 1
             emit(ChildEnded(node=self._clock.node, pid=child.process.pid, kind=child.kind, reason=hello.error))
@@ -181,7 +181,7 @@ class ChildProcesses:
         self.greeted.set()
 
     def bury(self, pool: KindPool, child: ChildRecord) -> None:
-        """Take a dead child out of the books and start another one, later if it did not get far."""
+        """Remove a dead child and start another, with a back-off when it died before its first job."""
         child.is_gone = True
         pool.children.remove(child)
         reason = child.killed_because or "it was replaced"
@@ -198,11 +198,12 @@ class ChildProcesses:
         self.keep(pool)
 
     async def stop_orphan_reaper(self) -> None:
-        """End the process that would have ended what a killed worker leaves behind."""
+        """End the process that would have killed what a killed worker leaves behind."""
         if self._orphan_reaper is None:
             return
         assert self._orphan_reaper.stdin is not None
         self._orphan_reaper.stdin.close()
         until = self._clock.monotonic() + ORPHAN_REAPER_S_MAX
-        while self._orphan_reaper.poll() is None and self._clock.monotonic() < until:  # After a last look.
+        # It looks once more before it ends.
+        while self._orphan_reaper.poll() is None and self._clock.monotonic() < until:
             await self._clock.rest(0.02, asyncio.Event())

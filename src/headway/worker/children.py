@@ -1,6 +1,6 @@
-"""The books of a child pool: the children of one kind, how many jobs each may have, and with whom a suspect may run.
+"""State of the children of one kind: how many jobs each may have, and how suspects are grouped.
 
-Nothing here talks to a process; `child_pool.py` does, and keeps these books.
+Nothing here talks to a process; `child_pool.py` does and keeps this state up to date.
 """
 
 import re
@@ -16,12 +16,12 @@ from headway.worker.process import ChildProcess
 
 SUSPECT: Final = re.compile("handed back: its process (?:died|was damaged) while ([0-9]{1,6}) jobs ran in it")
 SUSPECT_GROUPS: Final = 4
-LEAVING_MAX: Final = 4  # Children that only end what they have begun, beside those that take more.
+LEAVING_MAX: Final = 4  # Children that only finish their jobs, in addition to those that take more.
 
 
 @dataclass(slots=True, eq=False)
 class ChildRecord:
-    """A child process at work, and what was given to it."""
+    """A running child process and the jobs assigned to it."""
 
     kind: str
     width: int
@@ -35,15 +35,15 @@ class ChildRecord:
     killed_because: str | None = None
     is_damaged: bool = False  # By one of its jobs; all of them are suspects.
     kill_sent: float = 0.0
-    heard_at: float = 0.0  # When the last outcomes came.
-    stalled_since: float | None = None  # It left given jobs unbegun, and nothing was heard of it since.
+    heard_at: float = 0.0  # When its last outcomes came.
+    stalled_since: float | None = None  # It did not begin assigned jobs, and has sent nothing since.
     is_gone: bool = False
-    is_stopping: bool = False  # A job in it was asked to stop; nothing is to begin beside or after it.
-    unheard_since: float | None = None  # It has ended jobs and does not tell how.
+    is_stopping: bool = False  # A job in it was asked to stop; no other job may begin in it.
+    unheard_since: float | None = None  # It has ended jobs without sending their outcomes.
 
     @property
     def load(self) -> int:
-        """How many jobs are in it."""
+        """How many jobs it has."""
         return len(self.handover.jobs)
 
 
@@ -58,12 +58,12 @@ class KindPool:
         self.children: list[ChildRecord] = []
         self.prefetch = PrefetchEstimator()
         self.suspects: deque[Claimed] = deque()
-        self.kept: dict[str, dict[str, str]] = {}  # Finished steps of suspects, for when it is their turn.
+        self.kept: dict[str, dict[str, str]] = {}  # Stored steps of waiting suspects.
         self.failures = 0
         self.spawn_at = 0.0
 
     def capacity_of(self, child: ChildRecord) -> int:
-        """How many jobs a child may hold."""
+        """Return how many jobs a child may hold."""
         if (
             not child.is_ready
             or child.is_leaving
@@ -76,22 +76,22 @@ class KindPool:
         return min(most, child.load + self.max_jobs - child.handover.last) if self.max_jobs else most
 
     def capacity(self) -> int:
-        """How many jobs the pool may hold."""
+        """Return how many jobs the pool may hold."""
         return sum(map(self.capacity_of, self.children))
 
     def room(self) -> int:
-        """How many more jobs the pool may be given. Suspects that wait for their turn count."""
+        """Return how many more jobs fit. Waiting suspects count as taken."""
         free = sum(max(0, self.capacity_of(child) - child.load) for child in self.children)
         return max(0, free - len(self.suspects))
 
     def busy(self) -> int:
-        """How many jobs have begun and not ended."""
+        """Return how many jobs have begun and not ended."""
         return sum(len(child.handover.running()) for child in self.children)
 
     def spread(self, jobs: Sequence[Claimed]) -> tuple[list[tuple[ChildRecord, list[Claimed]]], list[Claimed]]:
-        """Divide jobs over the children so that all have about the same to do, and none more than it ends soon.
+        """Divide jobs evenly over the children, giving none more than it can end soon.
 
-        Return the parts, and the jobs for which there is no place.
+        Return the parts, and the jobs that do not fit.
         """
         self.prefetch.mixed({claimed.task for claimed in jobs})
         children = sorted((child for child in self.children if self.capacity_of(child)), key=lambda child: child.load)
@@ -115,10 +115,10 @@ class KindPool:
 
 
 def suspect_group_size(claimed: Claimed) -> int:
-    """Say with how many others at most a job may run that took part in the death of its process; 0 when it did not.
+    """Return the largest group in which a suspect of its process's death may run; 0 when it is no suspect.
 
-    They are tried in a few groups. The group of the one that did it dies again and is split further, until that one
-    is alone and its crash is its own; all others go on as they were.
+    Suspects run in a few groups. The culprit's group dies again and is split further, until the culprit is alone and
+    its crash is its own. All other jobs continue as before.
     """
     if claimed.reason.startswith("crashed, "):
         return 1

@@ -1,4 +1,4 @@
-"""The claimer takes jobs while the child pool has room, one queue after the other, in batches as large as the room."""
+"""The claimer claims jobs while the child pool has room: one queue after another, in batches as large as the room."""
 
 import asyncio
 from collections import deque
@@ -26,14 +26,14 @@ QUEUE_USUAL: Final = "default"
 SEEN_MAX: Final = 1_000
 PROBE_EVERY_S: Final = 0.25
 PROBE_SHARE: Final = 20.0
-RIVAL_SILENT_MAX: Final = 10 * SECOND  # Who was not heard of for longer makes no room for others.
+RIVAL_SILENT_MAX: Final = 10 * SECOND  # Workers that were silent for longer are not expected to make room.
 
 
 T = TypeVar("T")
 
 
 class Claimer:
-    """Fills the room that the child pool has."""
+    """Claim as many jobs as the child pool has room for."""
 
     def __init__(
         self,
@@ -55,42 +55,42 @@ class Claimer:
         self._poll_s = poll_s
         self.queues = tuple(queues)
         self.wake = wake
-        self._ready: deque[str] = deque(queues)  # The next queue to take from is in front.
-        self._mixes: dict[str, frozenset[str]] = {}  # Of which kinds the last jobs of a queue were.
+        self._ready: deque[str] = deque(queues)  # The next queue to claim from is in front.
+        self._mixes: dict[str, frozenset[str]] = {}  # The kinds of the last jobs of a queue.
         self._probe_at: dict[str, float] = {}
-        self._heard: set[str] = set()  # Queues that got a job while we looked into them.
+        self._heard: set[str] = set()  # Queues that got a job while they were searched.
         self._queues_seen_at = -1e9
-        self._foreign: frozenset[str] = frozenset()  # Tasks that others know and we do not.
-        self._is_alike = True  # Whether all who take from our queues know the same tasks.
-        self._seen: set[str] = set(queues) or {QUEUE_USUAL}  # The queues that we take from, as far as we know them.
-        self._looked: set[str] = set()  # Queues that were looked into, with nothing heard of them meanwhile.
+        self._foreign: frozenset[str] = frozenset()  # Tasks that only other workers register.
+        self._is_alike = True  # Whether all workers of our queues register the same tasks.
+        self._seen: set[str] = set(queues) or {QUEUE_USUAL}  # The queues to claim from, as far as they are known.
+        self._looked: set[str] = set()  # Queues that were searched with no notification in the meantime.
         self._unpark_at = 0.0
-        self._compared_at = -1e9  # When we last compared what we have with what the store says.
+        self._compared_at = -1e9  # When held attempts were last compared with the store.
         self._suspects = Suspects(work, held, clock=clock, lease=held.lease, poll_s=poll_s, queues=self.queues)
         self.hints = new_hints(self)
 
     @property
     def keeps_others_out(self) -> bool:
-        """Whether nothing is taken now, for the sake of a job that has to run alone."""
+        """Whether nothing is claimed now, because a job must run alone."""
         return self._suspects.keep_others_out()
 
-    # --- what others tell
+    # --- notifications
 
     def hear_ready(self, queue: str, *, is_resumed: bool) -> None:
-        """Take note of a queue that got a job, or is not paused any more."""
+        """Handle the notification that a queue got a job or was resumed."""
         is_ours = not self.queues or queue in self.queues
         if is_ours and (is_resumed or not self._is_hinted(queue)):
             self._see(queue)
             self.wake()
 
     def hear_anything(self) -> None:
-        """Take note of a commit that may have been about anything."""
+        """Handle a notification about a commit of any kind."""
         if self.hints is None or not self.hints.is_working or not self._is_alike:
             self._queues_seen_at = -1e9
             self.wake()
 
     def _see(self, queue: str) -> None:
-        """A queue may have something for us."""
+        """Remember a queue that may have jobs."""
         self._heard.add(queue)
         if queue not in self._ready:
             self._ready.append(queue)
@@ -98,7 +98,7 @@ class Claimer:
             self._seen.add(queue)
 
     def meet(self, peers: Collection[Node]) -> None:
-        """Learn which tasks other workers know: jobs of theirs are left for them."""
+        """Update which tasks other workers register, so that their jobs are left for them."""
         child_pool = self._held.child_pool
         if not child_pool.tasks:
             return
@@ -125,7 +125,7 @@ class Claimer:
     # --- hints of a transport
 
     def wants_hints(self) -> frozenset[str]:
-        """Return the queues for whose jobs there is room, whatever kind they are of, as far as we know their kinds."""
+        """Return the queues whose jobs fit now, of whatever kind their last jobs were."""
         child_pool = self._held.child_pool
         if not child_pool.tasks or self._held.draining is not None:
             return frozenset()
@@ -135,7 +135,7 @@ class Claimer:
         return frozenset(queue for queue in self._seen if not self._mixes.get(queue, child_pool.kinds.keys()) & full)
 
     def take_hint(self, queues: Collection[str]) -> None:
-        """Look into these queues now; into all of them when hints do not come any more."""
+        """Look into these queues now; into all queues when hints have stopped coming."""
         if not queues:
             self._queues_seen_at = -1e9
         for queue in queues:
@@ -143,16 +143,16 @@ class Claimer:
         self.wake()
 
     def _is_hinted(self, queue: str) -> bool:
-        """Say whether one of us is told of each job in this queue, so that the others need not look.
+        """Return whether hints announce each job of this queue to one worker, so the others need not look.
 
-        Only among equals: a hint may go to a worker that does not know the task.
+        This holds only while all workers register the same tasks: a hint may go to a worker that lacks the task.
         """
         return self._is_alike and self.hints is not None and self.hints.brings(queue)
 
     # --- claiming
 
     async def tick(self) -> float:
-        """Fill the room that the child pool has."""
+        """Claim as many jobs as the child pool has room for."""
         child_pool = self._held.child_pool
         if not child_pool.tasks or self._held.draining is not None:
             return self._poll_s
@@ -164,7 +164,7 @@ class Claimer:
         return min(rest_s, self._until_look_s())
 
     async def _claim(self, child_pool: ChildPoolPort) -> float:
-        """Take from the queues that we know to have something; who waits there does not wait for a look around."""
+        """Claim from known queues first, so that their jobs do not wait for the search for other queues."""
         await self.hand_back_unknown()
         await self._claim_suspects(child_pool)
         rest_s = self._poll_s if self.keeps_others_out else await self._fill(child_pool)
@@ -176,9 +176,10 @@ class Claimer:
         return min(rest_s, await self._fill(child_pool)) if await self._finds_queues() else rest_s
 
     async def hand_back_unknown(self) -> None:
-        """Hand back what the store says we have and we have not: whoever waited for the lease would wait for nothing.
+        """Hand back attempts that the store lists as ours and we do not hold, instead of letting their leases expire.
 
-        A claim whose answer was lost may be committed later, so we look again for as long as its lease would last.
+        A claim whose answer was lost may be committed later. So this is repeated for as long as such a lease would
+        last.
         """
         now, lease_s = self._clock.monotonic(), self._lease / SECOND
         if now > self._held.doubted_at + lease_s + self._poll_s:
@@ -186,12 +187,12 @@ class Claimer:
             return
         if self._compared_at > self._held.doubted_at and now - self._compared_at < lease_s / 6:
             return
-        known = self._held.attempts()  # Before the question: what ends meanwhile is not unknown.
+        known = self._held.attempts()  # Read before the query: an attempt that ends meanwhile is not unknown.
         returned = await self._work.hand_back_unknown(self._clock.node, known=known, given_up=self._held.given_up)
         self._compared_at = now
         if returned:
             emit(
-                AttemptsLost(node=self._clock.node, job_ids=tuple(returned), reason="we did not hear that we had them")
+                AttemptsLost(node=self._clock.node, job_ids=tuple(returned), reason="the answer to the claim was lost")
             )
 
     async def _claim_suspects(self, child_pool: ChildPoolPort) -> None:
@@ -213,20 +214,23 @@ class Claimer:
         return 0.0 if may_be_more and max(room.values()) > 0 else self._poll_s
 
     async def _unpark(self, child_pool: ChildPoolPort) -> None:
-        """Look again at jobs that nobody knew. All parked ones when we are new here: perhaps our code is."""
+        """Retry parked jobs whose task was unknown.
+
+        On the first tick retry all parked jobs: this worker may have newer code.
+        """
         now = self._clock.monotonic()
         if now >= self._unpark_at:
             await self._work.unpark(child_pool.tasks, "unknown task" if self._unpark_at else "")
             self._unpark_at = now + UNPARK_EVERY_S
 
     def _until_look_s(self) -> float:
-        """Return how long to rest until it is time to look for queues: a wake-up before must not put it off."""
+        """Return the seconds until the next search for queues; earlier wake-ups do not postpone it."""
         if self.queues:
             return self._poll_s
         return max(0.001, self._queues_seen_at + self._poll_s - self._clock.monotonic())
 
     async def _finds_queues(self) -> bool:
-        """Look now and then for queues of which we have not heard; say whether there are any."""
+        """Search for unknown queues from time to time; return whether there are any."""
         now = self._clock.monotonic()
         if self.queues or now - self._queues_seen_at < self._poll_s:
             return False
@@ -237,22 +241,22 @@ class Claimer:
         return not known.issuperset(self._ready)
 
     async def _claim_from(self, child_pool: ChildPoolPort, queue: str, room: dict[str, int]) -> bool:
-        """Take from one queue its share of the room; say whether there may be more in it."""
+        """Claim one queue's share of the room; return whether it may have more jobs."""
         self._heard.discard(queue)
         jobs, may_be_more = await self._claim_mixed(child_pool, queue, room)
         if queue not in self._heard and (jobs or not may_be_more):
             self._looked.add(queue)
         if queue in self._ready:
             self._ready.remove(queue)
-            if may_be_more or self.queues or queue in self._heard:  # After the others, it is its turn again.
+            if may_be_more or self.queues or queue in self._heard:  # It goes to the back of the queue.
                 self._ready.append(queue)
         return may_be_more and bool(jobs)
 
     async def _claim_mixed(self, child_pool: ChildPoolPort, queue: str, room: dict[str, int]) -> tuple[int, bool]:
-        """Claim jobs of whatever kind is next, going by the kinds that came last; return how many, and whether more.
+        """Claim the next jobs of the kinds that came last; return how many, and whether there may be more.
 
-        While one of these kinds has no room the others are looked for alone. That has to read past all that is not
-        wanted, so it is done now and then, the more rarely the longer it takes.
+        While one of these kinds has no room, the others are claimed alone. Such a claim reads past every unwanted job,
+        so it happens rarely, and the more rarely the longer it takes.
         """
         mix = self._mixes.get(queue) or frozenset(room)
         full = {kind for kind in room if room[kind] <= 0}
@@ -271,7 +275,7 @@ class Claimer:
         took_s = self._clock.monotonic() - started
         emit(Timed(node=self._clock.node, what="claim", lots=((took_s, 1),)))
         if mix & full:
-            # A store that was slow once, or a process that stood still, must not make these jobs wait for long.
+            # A store that was slow once, or a process that stood still, must not delay these jobs for long.
             self._probe_at[queue] = started + max(PROBE_EVERY_S, min(PROBE_SHARE * took_s, self._poll_s))
         kinds = [child_pool.tasks[job.task].isolation for job in jobs if job.task in child_pool.tasks]
         for kind in kinds:
@@ -300,7 +304,7 @@ class Claimer:
                 child_pool.start(self._trusted(part), kept)
 
     async def _parts(self, jobs: list[Claimed]) -> list[list[Claimed]]:
-        """Divide jobs so that the steps that earlier attempts finished fit into memory; park what never does."""
+        """Divide jobs so that the steps stored by earlier attempts fit into memory; park a job that never fits."""
         again = [claimed.job_id for claimed in jobs if claimed.attempt > 1]
         sizes = await self._patiently(self._work.step_sizes, again) if again else {}
         if sum(sizes.values()) <= FRAME_BYTES_MAX:
@@ -323,7 +327,7 @@ class Claimer:
         return [part for part in parts if part]
 
     def _trusted(self, jobs: Sequence[Claimed]) -> list[Claimed]:
-        """Leave out what may not be ours any more: we stood still, or waited too long for the store."""
+        """Drop jobs whose leases may have expired while this process stood still or waited for the store."""
         now = self._clock.monotonic()
         ours = [held for job in jobs if (held := self._held.find(job.job_id, job.attempt)) is not None]
         late = [held for held in ours if held.trust_until <= now]
@@ -332,7 +336,7 @@ class Claimer:
         return [held.claimed for held in ours if held.trust_until > now]
 
     async def _patiently(self, read: Callable[[list[str]], Awaitable[T]], job_ids: list[str]) -> T:
-        """Read what earlier attempts have left, however long it takes: without it they would be repeated."""
+        """Read what earlier attempts have stored, for as long as it takes: without it their steps would be repeated."""
         wake = asyncio.Event()
         while True:
             try:
@@ -349,5 +353,5 @@ class Claimer:
 
 
 def _names(value: object) -> frozenset[str]:
-    """Read a list of names that another node has told; one that tells something else is not listened to."""
+    """Read a list of names from another node's state; ignore malformed values."""
     return frozenset(name for name in value if isinstance(name, str)) if isinstance(value, list) else frozenset()

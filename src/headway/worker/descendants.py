@@ -1,12 +1,12 @@
-"""Finding and ending everything that a child process has started.
+"""Find and kill everything that a child process has started.
 
-A process group gets most of it with one signal. What has left the group (a daemon, a process with its own session) is
-found by its ancestry, and where its parents are gone, by the mark in its environment. Linux only; elsewhere the
-group has to do.
+One signal to the process group gets most of it. Processes that have left the group (a daemon, a process with its own
+session) are found by their ancestry or, when their parents are gone, by the mark in their environment. This works on
+Linux only; elsewhere the process group has to do.
 
-A supervisor that is killed can do none of it. So it has a warden, which is this file run by itself, in a process that
-needs next to nothing: it holds a pipe, and when the supervisor at its other end is gone, however it went, the
-warden ends whatever still carries its mark.
+A supervisor that is killed cannot clean up. So it starts an orphan reaper: this file, run by itself in a process that
+needs next to nothing. The reaper holds a pipe. When the supervisor at its other end is gone, for whatever reason, the
+reaper kills every process that still carries its mark.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-MARK = "HEADWAY_CHILD"  # What all that a child starts has in its environment.
+MARK = "HEADWAY_CHILD"  # Every process that a child starts has it in its environment.
 _PROC = Path("/proc")
 _ROUNDS_MAX = 100
 _ROUND_S = 0.05
@@ -26,7 +26,7 @@ _ROUND_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ProcessTable:
-    """All processes of this host at one moment: whose child each is, and what is in its environment."""
+    """All processes of this host at one moment: their parents and the marks in their environments."""
 
     parents: dict[int, int]
     marks: dict[int, bytes]
@@ -34,7 +34,7 @@ class ProcessTable:
 
     @classmethod
     def take(cls, variable: str = MARK) -> "ProcessTable":
-        """Look through all processes, for this variable in their environments."""
+        """Read all processes, looking for this variable in their environments."""
         needle = f"{variable}=".encode()
         parents: dict[int, int] = {}
         marks: dict[int, bytes] = {}
@@ -44,7 +44,7 @@ class ProcessTable:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
                 parents[number] = int(parent)
-                if state in b"ZX":  # Dead already; somebody has yet to take note of it.
+                if state in b"ZX":  # A zombie: its parent has not reaped it yet.
                     dead.add(number)
                 for item in (entry / "environ").read_bytes().split(b"\0"):
                     if item.startswith(needle):
@@ -52,7 +52,7 @@ class ProcessTable:
         return cls(parents, marks, frozenset(dead))
 
     def descendants_of(self, pid: int, mark: str) -> list[int]:
-        """Return the processes that descend from this one, or carry its mark in their environment."""
+        """Return the processes that descend from this one or carry its mark in their environment."""
         needle = mark.encode()
         found = {number for number in self.parents if _descends(number, pid, self.parents)}
         found |= {number for number, item in self.marks.items() if item == needle}
@@ -60,7 +60,7 @@ class ProcessTable:
 
 
 def descendants_of(pid: int, mark: str) -> list[int]:
-    """Return the processes that descend from this one, or carry its mark in their environment."""
+    """Return the processes that descend from this one or carry its mark in their environment."""
     return ProcessTable.take(mark.partition("=")[0]).descendants_of(pid, mark)
 
 
@@ -75,7 +75,7 @@ def _descends(number: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 
 def began_at(pid: int) -> int | None:
-    """Return when a living process began, in ticks of the kernel: its number may be used again, not both together."""
+    """Return when a living process started, in kernel ticks: a pid may be reused, but not with the same time."""
     try:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         return None if fields[0] in b"ZX" else int(fields[19])
@@ -84,7 +84,7 @@ def began_at(pid: int) -> int | None:
 
 
 def alive_with_descendants(heads: dict[int, int]) -> dict[int, int]:
-    """Return those of some processes that live, with all that descend from them, and when each began."""
+    """Return the living ones of these processes with all their descendants, and when each started."""
     alive = {pid for pid, began in heads.items() if began_at(pid) == began}
     if not alive:
         return {}
@@ -110,7 +110,7 @@ def kill_each(numbers: list[int]) -> None:
 
 
 def start_orphan_reaper(mark: str) -> "subprocess.Popen[bytes] | None":
-    """Have everything that carries a mark beginning so end with this process; close its `stdin` to end it."""
+    """Start a process that kills everything whose mark begins so once we are gone; close its `stdin` to end it."""
     if not _PROC.is_dir():
         return None
     command = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), mark]
@@ -130,7 +130,7 @@ def _marked(beginning: bytes) -> list[int]:
 
 
 def _guard(mark: str) -> None:
-    """Wait for the end of the supervisor, then end what it left; more than once, for it may be starting others."""
+    """Wait for the end of the supervisor, then kill what it left, repeatedly: the rest may be starting others."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     while os.read(0, 64):

@@ -1,4 +1,4 @@
-"""Giving jobs to children: spread over those that have room, in as many frames as they need, suspects apart."""
+"""Assign jobs to children with room, in as many IPC frames as needed; run suspects in children of their own."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -13,11 +13,11 @@ from headway.worker.children import ChildRecord, KindPool, suspect_group_size
 from headway.worker.ipc import FrameTooLarge, Run
 from headway.worker.outcomes import WAITED
 
-RUN_BYTES_MAX: Final = 8 << 20  # Of arguments and steps in one frame.
+RUN_BYTES_MAX: Final = 8 << 20  # Arguments and stored steps in one frame.
 
 
 class Dispatcher:
-    """Gives jobs to children that have room for them."""
+    """Assign jobs to children."""
 
     def __init__(self, processes: ChildProcesses, assignments: Assignments, clock: Clock) -> None:
         self._processes = processes
@@ -25,7 +25,7 @@ class Dispatcher:
         self._clock = clock
 
     def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
-        """Give jobs to children that have room for them."""
+        """Assign jobs to children that have room for them."""
         for kind, names in self._processes.kinds.items():
             mine = jobs if len(self._processes.kinds) == 1 else [claimed for claimed in jobs if claimed.task in names]
             if mine:
@@ -40,12 +40,12 @@ class Dispatcher:
         parts, over = pool.spread(jobs)
         for child, part in parts:
             self.assign(child, part, kept)
-        for claimed in over:  # They take longer than those before, or the children have just gone.
+        for claimed in over:  # They take longer than estimated, or children have just exited.
             self._assignments.end(claimed, WAITED)
         self.try_suspects(pool)
 
     def assign(self, child: ChildRecord, jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> None:
-        """Give jobs to a child."""
+        """Assign jobs to one child."""
         first = child.handover.give(jobs, self._clock.monotonic())
         for claimed in jobs:
             self._assignments.where[claimed.job_id] = child
@@ -74,7 +74,7 @@ class Dispatcher:
                 self._assignments.end(assigned.claimed, Parked(reason, "too large"))
 
     def try_suspects(self, pool: KindPool) -> None:
-        """Let suspects run in children of their own, each with as much company as it may have."""
+        """Start suspects in children of their own, in groups of the size that each allows."""
         if not pool.suspects:
             pool.kept.clear()
             return
@@ -91,7 +91,7 @@ class Dispatcher:
                 self.assign(solo, [suspect], {} if kept is None else {suspect.job_id: kept})
 
     def drop_suspect(self, job_id: str, attempt: int, outcome: AttemptOutcome | None) -> None:
-        """Take a suspect out of the line that it waits in; it ends with this outcome, or without a word."""
+        """Remove a waiting suspect; report this outcome, or nothing."""
         for pool in self._processes.pools.values():
             for claimed in [each for each in pool.suspects if (each.job_id, each.attempt) == (job_id, attempt)]:
                 pool.suspects.remove(claimed)
@@ -99,14 +99,14 @@ class Dispatcher:
                     self._assignments.end(claimed, outcome)
 
     def release_suspects(self, outcome: Released) -> None:
-        """Hand back the suspects that wait for their turn."""
+        """Hand back the suspects that are waiting."""
         for pool in self._processes.pools.values():
             while pool.suspects:
                 self._assignments.end(pool.suspects.popleft(), outcome)
 
 
 def in_frames(jobs: list[Claimed], kept: Mapping[str, dict[str, str]]) -> Iterator[list[Claimed]]:
-    """Cut jobs into as many frames as their arguments and finished steps need."""
+    """Divide jobs into as many frames as their arguments and stored steps need."""
     part: list[Claimed] = []
     size = 0
     for claimed in jobs:

@@ -1,8 +1,8 @@
-"""What a child process sees of Headway's own variables, passwords among them: its app reads them, its tasks do not.
+"""Withhold Headway's own variables, passwords among them, from tasks; only the app reads them.
 
 They are not in the environment with which a child is started, where every process of the same user could read them. The
-child gets them through its standard input, has them in `os.environ` while it imports the app, and takes them out again
-before the first task begins. So programs that tasks start do not inherit them either. `task_env` names exceptions.
+child gets them through its standard input, has them in `os.environ` while it imports the app, and removes them before
+the first task begins. So programs that tasks start do not inherit them either. `task_env` names exceptions.
 """
 
 import json
@@ -15,14 +15,14 @@ from headway.core.errors import InvalidConfig
 from headway.core.settings import read_also
 
 PREFIX: Final = "HEADWAY_"
-ALLOWED: Final = "HEADWAY_CHILD_ALLOWED"  # Which of them tasks may see all the same, with commas between them.
-NEVER: Final = frozenset({"HEADWAY_TOKEN"})  # What an app has no use for: it talks to the store.
-BYTES_MAX: Final = 60_000  # Less than a pipe holds: nobody has to wait for the child to read.
+ALLOWED: Final = "HEADWAY_CHILD_ALLOWED"  # The comma-separated variables that tasks may see all the same.
+NEVER: Final = frozenset({"HEADWAY_TOKEN"})  # The app does not need it: it talks to the store.
+BYTES_MAX: Final = 60_000  # Less than the capacity of a pipe, so writing never blocks.
 
 
 @contextmanager
 def divided(environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], int]]:
-    """Yield the environment of a child, and the file from which it reads the variables that are withheld."""
+    """Yield the environment of a child, and the file from which it reads the withheld variables."""
     names = frozenset(environ.get(ALLOWED, "").split(","))
     withheld = {name: value for name, value in environ.items() if name.startswith(PREFIX) and name not in names}
     shown = {name: value for name, value in environ.items() if name not in withheld}
@@ -39,7 +39,7 @@ def divided(environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], int]]:
 
 
 def receive() -> dict[str, str]:
-    """Read the withheld variables in a child, from its standard input, which is empty from then on."""
+    """Read the withheld variables in a child from its standard input, which is empty from then on."""
     data = bytearray()
     while chunk := os.read(0, BYTES_MAX):
         data += chunk
@@ -53,7 +53,7 @@ def receive() -> dict[str, str]:
 
 @contextmanager
 def shown(withheld: Mapping[str, str]) -> Iterator[None]:
-    """Have the withheld variables in `os.environ` while the app is imported; later only settings are read from them."""
+    """Put the withheld variables into `os.environ` while the app is imported; later only settings read them."""
     os.environ.update(withheld)
     try:
         yield

@@ -1,7 +1,7 @@
 """The attempts that a worker holds, shared by the loops of its supervisor.
 
-A lease is trusted until (the moment the request that got it was *sent*) + lease − margin. Past that the code that runs
-under it is killed without waiting to hear "no": somebody else may have the job.
+A lease is trusted until (the time its request was *sent*) + lease − margin. After that the code that runs under it is
+killed without waiting for the store to answer, because another worker may already run the job.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from headway.core.jobs import Claimed, Report
 from headway.core.ports import Latest
 from headway.worker.child_pool_port import ChildPoolPort
 
-QUIET_S: Final = 5.0  # What is woken from within this process rests so long; a wake-up within it cannot get lost.
+QUIET_S: Final = 5.0  # Loops that this process wakes itself rest this long; such a wake-up cannot get lost.
 
 
 @dataclass(slots=True)
 class HeldAttempt:
-    """An attempt of ours, and how long we may believe that it is."""
+    """An attempt that this worker holds, and until when its lease is trusted."""
 
     claimed: Claimed
     trust_until: float
@@ -30,24 +30,24 @@ class HeldAttempt:
     report: Report | None = None
     reported_at: float = 0.0
     is_flushing: bool = False
-    is_ending: bool = False  # Its outcome is known, and perhaps not yet written.
+    is_ending: bool = False  # The outcome is known, but may not be written yet.
     said: Latest | None = None
     line_at: Instant = 0
 
 
 class HeldAttempts:
-    """What this worker holds, how long it may trust that, and whether it is idle."""
+    """Hold this worker's attempts, know how long their leases are trusted, and whether the worker is idle."""
 
     def __init__(self, child_pool: ChildPoolPort, *, clock: Clock, lease: Duration) -> None:
         self.child_pool = child_pool
         self.lease = lease
         self._clock = clock
-        self.margin_s = min(2.0, lease / SECOND / 5)  # So long before a lease ends we stop to trust it.
+        self.margin_s = min(2.0, lease / SECOND / 5)  # Trust ends this many seconds before the lease does.
         self._trust_s = lease / SECOND - self.margin_s
-        self.draining: str | None = None  # Why no more jobs are taken.
+        self.draining: str | None = None  # The reason, once the worker drains.
         self.on_removed: Callable[[HeldAttempt], None] = lambda _: None
-        self.given_up: set[tuple[str, int]] = set()  # Attempts that we lost and the store may still call ours.
-        self.doubted_at = -1e9  # When we last could not know what the store says that we have.
+        self.given_up: set[tuple[str, int]] = set()  # Lost attempts that the store may still list as ours.
+        self.doubted_at = -1e9  # When it was last unclear what the store lists as ours.
         self._by_id: dict[str, HeldAttempt] = {}
         self._is_claiming = False
         self._idle = asyncio.Event()
@@ -63,36 +63,36 @@ class HeldAttempts:
         return job_id in self._by_id
 
     def trusted_until(self, sent: float) -> float:
-        """Return how long a lease is trusted whose request was sent at this moment."""
+        """Return until when to trust a lease whose request was sent at this time."""
         return sent + self._trust_s
 
     def add(self, claimed: Claimed, sent: float) -> None:
-        """Hold an attempt whose claim was sent at this moment."""
+        """Add an attempt whose claim was sent at this time."""
         self._idle.clear()
         self._by_id[claimed.job_id] = HeldAttempt(claimed, self.trusted_until(sent), claimed.log_bytes)
 
     def find(self, job_id: str, attempt: int) -> HeldAttempt | None:
-        """Return an attempt of ours; None when it is over."""
+        """Return a held attempt; None when it is over."""
         held = self._by_id.get(job_id)
         return held if held is not None and held.claimed.attempt == attempt else None
 
     def find_trusted(self, job_id: str, attempt: int) -> HeldAttempt | None:
-        """Return an attempt that is surely ours at this moment."""
+        """Return a held attempt whose lease is trusted now."""
         held = self.find(job_id, attempt)
         return held if held is not None and held.trust_until > self._clock.monotonic() else None
 
     def is_held(self, held: HeldAttempt) -> bool:
-        """Whether this attempt has not been removed."""
+        """Return whether this attempt has not been removed."""
         return self._by_id.get(held.claimed.job_id) is held
 
     def remove(self, held: HeldAttempt) -> None:
-        """Forget an attempt that is over."""
+        """Remove an attempt that is over."""
         if self.is_held(held):
             del self._by_id[held.claimed.job_id]
             self.on_removed(held)
 
     def lose(self, lost: Sequence[HeldAttempt], reason: str) -> None:
-        """Give up attempts that we can no longer defend: kill their code, keep nothing of what they said."""
+        """Abandon attempts whose leases are lost: kill their code and discard their reports."""
         for held in lost:
             self.child_pool.abandon(held.claimed.job_id, held.claimed.attempt)
             self.remove(held)
@@ -101,21 +101,21 @@ class HeldAttempts:
         emit(AttemptsLost(node=self._clock.node, job_ids=tuple(h.claimed.job_id for h in lost), reason=reason))
         self.note_idle()
 
-    # --- doubt
+    # --- lost answers
 
     def doubt(self) -> None:
-        """Note that the store may say that we have what we have not: the answer to a claim was lost, or a lease."""
+        """Note that the store may list attempts as ours that we do not hold: a claim's answer or a lease was lost."""
         self.doubted_at = self._clock.monotonic()
 
     def attempts(self) -> set[tuple[str, int]]:
-        """Return all attempts that are held."""
+        """Return all held attempts."""
         return {(held.claimed.job_id, held.claimed.attempt) for held in self}
 
     # --- idle
 
     @contextlib.contextmanager
     def claiming(self) -> Iterator[None]:
-        """Nobody is idle who may have jobs and has not heard of it yet."""
+        """Count as busy while a claim is in flight: it may return jobs."""
         self._is_claiming = True
         self._idle.clear()
         try:
@@ -126,14 +126,14 @@ class HeldAttempts:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is held, and nothing is on its way to us."""
+        """Whether no attempt is held and no claim is in flight."""
         return self._idle.is_set()
 
     async def idle(self) -> None:
-        """Wait until nothing is held any more."""
+        """Wait until no attempt is held."""
         await self._idle.wait()
 
     def note_idle(self) -> None:
-        """Tell those who wait for it if nothing is held any more."""
+        """Wake those who wait for `idle` when no attempt is held."""
         if not self._by_id and not self._is_claiming:
             self._idle.set()

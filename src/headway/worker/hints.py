@@ -1,9 +1,9 @@
-"""Hints: a worker that has room waits for word of ready jobs, so that each job wakes one worker and not all of them.
+"""Hints: a worker with room waits for a message about ready jobs, so that each job wakes one worker only.
 
-A hint is taken only while there is room for its job. It makes the claimer look into its queue, in the ordinary way: the
-store decides who gets what. It is acknowledged once a look that began after it came has ended, and given back when the
-room went to another job meanwhile. While hints arrive, the store's own wake-ups about ready jobs are not listened to;
-the sweep goes on, and finds what nobody announced.
+A worker takes a hint only while it has room for the job. The hint makes the claimer look into the queue as usual; the
+store decides who gets the job. The worker acknowledges the hint after a claim that began later than the hint came. It
+gives the hint back when another job has taken the room in the meantime. While hints arrive, the store's own
+notifications about ready jobs are ignored. The periodic sweep continues and finds jobs that were not announced.
 """
 
 import asyncio
@@ -14,24 +14,24 @@ from headway.core.clock import RETRY_REST_S_MAX, RETRY_REST_S_MIN, Clock, cancel
 from headway.core.errors import EngineUnavailable
 from headway.core.ports import Hint, Transport
 
-TAKE_MAX: Final = 10  # Few, so that one worker does not take all that is announced of a burst.
-LOOK_S_MAX: Final = 5.0  # How long a look into the store is waited for before its hints are left to others.
+TAKE_MAX: Final = 10  # Few, so that one worker does not take every hint of a burst.
+LOOK_S_MAX: Final = 5.0  # After this long, hints are given back to other workers.
 
 
 class HealthPort(Protocol):
-    """Who hears whether the transport answers."""
+    """Track whether the transport answers."""
 
     @property
     def trouble(self) -> str | None:
-        """Why it is not relied on; None while it works."""
+        """Why the transport is not used; None while it works."""
         ...
 
     def miss(self, who: str, error: EngineUnavailable) -> None:
-        """It did not answer."""
+        """Record that the transport did not answer."""
         ...
 
     def meet(self, who: str) -> None:
-        """It answered."""
+        """Record that the transport answered."""
         ...
 
 
@@ -40,29 +40,29 @@ class HintSource(Protocol):
 
     @property
     def transport(self) -> Transport:
-        """Who carries the hints."""
+        """The transport that carries hints."""
         ...
 
     @property
     def health(self) -> HealthPort:
-        """Who hears whether it answers."""
+        """The health of the transport."""
         ...
 
 
 class ClaimerPort(Protocol):
-    """Who claims the jobs that hints are about."""
+    """Claim the jobs that hints announce."""
 
     def wants_hints(self) -> frozenset[str]:
-        """Return the queues for whose jobs there is room now."""
+        """Return the queues whose jobs fit now."""
         ...
 
     def take_hint(self, queues: Collection[str]) -> None:
-        """Look into these queues now; into all of them when hints do not come any more."""
+        """Look into these queues now; into all queues when hints have stopped coming."""
         ...
 
 
 class HintTaker:
-    """Takes hints for one worker. `tick` is run by a `Loop`; the claimer says where it has looked."""
+    """Take hints for one worker. A `Loop` runs `tick`; the claimer reports where it has looked."""
 
     def __init__(
         self, source: HintSource, claimer: ClaimerPort, *, clock: Clock, poll_s: float, wake: Callable[[], None]
@@ -74,23 +74,23 @@ class HintTaker:
         self._clock = clock
         self._poll_s = poll_s
         self._attended: frozenset[str] = frozenset()
-        self._known: set[str] = set()  # The queues that we have ever attended: the server keeps their hints for us.
-        self._open: set[str] = set()  # Queues with hints that nobody has looked into yet.
+        self._known: set[str] = set()  # Queues that were ever attended: the server keeps their hints for this worker.
+        self._open: set[str] = set()  # Queues with hints that the claimer has not followed yet.
         self._looked = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failures = 0
 
     def brings(self, queue: str) -> bool:
-        """Say whether word of this queue's jobs comes as hints."""
+        """Return whether jobs of this queue are announced by hints."""
         return queue in self._known and self.is_working
 
     @property
     def is_working(self) -> bool:
-        """Whether hints arrive, as far as we know."""
+        """Whether hints arrive, as far as is known."""
         return bool(self._known) and self._health.trouble is None
 
     def looked_into(self, queues: Collection[str]) -> None:
-        """The claimer has looked into these queues, after all hints for them had come."""
+        """Record that the claimer has looked into these queues after all hints for them had come."""
         self._open.difference_update(queues)
         wanted = self._claimer.wants_hints()
         if not self._open & wanted:
@@ -99,13 +99,13 @@ class HintTaker:
             self._wake()
 
     def stop(self) -> None:
-        """Take no more."""
+        """Take no more hints."""
         self._stopping.set()
         self._looked.set()
         self._wake()
 
     async def tick(self) -> float:
-        """Take hints, have them looked into, and acknowledge them."""
+        """Take hints, let the claimer follow them, and acknowledge them."""
         try:
             await self._attend()
             if not self._attended:
@@ -122,10 +122,10 @@ class HintTaker:
     def _missed(self, error: EngineUnavailable) -> float:
         self._failures += 1
         self._attended = frozenset()
-        self._known.clear()  # Who hears nothing relies on the store again, until we have a channel again.
+        self._known.clear()  # Without a channel the worker relies on the store's notifications.
         self._health.miss("worker", error)
         if self._failures == 1:
-            self._claimer.take_hint(())  # What was announced lately may not have reached us.
+            self._claimer.take_hint(())  # Recent hints may not have arrived.
         return self._clock.backoff_s(self._failures + 1, first_s=RETRY_REST_S_MIN, most_s=RETRY_REST_S_MAX)
 
     async def _attend(self) -> None:
@@ -136,7 +136,7 @@ class HintTaker:
             self._known |= wanted
 
     async def _take(self) -> list[Hint]:
-        """Wait for hints, unless we shall stop; what a wait that is broken off had taken is left to others."""
+        """Wait for hints until told to stop; hints of an interrupted wait are left to other workers."""
         taking = asyncio.ensure_future(self._transport.take(TAKE_MAX))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -145,7 +145,7 @@ class HintTaker:
         finally:
             await cancel_until_done(taking, stopping)
             if not taking.cancelled():
-                taking.exception()  # It may have failed at the same moment; then the next one says so.
+                taking.exception()  # It may have failed at the same time; the next wait reports that.
 
     async def _follow(self, hints: Sequence[Hint]) -> None:
         wanted = self._claimer.wants_hints()

@@ -1,4 +1,8 @@
-"""The keeper extends leases and hears which jobs shall stop; the watchman ends trust in leases, and needs no store."""
+"""Extend the leases of held attempts, and stop attempts whose leases may have expired.
+
+The lease extender talks to the store and learns from it which jobs to stop. The lease watchdog needs no store: it goes
+by the monotonic clock alone.
+"""
 
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +17,7 @@ WATCH_EVERY_S: Final = 0.2
 
 
 class LeaseExtender:
-    """Keeps the leases of the attempts that this worker holds."""
+    """Extend the leases of the attempts that this worker holds."""
 
     def __init__(
         self,
@@ -35,7 +39,7 @@ class LeaseExtender:
         self._extend_at = 0.0
 
     async def tick(self) -> float:
-        """Extend all leases when it is time; stop what shall stop."""
+        """Extend all leases when due, and stop jobs that were cancelled."""
         if not self._held:
             return min(self._poll_s, self._lease_s / 3)
         now = self._clock.monotonic()
@@ -58,11 +62,11 @@ class LeaseExtender:
             if job_id in still_ours:
                 held.trust_until = self._held.trusted_until(sent)
             elif not held.is_ending:
-                self._held.lose([held], "the store has given them to others")
+                self._held.lose([held], "the store has assigned them to other workers")
 
 
 class LeaseWatchdog:
-    """Stops what can no longer be defended, whatever the store does."""
+    """Stop attempts whose leases are no longer trusted, whether or not the store answers."""
 
     def __init__(self, held: HeldAttempts, *, clock: Clock, poll_s: float) -> None:
         self._held = held
@@ -70,7 +74,7 @@ class LeaseWatchdog:
         self._poll_s = poll_s
 
     async def tick(self) -> float:
-        """Stop trusting leases whose time is up, and have the child pool look after itself."""
+        """Abandon attempts whose leases are no longer trusted, and let the child pool check its children."""
         now = self._clock.monotonic()
         lost = [held for held in self._held if held.trust_until <= now and not held.is_ending]
         if lost:

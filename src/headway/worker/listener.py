@@ -1,4 +1,4 @@
-"""What children say: outcomes, reports, questions, and that they want to be replaced."""
+"""Handle the messages of children: outcomes, reports, store requests, and requests to be replaced."""
 
 import asyncio
 from collections import Counter
@@ -30,7 +30,7 @@ from headway.worker.sweeper import Sweeper
 
 
 class Listener:
-    """Hears what children say. Each speaks for its own jobs only."""
+    """Handle the messages of children. A child can only report on its own jobs."""
 
     def __init__(
         self, processes: ChildProcesses, assignments: Assignments, stopper: Stopper, sweeper: Sweeper, clock: Clock
@@ -43,14 +43,14 @@ class Listener:
         self.answers: set[asyncio.Task[None]] = set()
 
     def hear(self, pool: KindPool, child: ChildRecord, messages: Sequence[ToSupervisor]) -> None:
-        """Take note of messages of a child."""
+        """Handle messages of one child."""
         now = self._clock.monotonic()
         if messages:
             child.stalled_since = None
         ended: list[AssignedJob] = []
         end, supervisor_port = child.handover.end, self._assignments.supervisor_port
         for message in messages:
-            if isinstance(message, Done):  # What most of them are.
+            if isinstance(message, Done):  # The common case.
                 assigned = end(message.job_id, message.attempt)
                 if assigned is not None and supervisor_port is not None:
                     del self._assignments.where[message.job_id]
@@ -70,7 +70,7 @@ class Listener:
             case Hello():
                 self._processes.greet(pool, child, message)
             case Reports(reports):
-                find = child.handover.find  # A child speaks for its own jobs only.
+                find = child.handover.find  # A child can only report on its own jobs.
                 ours = [report for report in reports if find(report.job_id, report.attempt) is not None]
                 if ours:
                     self._assignments.supervisor.reported(ours)
@@ -83,20 +83,20 @@ class Listener:
                 self._processes.retire(child)
                 if is_harmful and len(child.handover.running()) > 1:
                     child.is_damaged = True
-                    self._stopper.kill(child, "a job in it did harm to the others")
+                    self._stopper.kill(child, "one of its jobs damaged the process")
             case _:
                 self._hear_end(child, message, ended)
 
     def _hear_end(self, child: ChildRecord, message: ToSupervisor, ended: list[AssignedJob]) -> None:
-        """An attempt has ended, in another way than by returning."""
+        """Handle the end of an attempt that did not return normally."""
         job_id, attempt = message.job_id, message.attempt  # type: ignore[union-attr]
         assigned = child.handover.find(job_id, attempt)
         if assigned is None or assigned.is_ending:
-            return  # It was abandoned, or this is not its child.
+            return  # It was abandoned, or this child does not have it.
         outcome = outcome_of(message, assigned.stop_as)
         assert outcome is not None, f"a child says {message!r}"
         if child.kind == "process" and assigned.stop_as is not None and isinstance(message, Stopped | Failed):
-            # What it has started ends first; a child of many jobs has seen to it itself.
+            # Its processes end first; a child of many jobs has done that itself.
             assigned.is_ending, assigned.stop_as = True, outcome
             self._sweeper.sweep(child.process, lambda: self._end_swept(child, assigned), with_head=False)
             return
@@ -112,12 +112,12 @@ class Listener:
             self._assignments.say_room()
 
     def _learn(self, pool: KindPool, child: ChildRecord, ended: Sequence[AssignedJob], now: float) -> None:
-        """Take note of what jobs took."""
+        """Record the durations of jobs."""
         if child.width > 1:
             took = [now - (assigned.at if assigned.since is None else assigned.since) for assigned in ended]
             emit(Timed(node=self._clock.node, what="run", lots=tuple((took_s, 1) for took_s in took)))
             mean_s = sum(took) / len(took)
-        else:  # One after the other, they ended before we heard of them: only the time of all together is known.
+        else:  # They ended one after another before we read of it: only their total time is known.
             mean_s = (now - max(child.heard_at, ended[0].at)) / len(ended)
             emit(Timed(node=self._clock.node, what="run", lots=((mean_s, len(ended)),)))
         for task, count in Counter([assigned.claimed.task for assigned in ended]).items():

@@ -1,4 +1,4 @@
-"""What the messages and the death of a child mean for the jobs that were in it. Pure functions."""
+"""What the messages and the death of a child mean for its jobs. Pure functions."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ CHILD_DIED: Final = Released("handed back: its child died before it began")
 
 
 def outcome_of(message: ToSupervisor, stop_as: AttemptOutcome | None) -> AttemptOutcome | None:
-    """Return what a message says about the end of an attempt that was asked to stop, or not; None if nothing."""
+    """Return the outcome that a message reports for an attempt; None if the message reports none."""
     match message:
         case Failed():
             return failure_of(message, stop_as)
@@ -30,9 +30,9 @@ def outcome_of(message: ToSupervisor, stop_as: AttemptOutcome | None) -> Attempt
 
 
 def failure_of(failed: Failed, stop_as: AttemptOutcome | None) -> AttemptOutcome:
-    """Say what an exception makes of an attempt: what was asked of it, if it was raised while the task was stopped.
+    """Return the outcome of an attempt whose task raised: if it was asked to stop, the outcome of the stop.
 
-    What is handed back was not asked, but killed; so whatever it still said was said before.
+    A job that is handed back was killed, not asked, so its exception was raised before that.
     """
     match stop_as:
         case TimedOut(error, retryable):
@@ -43,7 +43,7 @@ def failure_of(failed: Failed, stop_as: AttemptOutcome | None) -> AttemptOutcome
 
 
 def loss_of(ending: str, killed_because: str | None, company: int) -> AttemptOutcome:
-    """Say what the death of its process means for a job that was running in it with others, or alone."""
+    """Return the outcome of a job that was running in a process that died, alone or beside others."""
     if killed_because is not None:
         return Released(f"handed back: {killed_because}")
     if company > 1:
@@ -52,7 +52,7 @@ def loss_of(ending: str, killed_because: str | None, company: int) -> AttemptOut
 
 
 def out_of_time(timeout_s: float, *, retries: bool) -> TimedOut:
-    """Return the outcome of a job that has used up its time."""
+    """Return the outcome of a job that exceeded its timeout."""
     return TimedOut(error("TimeoutError", f"it ran for {timeout_s:g} s, which is all it may"), retries)
 
 
@@ -62,7 +62,7 @@ def error(kind: str, message: str) -> str:
 
 
 class _Words(msgspec.Struct, omit_defaults=True):
-    """An error, as it is written down."""
+    """An error in its JSON form."""
 
     type: str
     message: str
@@ -70,10 +70,10 @@ class _Words(msgspec.Struct, omit_defaults=True):
 
 
 def _error_while_stopping(error: str, raised: str) -> str:
-    """Add to the error of an attempt what its task raised when it was asked to stop."""
+    """Add the exception that a task raised when it was asked to stop to the error of its attempt."""
     try:
         words, more = (msgspec.json.decode(text, type=_Words) for text in (error, raised))
-    except msgspec.DecodeError:  # Not of our making.
+    except msgspec.DecodeError:  # Not written by Headway.
         return error
     words.message += f"; asked to stop, it raised {more.type}: {more.message}"
     words.traceback = more.traceback

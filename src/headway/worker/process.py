@@ -1,6 +1,6 @@
-"""One child process, seen from the supervisor: how it is started, spoken with, and ended with all that it has started.
+"""One child process as its supervisor sees it: start it, exchange messages, kill it and its descendants.
 
-What runs in it is decided by `child_pool.py`.
+`child_pool.py` decides what runs in it.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ READ_BYTES: Final = 1 << 20
 
 
 class ChildProcess:
-    """A process with a socket to it and a page of memory that both can read."""
+    """A process with a socket to it and counters in shared memory."""
 
     def __init__(self, command: Sequence[str], kind: str, width: int, mark: str, environ: Mapping[str, str]) -> None:
         ours, theirs = pair()
@@ -61,15 +61,16 @@ class ChildProcess:
         return how_it_ended(self._process.returncode)
 
     def watch(self, readable: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Have these called when there is something to read, and when it is dead."""
+        """Call these when there is something to read, and when it is dead."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._socket, readable)
-        with contextlib.suppress(AttributeError, OSError):  # Not on every system; looking now and then has to do there.
+        # Not available on every system; `watch` of the pool polls there.
+        with contextlib.suppress(AttributeError, OSError):
             self._pidfd = os.pidfd_open(self.pid)
             loop.add_reader(self._pidfd, ended)
 
     def read(self) -> list[ToSupervisor] | None:
-        """Return the messages that have arrived; None when the line is closed, or somebody else has written into it."""
+        """Return the messages that have arrived; None when the socket is closed or carries foreign bytes."""
         try:
             data = self._socket.recv(READ_BYTES)
             messages = list(self._reader.feed(data))
@@ -83,13 +84,13 @@ class ChildProcess:
         return messages
 
     def last_words(self) -> Iterator[list[ToSupervisor]]:
-        """Yield what it had sent before it died."""
+        """Yield the messages that it had sent before it died."""
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
             while data := self._socket.recv(READ_BYTES):
                 yield list(self._reader.feed(data))
 
     def send(self, message: ToChild) -> None:
-        """Send a message; what the line does not take now follows when it does."""
+        """Send a message; what the socket does not take now is sent when it is writable."""
         if self._is_closed:
             return
         data: bytes | bytearray = encode_frame([message])
@@ -115,20 +116,20 @@ class ChildProcess:
         except BlockingIOError:
             return data
         except OSError:
-            return b""  # It is dying; its end will be seen.
+            return b""  # It is dying; its exit will be noticed.
         return data[sent:]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and to what it has started."""
+        """Send a signal to it and its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it and its process group, at once. What has left the group is for the sweeper."""
+        """Kill it and its process group at once. The sweeper kills what has left the group."""
         kill_group(self.pid)
 
     def resident_bytes(self) -> int:
-        """Return how much memory it has; 0 where nobody can tell."""
+        """Return its resident memory; 0 where that is unknown."""
         try:
             with open(f"/proc/{self.pid}/statm") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -136,7 +137,7 @@ class ChildProcess:
             return 0
 
     def close(self) -> None:
-        """Release the files of one that is dead."""
+        """Release the file descriptors of a dead process."""
         self._is_closed = True
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket)
@@ -149,12 +150,12 @@ class ChildProcess:
 
 
 def child_command(app_path: str | None) -> tuple[str, ...]:
-    """Say how a child is started, and with which app; socket, place, kind and width are added to it."""
+    """Return the command that starts a child of this app; socket, counters, kind and width are appended."""
     return (sys.executable, "-m", "headway.cli.child", app_path or "")
 
 
 def how_it_ended(code: int | None) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"

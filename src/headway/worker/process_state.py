@@ -1,7 +1,7 @@
-"""What belongs to a whole process and a task can change: directory, umask, limits, signal handlers, timers, output.
+"""Process-wide state that tasks can change: directory, umask, limits, signal handlers, timers, output.
 
-A child remembers all of it before its first job and puts it back between jobs, so that no job suffers from the one
-before. What cannot be put back (a lowered hard limit, say) is named, and the child asks to be replaced.
+A child saves this state before its first job and restores it between jobs, so that no job suffers from an earlier one.
+When something cannot be restored (a lowered hard limit, for example), the child asks to be replaced and names it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _OUTPUTS: Final = ("stdout", "stderr")
 
 
 class ProcessState:
-    """The state of this process as it was when this was made."""
+    """The state of this process at the time this object was made."""
 
     def __init__(self) -> None:
         self._directory = _open_directory()
@@ -47,7 +47,7 @@ class ProcessState:
         self._identities = {number: _identity(number) for number in (1, 2)}
 
     def changes(self) -> list[str]:
-        """Name what is not as it was."""
+        """Name what has changed since."""
         found = []
         if _working_directory() != self._path:
             found.append("working directory")
@@ -75,7 +75,7 @@ class ProcessState:
         return found
 
     def restore(self) -> str | None:
-        """Put back what was changed; return what could not be put back, None when all is as it was."""
+        """Restore what was changed; return what could not be restored, None when everything was."""
         if not self.changes():
             return None
         self._restore_files()
@@ -97,7 +97,8 @@ class ProcessState:
         sys.setswitchinterval(self._switching)
         socket.setdefaulttimeout(self._timeout)
         gc.enable()
-        left = [change for change in self.changes() if change != "working directory"]  # Gone for any other child, too.
+        # A deleted directory is gone for any other child, too.
+        left = [change for change in self.changes() if change != "working directory"]
         return ", ".join(left) or None
 
     def _restore_files(self) -> None:
@@ -137,7 +138,7 @@ def _blocked_signals() -> Any:
 
 
 def _duplicate(number: int) -> int | None:
-    """Copy a file descriptor out of the way of tasks that close the low ones."""
+    """Copy a file descriptor to a high number, out of reach of tasks that close the low ones."""
     try:
         copy = os.dup(number)
     except OSError:

@@ -1,6 +1,6 @@
-"""The reporter writes progress, metadata and logs, at most twice a second per job, the latest value only.
+"""The reporter writes progress, metadata and logs: at most twice a second per job, and only the latest value.
 
-Where they are told live (the port `Live`), they are written every few seconds.
+Where live progress is configured (the port `Live`), the store gets a checkpoint every few seconds only.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.worker.held import QUIET_S, HeldAttempt, HeldAttempts
 
 REPORT_EVERY_S: Final = 0.5
-CHECKPOINT_EVERY_S: Final = 5.0  # Instead, while it is told live;
-LINES_EVERY_S: Final = 2.0  # and so much of a log at most goes down with a worker.
+CHECKPOINT_EVERY_S: Final = 5.0  # While live progress works.
+LINES_EVERY_S: Final = 2.0  # At most this many seconds of a log are lost with a worker.
 REPORTS_MAX: Final = 1_000
-LINES_MAX: Final = 2_000  # In one write: leases are extended between two of them.
+LINES_MAX: Final = 2_000  # Per write: leases are extended between two writes.
 
 
 class Reporter:
-    """Writes what running attempts say about themselves."""
+    """Write the reports of running attempts."""
 
     def __init__(
         self, work: Reports, held: HeldAttempts, *, clock: Clock, wake: Callable[[], None], live: Live | None = None
@@ -43,7 +43,7 @@ class Reporter:
         held.on_removed = self._forget
 
     async def tick(self) -> float:
-        """Write what is new about running attempts, of each at most twice a second."""
+        """Write new reports, at most twice a second for each attempt."""
         now = self._clock.monotonic()
         due = [held for held in self._reporting.values() if now - held.reported_at >= self._every_s(held) - 0.01]
         await self._flush(due[:REPORTS_MAX])
@@ -55,13 +55,13 @@ class Reporter:
         return max(0.01, min(REPORT_EVERY_S, earliest - self._clock.monotonic()))
 
     def _every_s(self, held: HeldAttempt) -> float:
-        """Return how often an attempt's reports are written: rarely while they are told live."""
+        """Return the interval between writes for an attempt; it is longer while live progress works."""
         if self._live is None or self._live.trouble is not None:
             return REPORT_EVERY_S
         return LINES_EVERY_S if held.report is not None and held.report.lines else CHECKPOINT_EVERY_S
 
     def reported(self, reports: Sequence[Report]) -> None:
-        """Take what attempts say about themselves; the latest counts, lines are all kept."""
+        """Queue reports of attempts: the latest value replaces earlier ones, log lines are all kept."""
         is_new = self._live is None
         for report in reports:
             held = self._held.find_trusted(report.job_id, report.attempt)
@@ -81,7 +81,7 @@ class Reporter:
             self._wake()
 
     def _bounded(self, held: HeldAttempt, report: Report) -> Report:
-        """Keep the log of a job within its bound, say where it was cut off, and note when each line was heard."""
+        """Truncate a job's log at its limit, mark where it was cut, and give each line a time."""
         if not report.lines:
             return report
         now = self._clock.now()
@@ -91,7 +91,7 @@ class Reporter:
                 break
             held.logged += len(line) + LOG_LINE_OVERHEAD
             is_full = held.logged > LOG_BYTES_MAX
-            if self._live is not None:  # There they are known by their time.
+            if self._live is not None:  # Live, lines are identified by their time.
                 held.line_at = at = max(at or now, held.line_at + 1)
             text = (stream, line) if not is_full else ("log", "… the log is full: 1 MiB is kept")
             kept.append((at or now, *text))
@@ -100,16 +100,16 @@ class Reporter:
     # --- live
 
     def live_state(self) -> JsonObject | None:
-        """Describe what tells live how far jobs are; None where the store does it alone."""
+        """Describe the live progress channel; None when there is only the store."""
         return None if self._live is None else {"name": self._live.name, "trouble": self._live.trouble}
 
     def begin_live(self) -> None:
-        """Start to tell live what attempts say: of those that are surely ours, and of no others."""
+        """Start to publish live progress, only of attempts whose leases are trusted."""
         if self._live is not None:
             self._live.begin(self._may_tell, self._wake)
 
     async def close(self) -> None:
-        """Tell nothing more."""
+        """Stop publishing live progress."""
         if self._live is not None:
             await self._live.close()
 
@@ -117,7 +117,7 @@ class Reporter:
         return self._held.find_trusted(job_id, attempt) is not None
 
     def _forget(self, held: HeldAttempt) -> None:
-        """Say nothing more of an attempt that is over."""
+        """Discard the reports of an attempt that is over."""
         self._reporting.pop(held.claimed.job_id, None)
         if self._live is not None and held.said is not None:
             self._live.forget(held.claimed.job_id)
@@ -125,14 +125,14 @@ class Reporter:
     # --- writing
 
     async def flush_all(self, ending: Sequence[HeldAttempt]) -> None:
-        """Write all that these attempts have said."""
+        """Write every pending report of these attempts."""
         while spoke := [held for held in ending if held.report is not None or held.is_flushing]:
             await self._flush(spoke)
 
     async def _flush(self, held_ones: Sequence[HeldAttempt]) -> None:
-        """Write reports, one batch after the other: the end of an attempt must not overtake what it said before.
+        """Write reports, one batch at a time: an attempt's outcome must not overtake its reports.
 
-        Of many lines the first are written. The rest stays for the next time, as what was said later.
+        A batch takes a bounded number of log lines. The rest stays for the next batch.
         """
         if not held_ones:
             return
@@ -155,7 +155,7 @@ class Reporter:
                     held.is_flushing = False
 
     def _next_reports(self, held_ones: Sequence[HeldAttempt]) -> list[Report]:
-        """Take what is written now, no more lines than fit; who has more to say stands at the end of the line."""
+        """Take the reports for one write, with no more lines than fit; the rest goes to the end of the queue."""
         now, room, reports = self._clock.monotonic(), LINES_MAX, []
         for held in held_ones:
             report = held.report
@@ -192,7 +192,7 @@ class Reporter:
             await self._work.report([report])
         except (StoreUnavailable, StoreFull):
             raise
-        except StoreError as error:  # This one cannot be written; say so in its place.
+        except StoreError as error:  # This report cannot be stored; store a note instead.
             note = storable(f"a report could not be stored: {error}", REASON_LENGTH_MAX)
             lines = ((None, "log", note),)
             await self._work.report([Report(job_id=report.job_id, attempt=report.attempt, lines=lines)])
@@ -212,12 +212,12 @@ def _merge(earlier: Report | None, later: Report) -> Report:
 
 
 def _said(before: Latest | None, report: Report, after: Instant, now: Instant) -> Latest:
-    """Add a report to what an attempt has said before. Its number is written into the detail, for the store too."""
+    """Merge a report into the live state of an attempt. Its serial number goes into the detail, for the store too."""
     serial = 1 if before is None else before.serial + 1
     detail = report.detail if report.detail is not None or before is None else before.detail
     try:
         fields = {} if detail is None else msgspec.json.decode(detail, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:  # Not of our making. Nobody could read it.
+    except msgspec.DecodeError:  # Not written by Headway.
         fields = {}
     return Latest(
         job_id=report.job_id,
@@ -233,5 +233,5 @@ def _said(before: Latest | None, report: Report, after: Instant, now: Instant) -
 
 
 def _numbered(report: Report, said: Latest | None) -> Report:
-    """Have the store know which of its reports an attempt made last."""
+    """Copy the serial number of the live state into a report, so that the store knows the latest."""
     return report if said is None else msgspec.structs.replace(report, detail=said.detail)

@@ -1,6 +1,6 @@
-"""The settler writes outcomes: whatever has ended while the last batch was written is the next batch.
+"""The settler writes outcomes in batches: attempts that end during one write form the next batch.
 
-An outcome that is known is written whenever the store answers again; the store refuses it if the attempt is over.
+A known outcome is retried until the store answers; the store refuses it when the attempt is no longer current.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ SETTLE_MAX: Final = 2_000
 
 
 class Settler:
-    """Writes how attempts of this worker have ended."""
+    """Write the outcomes of this worker's attempts."""
 
     def __init__(
         self, work: Settlements, held: HeldAttempts, reporter: Reporter, *, clock: Clock, wake: Callable[[], None]
@@ -37,21 +37,21 @@ class Settler:
         self._settling: list[tuple[HeldAttempt, AttemptOutcome]] = []
 
     def ended(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
-        """An attempt has ended: have it written."""
+        """Queue the outcome of an ended attempt for writing."""
         held = self._held.find(claimed.job_id, claimed.attempt)
         if held is None:
-            return  # It was lost; nothing of it is kept.
+            return  # Its lease was lost, so its outcome is discarded.
         held.is_ending = True
         self._ended.append((held, outcome))
         if len(self._ended) == 1:
             self._wake()
 
     async def tick(self) -> float:
-        """Write every outcome that is known, the last reports of these attempts first."""
+        """Write every known outcome, after the last reports of these attempts."""
         batch = self._settling or self._next_batch()
         if not batch:
             return QUIET_S
-        self._settling = batch  # Until it is written, also when the store does not answer now.
+        self._settling = batch  # Kept until it is written, also while the store is down.
         await self._reporter.flush_all([held for held, _ in batch])
         settlements = [settle(held.claimed, outcome, self._clock.chance.random()) for held, outcome in batch]
         sent = self._clock.monotonic()
@@ -77,7 +77,7 @@ class Settler:
             if len(settlements) == 1:
                 return await self._work.settle([_unwritable(settlements[0], error)])
         stale: set[str] = set()
-        for settlement in settlements:  # One of them cannot be written; the others must not suffer for it.
+        for settlement in settlements:  # One cannot be written; write the others singly.
             stale |= await self._write([settlement])
         return frozenset(stale)
 
@@ -101,12 +101,12 @@ class Settler:
             )
         )
         if stale:
-            lost, reason = tuple(sorted(stale)), "their end was refused"
+            lost, reason = tuple(sorted(stale)), "the store refused their outcomes"
             emit(AttemptsLost(node=self._clock.node, job_ids=lost, reason=reason, is_refused=True))
 
 
 def _unwritable(settlement: Settlement, error: StoreError) -> Settlement:
-    """Replace what cannot be stored by the reason why."""
+    """Replace an outcome that cannot be stored with the reason."""
     words = {"type": "StoreError", "message": storable(f"the outcome could not be stored: {error}", REASON_LENGTH_MAX)}
     text = msgspec.json.encode(words).decode()
     status = Status.FAILED if settlement.status is Status.COMPLETED else settlement.status

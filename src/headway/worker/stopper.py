@@ -1,4 +1,4 @@
-"""How jobs and children are made to stop: asked, then SIGTERM, then SIGKILL; and what only time can show."""
+"""Stop jobs and children: ask, then SIGTERM, then SIGKILL. Detect time-outs and stalled children."""
 
 import signal
 from typing import Final
@@ -15,15 +15,15 @@ from headway.worker.ipc import Flush, Stop
 from headway.worker.outcomes import out_of_time
 from headway.worker.sweeper import Sweeper
 
-WAIT_S_MAX: Final = 0.4  # A job that was given to a child and has not begun by then is handed back.
-STALLED_S_MAX: Final = 5.0  # So long a child that stands still may take to show that it goes on; then it is replaced.
-SOFT_S: Final = 1.0  # From asking to SIGTERM
-HARD_S: Final = 2.0  # and from there to SIGKILL.
+WAIT_S_MAX: Final = 0.4  # A job that has not begun in its child by then is handed back.
+STALLED_S_MAX: Final = 5.0  # How long a stalled child may take to make progress before it is replaced.
+SOFT_S: Final = 1.0  # From the request to SIGTERM.
+HARD_S: Final = 2.0  # From SIGTERM to SIGKILL.
 DEAF_S_MAX: Final = 1.0
 
 
 class Stopper:
-    """Stops jobs and children, on request and when their time is up."""
+    """Stop jobs and children, on request and when their time is up."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Stopper:
         self._clock = clock
 
     def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
-        """Have a job stop; it ends with this outcome once it has."""
+        """Stop a job; report this outcome once it has stopped."""
         found = self._assignments.find(job_id, attempt)
         if found is None:
             self._dispatcher.drop_suspect(job_id, attempt, outcome)
@@ -52,19 +52,19 @@ class Stopper:
         child.handover.look(now)
         if child.kind == "process" or not child.handover.has_begun(assigned):
             assigned.stop_as = outcome
-            self._assignments.hand_back(child.handover.withdraw(now))  # With it, unless it has begun.
+            self._assignments.hand_back(child.handover.withdraw(now))  # Including this job, unless it has begun.
             if child.handover.find(job_id, attempt) is None:
                 return
         assigned.stop_as, assigned.stop_since = outcome, now
         if child.kind == "process" and not child.handover.is_running(assigned):
-            child.process.send(Flush())  # It is done; its outcome is on the way.
+            child.process.send(Flush())  # It has ended; its outcome is on the way.
             assigned.stop_as = None
             return
         child.is_stopping = child.kind == "process"
         child.process.send(Stop(job_id, attempt))
 
     def abandon(self, job_id: str, attempt: int) -> None:
-        """Stop a job that is no longer ours, at once and without a word about its end."""
+        """Kill a job whose lease is lost, and report nothing about it."""
         found = self._assignments.find(job_id, attempt)
         if found is None:
             self._dispatcher.drop_suspect(job_id, attempt, None)
@@ -79,18 +79,18 @@ class Stopper:
         self._assignments.hand_back(each for each in back if each is not assigned)
 
     def kill(self, child: ChildRecord, reason: str) -> None:
-        """Kill a child with all that it has started, also what has left its process group."""
+        """Kill a child with all that it has started, including processes that have left its process group."""
         if child.killed_because is None:
             child.killed_because = reason
             child.kill_sent = self._clock.monotonic()
             self._sweeper.sweep(child.process, _do_nothing, with_head=True)
 
     def watch(self, pool: KindPool, child: ChildRecord, now: float) -> None:
-        """Look after a child that lives."""
+        """Check a living child and its jobs."""
         if child.killed_because is None and self._processes.is_late(child):
             self.kill(child, f"it did not start within {START_S_MAX:g} s")
         if child.deaf_since is not None and now - child.deaf_since > DEAF_S_MAX:
-            child.process.kill()  # Nobody can speak with it. Whatever closed its line has crashed it.
+            child.process.kill()  # Its socket is broken, by whatever crashed it.
         if child.killed_because is not None and now - child.kill_sent > HARD_S:
             child.process.kill()
         child.handover.look(now)
@@ -113,7 +113,7 @@ class Stopper:
             self.stop(assigned.claimed.job_id, assigned.claimed.attempt, outcome)
 
     def _watch_hand_over(self, pool: KindPool, child: ChildRecord, now: float) -> None:
-        """Take back what has waited for too long, and replace a child that stands still."""
+        """Take back jobs that waited too long, and replace a stalled child."""
         handover = child.handover
         running = handover.running()
         if now - handover.waiting_since() > WAIT_S_MAX:
@@ -122,7 +122,7 @@ class Stopper:
                     pool.prefetch.takes_at_least(assigned.claimed.task, now - assigned.since)
             back = handover.withdraw(now)
             if back and len(running) < child.width and child.stalled_since is None:
-                child.stalled_since = now  # It could have begun more.
+                child.stalled_since = now  # It had free slots and did not begin them.
             self._assignments.hand_back(back)
         is_silent = bool(handover.unheard()) and not running
         child.unheard_since = (child.unheard_since or now) if is_silent else None
@@ -131,12 +131,15 @@ class Stopper:
         since = min((at for at in (child.stalled_since, child.unheard_since) if at is not None), default=now)
         if now - since > STALLED_S_MAX:
             if running:
-                self._processes.retire(child)  # It may end what it has begun; others begin elsewhere.
+                self._processes.retire(child)  # It may finish the jobs that it has begun; others begin elsewhere.
             else:
-                self.kill(child, "it stood still")
+                self.kill(child, "it was stalled")
 
     def _press(self, child: ChildRecord, assigned: AssignedJob, now: float) -> None:
-        """Ask, then SIGTERM, then SIGKILL. Threads and loops cannot be interrupted by a signal, so it ends them all."""
+        """Escalate: ask, then SIGTERM, then SIGKILL.
+
+        A signal cannot interrupt one thread or one coroutine, so SIGKILL ends all jobs of such a child.
+        """
         waited = now - assigned.stop_since
         if assigned.stop_stage == 0 and waited >= SOFT_S:
             assigned.stop_stage = 1
@@ -148,4 +151,4 @@ class Stopper:
 
 
 def _do_nothing() -> None:
-    """Nobody waits for it: the death of the child is seen."""
+    """Do nothing: the death of the child is noticed elsewhere."""

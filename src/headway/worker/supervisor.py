@@ -1,4 +1,4 @@
-"""The supervisor: takes jobs, keeps their leases, writes what becomes of them. No user code runs in its process.
+"""The supervisor claims jobs, extends their leases and writes their outcomes. No user code runs in its process.
 
 Five loops share the attempts that this worker holds (`held.py`):
 
@@ -39,7 +39,7 @@ HAND_BACK_S_MAX: Final = 1.0
 
 
 class Supervisor:
-    """One worker's side of the store. Its ticks are run by `Loop`s, which are woken when there is something to do."""
+    """Run one worker's side of the store. `Loop`s run its ticks and are woken when there is something to do."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class Supervisor:
         )
         child_pool.report_to(self)
 
-    # --- the ticks of the loops
+    # --- ticks of the loops
 
     async def claim(self) -> float:
-        """Fill the room that the child pool has."""
+        """Claim as many jobs as the child pool has room for."""
         return await self.claimer.tick()
 
     async def settle(self) -> float:
-        """Write every outcome that is known; the end of a job that ran alone makes room for others."""
+        """Write every known outcome. The end of a job that ran alone makes room for others."""
         was_closed = self.claimer.keeps_others_out
         rest_s = await self.settler.tick()
         if was_closed and not self.claimer.keeps_others_out:
@@ -109,35 +109,35 @@ class Supervisor:
         return rest_s
 
     async def report(self) -> float:
-        """Write what is new about running attempts."""
+        """Write new reports of running attempts."""
         return await self.reporter.tick()
 
     async def keep(self) -> float:
-        """Extend all leases when it is time; stop what shall stop."""
+        """Extend all leases when due, and stop jobs that were cancelled."""
         return await self.lease_extender.tick()
 
     async def watch(self) -> float:
-        """Stop trusting leases whose time is up, and have the child pool look after itself."""
+        """Stop attempts whose leases are no longer trusted, and let the child pool check its children."""
         return await self.lease_watchdog.tick()
 
-    # --- what others may know
+    # --- state
 
     @property
     def margin_s(self) -> float:
-        """How long before a lease ends we stop to trust it."""
+        """How many seconds before a lease expires this worker stops trusting it."""
         return self._held.margin_s
 
     @property
     def is_draining(self) -> bool:
-        """Whether no more jobs are taken."""
+        """Whether the worker has stopped claiming jobs."""
         return self._held.draining is not None
 
     def running(self) -> int:
-        """How many attempts this worker holds."""
+        """Return how many attempts this worker holds."""
         return len(self._held)
 
     def state(self) -> JsonObject:
-        """Describe this worker for those who look at nodes."""
+        """Describe this worker for node listings."""
         child_pool = self._child_pool
         return {
             "tasks": sorted(child_pool.tasks),
@@ -151,13 +151,13 @@ class Supervisor:
         }
 
     def _place(self, kind: str, names: Collection[str]) -> JsonObject:
-        """Describe the slots of one kind: a job can use no others."""
+        """Describe the slots of one kind; a job can only use slots of its own kind."""
         slots = self._child_pool.slots(kind)
         free = max(0, min(slots - self._child_pool.busy(kind), self._child_pool.room(kind)))
         return {"slots": slots, "free": free, "tasks": sorted(names)}
 
     def hear(self, topic: str) -> None:
-        """Take note of a commit by somebody else."""
+        """Handle a notification about a commit by another process."""
         what, _, queue = topic.partition(" ")
         if what in ("ready", "resumed"):
             self.claimer.hear_ready(queue, is_resumed=what == "resumed")
@@ -169,25 +169,25 @@ class Supervisor:
                 self.lease_extender.wake()
 
     def meet(self, peers: Collection[Node]) -> None:
-        """Learn which tasks other workers know: jobs of theirs are left for them."""
+        """Update which tasks other workers register, so that their jobs are left for them."""
         self.claimer.meet(peers)
 
-    # --- what the child pool tells
+    # --- callbacks of the child pool
 
     def has_room(self) -> None:
-        """Claim more: the child pool has room."""
+        """Claim more jobs: the child pool has room."""
         self.claimer.wake()
 
     def ended(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
-        """An attempt has ended: have it written."""
+        """Queue the outcome of an ended attempt for writing."""
         self.settler.ended(claimed, outcome)
 
     def reported(self, reports: Sequence[Report]) -> None:
-        """Take what attempts say about themselves."""
+        """Queue reports of running attempts for writing."""
         self.reporter.reported(reports)
 
     async def answer(self, ask: StoreRequest) -> str:
-        """Do for a running attempt what needs the store, which is waited for as long as the lease is trusted."""
+        """Serve a store request of a running attempt; retry while the lease is trusted and the store is down."""
         wake = asyncio.Event()
         while True:
             if self._held.find_trusted(ask.job_id, ask.attempt) is None:
@@ -207,10 +207,10 @@ class Supervisor:
         rows = await self._work.enqueue_from(ask.job_id, ask.attempt, made)
         return msgspec.json.encode([row.id for row in rows]).decode()
 
-    # --- the end
+    # --- shutdown
 
     def drain(self, reason: str) -> None:
-        """Take no more jobs; what has not begun is handed back now."""
+        """Start a graceful shutdown: claim no more jobs and hand back those that have not begun."""
         if not self.is_draining:
             self._held.draining = reason
             emit(Draining(node=self._clock.node, running=self.running(), reason=reason))
@@ -219,14 +219,14 @@ class Supervisor:
             self._child_pool.release_waiting(f"handed back: {reason}")
 
     def hand_back(self) -> None:
-        """Hand back everything that still runs, now."""
+        """Hand back every running job now."""
         self._child_pool.release_all(f"handed back: {self._held.draining or 'the worker ends'}")
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is held, and nothing is on its way to us."""
+        """Whether no attempt is held and no claim is in flight."""
         return self._held.is_idle
 
     async def idle(self) -> None:
-        """Wait until nothing is held any more."""
+        """Wait until no attempt is held."""
         await self._held.idle()

@@ -1,9 +1,9 @@
-"""Suspects, jobs with which workers were lost, run apart: the next loss of a worker shows which of them did it.
+"""Suspects are jobs that were running when workers were lost. They run apart, so the next loss shows the culprit.
 
-A suspect says how many suspects may run on its worker together, and for how long after its start it is kept apart:
-twice as long as it ever took until its worker was lost. One that has to run alone is taken by a worker that has nothing
-else, which then takes nothing else. Where all workers are busy, one of them makes room for it: it takes no more jobs
-for a minute of every four; which one it is follows from their ids. See ADR 33.
+A suspect's row says how many suspects may run together on its worker, and for how long after its start it stays apart:
+twice the longest time it ever ran before its worker was lost. A suspect that must run alone is claimed by a worker with
+no other job, which then claims nothing else. When all workers are busy, one of them makes room: it claims no jobs for
+one minute of every four. A hash of the worker ids chooses which one. See ADR 33.
 """
 
 import zlib
@@ -19,7 +19,7 @@ from headway.core.ports import SuspectClaims
 from headway.worker.held import HeldAttempts
 
 LOOK_MAX: Final = 50
-ROUNDS: Final = 4  # Room is made in one of so many minutes.
+ROUNDS: Final = 4  # Room is made in one minute of this many.
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Watched:
 
 
 class Suspects:
-    """The suspects that this worker runs, and those that it may take next."""
+    """Track the suspects that this worker runs, and choose the next one to claim."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Suspects:
         self._found: list[Suspect] = []
         self._is_making_room = False
         self._watched: dict[str, _Watched] = {}
-        self.peers: Mapping[str, frozenset[str]] = {}  # Other workers that could take our jobs, and what they know.
+        self.peers: Mapping[str, frozenset[str]] = {}  # The tasks of other workers that share our queues, by node.
 
     def keep_others_out(self) -> bool:
-        """Whether nothing else may be taken now, for the sake of a job that has to run alone."""
+        """Return whether nothing else may be claimed now, because a suspect must run alone."""
         return self._is_making_room or any(one.company == 0 for one in self._still_watched().values())
 
     async def look(self, tasks: Collection[str]) -> None:
-        """Look now and then which suspects are ready."""
+        """Look for ready suspects from time to time."""
         now = self._clock.monotonic()
         if now < self._look_at:
             return
@@ -68,7 +68,10 @@ class Suspects:
         self._is_making_room = bool(self._held) and any(self._makes_room_for(one) for one in self._found)
 
     async def claim(self, tasks: Collection[str]) -> tuple[Claimed, float] | None:
-        """Take one of those that were found, if it may run beside what runs here; return it and when we asked."""
+        """Claim one of the suspects that were found, if it may run beside the current jobs.
+
+        Return it and the time when the claim was sent.
+        """
         suspect = self._choose(tasks)
         if suspect is None:
             return None

@@ -1,7 +1,7 @@
-"""Ending what child processes have started, without holding up the event loop.
+"""Kill the processes that children have started, without blocking the event loop.
 
-To find it all processes of the host are looked through, which takes a while on a busy one. So one thread does it, and
-all children that ask meanwhile share the next look.
+Finding them means scanning all processes of the host, which is slow on a busy one. So one thread does it, and all
+children that ask in the meantime share the next scan.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from headway.worker.descendants import ProcessTable, kill_each, kill_group
 
 
 class ProcessTree(Protocol):
-    """A child process with all that it has started."""
+    """A child process with all its descendants."""
 
     @property
     def pid(self) -> int:
@@ -23,7 +23,7 @@ class ProcessTree(Protocol):
 
     @property
     def mark(self) -> str:
-        """What all that it starts has in its environment."""
+        """The mark that its descendants have in their environment."""
         ...
 
 
@@ -35,7 +35,7 @@ class _KillRequest:
 
 
 class Sweeper:
-    """Kills families of processes, many with one look. Used by one event loop."""
+    """Kill process trees, many with one scan. Used by one event loop."""
 
     def __init__(self) -> None:
         self._requests: list[_KillRequest] = []
@@ -43,7 +43,7 @@ class Sweeper:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="headway-sweeper")
 
     def sweep(self, family: ProcessTree, then: Callable[[], None], *, with_head: bool) -> None:
-        """Kill all that a child has started, and the child itself if asked to; call `then` when that is done."""
+        """Kill the descendants of a child, and the child itself if asked to; then call `then`."""
         self._requests.append(_KillRequest(family, with_head, then))
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
@@ -60,7 +60,7 @@ class Sweeper:
         self._sweeping = None
 
     def close(self) -> None:
-        """Let the thread end; it is not waited for."""
+        """Let the thread end; do not wait for it."""
         self._executor.shutdown(wait=False)
 
 

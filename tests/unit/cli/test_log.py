@@ -79,7 +79,7 @@ EVENTS: list[EngineEvent] = [
     ChildEnded(node="n", pid=7, kind="process", reason="was killed by SIGSEGV"),
     JobsSettled(node="n", completed=0, others=(settle(ATTEMPT, Crashed("{}"), 0.5),)),
     JobLogged(node="n", job_id="job_1", task="t", lines=(("stdout", "hello"),)),
-    AttemptsLost(node="n", job_ids=("job_1",), reason="their end was refused"),
+    AttemptsLost(node="n", job_ids=("job_1",), reason="the store refused their outcomes"),
     ReportsRefused(node="n", job_ids=("job_1",)),
     Draining(node="n", running=3, reason="the worker ends"),
     Pruned(node="n", rows=9),
