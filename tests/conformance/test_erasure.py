@@ -3,10 +3,10 @@
 import pytest
 
 from headway.core.errors import Conflict
+from headway.core.feed import EVERYTHING
 from headway.core.instants import MINUTE
 from headway.core.jobs import Report
 from headway.core.lifecycle import Raised, Status, Succeeded
-from headway.store.feed import EVERYTHING
 from tests.conformance.arrange import attempt_of, claim_one, end, enqueue
 from tests.conformance.backend import Backend
 

@@ -5,11 +5,11 @@ import asyncio
 import asyncpg
 import pytest
 
+from headway.core.feed import EVERYTHING, low_of
 from headway.core.instants import HOUR
 from headway.core.jobs import Report
 from headway.core.lifecycle import Status, Succeeded, settle
 from headway.store import feed as feed_module
-from headway.store.feed import EVERYTHING, low_of
 from tests.conformance.arrange import attempt_of, claim_one, enqueue
 from tests.conformance.backend import Backend, PostgresBackend
 

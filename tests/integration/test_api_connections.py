@@ -17,7 +17,7 @@ from headway.core.settings import Settings
 from headway.server import http_server as server
 from headway.server import web
 from headway.server.api import Api
-from headway.server.routes import streams as follow
+from headway.server.routes import websocket
 from headway.store import Store
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
@@ -212,7 +212,7 @@ async def test_a_place_that_is_none_is_told_to_begin_anew(house: House) -> None:
 
 
 async def test_jobs_that_have_ended_take_no_place_on_a_websocket(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "SUBSCRIPTIONS_MAX", 2)
+    monkeypatch.setattr(websocket, "SUBSCRIPTIONS_MAX", 2)
     job_ids = [await house.ended_job() for _ in range(3)]
     async with websockets.connect(f"ws://127.0.0.1:{house.port}/api/ws") as socket, asyncio.timeout(DEADLINE_S):
 

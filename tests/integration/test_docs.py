@@ -65,10 +65,9 @@ from headway.core.schedules import CATCH_UP_LIMIT_MAX, QUEUE_LIMIT_MAX, Pause, S
 from headway.core.settings import SHARDS_MAX, Settings
 from headway.core.validation import ATTEMPTS_MAX, KEY_LENGTH_MAX, NAME_LENGTH_MAX, PRIORITY_MAX, TAGS_MAX
 from headway.scheduling import planner, scheduler
-from headway.server import fanout as hub
-from headway.server import offload, quotas, web
+from headway.server import fanout, followers, offload, quotas, web
 from headway.server.api import ROUTES
-from headway.server.routes import jobs, openapi
+from headway.server.routes import jobs, openapi, websocket
 from headway.server.routes import streams as follow
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.jobs import PAGE_MAX
@@ -425,11 +424,11 @@ def test_the_limits_of_the_api_are_those_of_the_code() -> None:
         ),
         "long poll": f"{follow.WAIT_S_MAX:g} s",
         "open streams of one process: event streams, long polls, WebSockets, their subscriptions after the first": (
-            f"{number(hub.FOLLOWERS_MAX)}; the last {number(quotas.STREAMS_RESERVED)} are kept for tenants and tokens"
-            f" that have fewer than {quotas.STREAMS_FEW}"
+            f"{number(fanout.FOLLOWERS_MAX)}; the last {number(quotas.STREAMS_RESERVED)} are kept for tenants and"
+            f" tokens that have fewer than {quotas.STREAMS_FEW}"
         ),
-        "events that wait for one follower": f"{number(hub.EVENTS_MAX)}, or {hub.BYTES_MAX >> 20} MiB",
-        "subscriptions of one WebSocket": number(follow.SUBSCRIPTIONS_MAX),
+        "events that wait for one follower": f"{number(followers.EVENTS_MAX)}, or {followers.BYTES_MAX >> 20} MiB",
+        "subscriptions of one WebSocket": number(websocket.SUBSCRIPTIONS_MAX),
     }
     for what, bound in expected.items():
         assert bound in table[what], what
@@ -442,7 +441,7 @@ def test_every_error_of_the_api_is_documented() -> None:
 
 
 def test_every_event_that_is_streamed_is_documented() -> None:
-    kinds = set(re.findall(r'(?:Event|job_event)\("(\w+)"', inspect.getsource(hub) + inspect.getsource(follow)))
+    kinds = set(re.findall(r'(?:Event|job_event)\("(\w+)"', inspect.getsource(fanout) + inspect.getsource(follow)))
     assert {"resync", "gone", "log", "ready"} <= kinds
     for kind in kinds | {"status", "progress", "done"}:
         assert f"`{kind}`" in PAGES["docs/follow.md"], kind

@@ -29,7 +29,7 @@ from headway.core.instants import SECOND
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.lifecycle import Cancelled, Released, settle
 from headway.core.ports import Latest
-from headway.server.fanout import Hub
+from headway.server.fanout import Fanout
 from headway.server.job_reader import JobReader
 from headway.server.routes import streams as follow
 from headway.store import Store
@@ -364,7 +364,7 @@ class Desk:
 
     store: Store
     clock: Clock
-    hub: Hub
+    fanout: Fanout
     view: RedisView
     job_id: str
     claimed: Claimed
@@ -380,11 +380,11 @@ async def desk(redis: RedisServer, folder: Path, prefix: str) -> AsyncIterator[D
     clock = Clock(node="test")
     store = await Store.open(f"sqlite:///{folder}/headway.db", clock)
     view = RedisView(redis.url(prefix=prefix), clock=clock, node="test")
-    hub = Hub(store, clock, view)
+    fanout = Fanout(store.feed, clock, view)
     try:
         [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work", max_attempts=3)])
         [claimed] = await store.work.claim("default", node="node_1", lease=60 * SECOND, limit=1)
-        yield Desk(store, clock, hub, view, row.id, claimed)
+        yield Desk(store, clock, fanout, view, row.id, claimed)
     finally:
         await view.close()
         await store.close()
@@ -400,9 +400,9 @@ async def test_only_the_attempt_that_counts_is_shown(redis: RedisServer, tmp_pat
     async with desk(redis, tmp_path, "believed:") as it:
         live = RedisLive(redis.url(prefix="believed:"), clock=it.clock, node="node_1")
         live.begin(lambda _job_id, _attempt: True, lambda: None)
-        services = SimpleNamespace(hub=it.hub, gate=None, is_closing=False)
+        services = SimpleNamespace(fanout=it.fanout, gate=None, is_closing=False)
         call: Any = SimpleNamespace(services=services, clock=it.clock, store=it.store, query={})
-        follower, first = await follow.follow_job(it.hub, call, it.job_id, None)
+        follower, first = await follow.follow_job(it.fanout, call, it.job_id, None)
         heard = list(first)
 
         async def tell(latest: Latest, shows: int, got: int | None = None) -> None:
@@ -410,7 +410,7 @@ async def test_only_the_attempt_that_counts_is_shown(redis: RedisServer, tmp_pat
                 return (await it.view.latest([latest.job_id])).get(latest.job_id) == latest
 
             async def is_shown() -> bool:
-                await it.hub.tick()
+                await it.fanout.tick()
                 heard.extend(follower.take())
                 return bool(json.loads(heard[-1].data)["progress"] == shows)
 
@@ -438,7 +438,7 @@ async def test_only_the_attempt_that_counts_is_shown(redis: RedisServer, tmp_pat
             await tell(said(it.job_id, 2, 3, 66), shows=0)
             assert heard[-1].kind == "done"
         finally:
-            it.hub.leave(follower)
+            it.fanout.leave(follower)
             await live.close()
 
 
@@ -447,17 +447,17 @@ async def test_those_who_come_at_once_all_hear_it(redis: RedisServer, tmp_path: 
     async with desk(redis, tmp_path, "at-once:") as it:
         live = RedisLive(redis.url(prefix="at-once:"), clock=it.clock, node="node_1")
         live.begin(lambda _job_id, _attempt: True, lambda: None)
-        services = SimpleNamespace(hub=it.hub, gate=None, is_closing=False)
+        services = SimpleNamespace(fanout=it.fanout, gate=None, is_closing=False)
         call: Any = SimpleNamespace(services=services, clock=it.clock, store=it.store, query={})
-        following = [follow.follow_job(it.hub, call, it.job_id, None) for _ in range(3)]
-        everything = [follow.follow_everything(it.hub, lambda _: True, None) for _ in range(3)]
+        following = [follow.follow_job(it.fanout, call, it.job_id, None) for _ in range(3)]
+        everything = [follow.follow_everything(it.fanout, lambda _: True, None) for _ in range(3)]
         begun = await asyncio.gather(*following, *everything)
         heard: list[list[Any]] = [list(first) for _, first in begun]
         serials = itertools.count(1)
 
         async def all_heard() -> bool:
             live.tell(said(it.job_id, 1, next(serials), 30))  # Who follows everything is found out now and then.
-            await it.hub.tick()
+            await it.fanout.tick()
             for (follower, _), told in zip(begun, heard, strict=True):
                 told += follower.take()
             return all(any(event.kind == "progress" for event in told) for told in heard)
@@ -466,7 +466,7 @@ async def test_those_who_come_at_once_all_hear_it(redis: RedisServer, tmp_path: 
             await async_wait_until(all_heard, "everybody to hear it")
         finally:
             for follower, _ in begun:
-                it.hub.leave(follower)
+                it.fanout.leave(follower)
             await live.close()
 
 

@@ -32,7 +32,7 @@ from headway.operations.caller import Principal
 from headway.operations.task_catalogue import TaskCatalogue, TaskLike
 from headway.operations.webhooks import Deliveries, Webhooks
 from headway.server.auth import ANONYMOUS, Gate
-from headway.server.fanout import Hub
+from headway.server.fanout import Fanout
 from headway.server.job_reader import EncodedJobs, JobReader, NodeNames
 from headway.server.offload import Offload
 from headway.server.operation_routes import routes_of
@@ -62,7 +62,7 @@ from headway.server.routes import (
 from headway.server.routes.health import Health
 from headway.server.routes.metrics import Metrics
 from headway.server.routes.series import Series
-from headway.server.routes.streams import Conversation
+from headway.server.routes.websocket import WebSocketSession
 from headway.server.web import Answer, Call, Refused, Route, answer_json, etag_of, headers_of, refusal_of
 from headway.server.webhook_sender import Deliverer
 from headway.store import Store
@@ -106,7 +106,7 @@ _numbers: Final = itertools.count(random.Random().getrandbits(63))
 class Services:
     """What the routes of one process share."""
 
-    hub: Hub
+    fanout: Fanout
     gate: Gate
     quotas: Quotas
     offload: Offload
@@ -174,7 +174,7 @@ class Api:
                 store = await self._open_store()
                 services = self._make_services(store)
                 self._wake_ups = await store.watch(self._hearing(services), quiet_s=QUIET_S)
-                services.hub.is_woken = self._wake_ups.mode != "poll"
+                services.fanout.is_woken = self._wake_ups.mode != "poll"
                 self._running = [asyncio.ensure_future(loop.run()) for loop in services.loops]
                 for task in self._running:
                     task.add_done_callback(self._ended)
@@ -185,16 +185,16 @@ class Api:
         self._view = live = self._open_live()
         offload = Offload()
         news, due = asyncio.Event(), asyncio.Event()
-        hub = Hub(store, self._clock, live, offload, wake=news.set)
+        fanout = Fanout(store.feed, self._clock, live, offload, wake=news.set)
         deliverer = Deliverer(store, self._settings, self._clock, offload=offload, wake=due.set)
         loops = [
-            Loop("hub", hub.tick, clock=self._clock, rest_s_max=5.0, woken=news),
+            Loop("fanout", fanout.tick, clock=self._clock, rest_s_max=5.0, woken=news),
             Loop("deliverer", deliverer.tick, clock=self._clock, rest_s_max=5.0, woken=due),
             Loop("wake-ups", self._check_wake_ups, clock=self._clock, rest_s_max=30.0),
         ]
         token = self._settings.token or None
         return Services(
-            hub=hub,
+            fanout=fanout,
             gate=Gate(store, self._clock, is_loopback=self._is_loopback, token=token),
             quotas=Quotas(store, self._settings, self._clock),
             offload=offload,
@@ -213,8 +213,8 @@ class Api:
 
     def _hearing(self, services: Services) -> Callable[[str], None]:
         def hear(topic: str) -> None:
-            if topic in ("feed", "anything") and services.hub.count():
-                services.hub.wake()
+            if topic in ("feed", "anything") and services.fanout.count():
+                services.fanout.wake()
             if topic == "deliveries":  # Where only "anything" is told, a look every second has to do.
                 services.deliverer.wake()
 
@@ -230,14 +230,14 @@ class Api:
     async def _check_wake_ups(self) -> float:
         if self._wake_ups is not None and self._services is not None:
             await self._wake_ups.check()
-            self._services.hub.is_woken = self._wake_ups.mode != "poll"
+            self._services.fanout.is_woken = self._wake_ups.mode != "poll"
         return 15.0
 
     def end_streams(self) -> None:
         """Have every stream end; whoever follows comes back to another process, or to the next one here."""
         if self._services is not None:
             self._services.is_closing = True
-            self._services.hub.wake_all()
+            self._services.fanout.wake_all()
 
     async def close(self) -> None:
         """End streams and loops."""
@@ -403,7 +403,7 @@ class Api:
             services,
         )
         await socket.accept()
-        await Conversation(socket, call).run()
+        await WebSocketSession(socket, call).run()
 
 
 async def _refuse_socket(socket: WebSocket, refusal: Refused, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The hub: one reader of the feed per process, and everybody who follows.
+"""The fan-out: one reader of the change feed per process, and everybody who follows.
 
 However many follow a job, its changes are read once and written as bytes once. A follower that does not keep up is
 dropped, not waited for; it comes back and is told what it missed, or to read everything anew (`resync`).
@@ -14,25 +14,24 @@ they are stored; a follower that may have missed one waits for the store to tell
 """
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from headway.core.clock import Clock
 from headway.core.errors import StoreError
+from headway.core.feed import EVERYTHING, Change, ChangeFeed, all_before, low_of
 from headway.core.instants import SECOND, Instant
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.ports import Latest, LiveView
+from headway.server.followers import Channel, Follower, StreamEvent, StreamPosition, job_event, log_event, push_to
 from headway.server.job_reader import length_of, overlaid, serial_of
 from headway.server.offload import Offload
-from headway.store import Store
-from headway.store.feed import EVERYTHING, Change, Line, all_before, low_of
 from headway.wire.base import LISTED_BYTES_MAX
-from headway.wire.jobs import change_of, job_of, line_of, listed
+from headway.wire.jobs import change_of, listed
 
 FOLLOW_FOR: Final = 15 * SECOND
 EXTEND_EVERY_S: Final = 5.0
@@ -40,191 +39,37 @@ SWEEP_EVERY_S: Final = 1.0
 PRUNE_EVERY_S: Final = 60.0
 POLL_S: Final = 0.25  # Where nobody wakes us.
 OLDER_S_MAX: Final = 2.0
-EVENTS_MAX: Final = 1_000
-BYTES_MAX: Final = 1 << 20
 STATES_MAX: Final = 20_000
 FOLLOWERS_MAX: Final = 20_000
 LIVE_EVERY_S: Final = 0.025
 LIVE_PER_SECOND_MAX: Final = 10_000  # To all followers together.
 LIVE_BYTES_PER_SECOND_MAX: Final = 128 << 10  # Of one job; who says more at a time is told more rarely.
-LIVE_LINES_MAX: Final = 200
 AGAIN_BYTES_MAX: Final = 4 << 20  # Of what a follower of everything has missed; of more, it reads everything anew.
 BREATH_BYTES: Final = 64 << 10
 EVENT_BYTES: Final = 512
 STRANGERS_MAX: Final = 500
 
 
-class Place(NamedTuple):
-    """Up to where a follower has been told: a version of the job, and a line of its log if that was told live."""
-
-    version: int
-    attempt: int = 0
-    at: Instant = 0
-
-    def __str__(self) -> str:
-        return f"{self.version}.{self.attempt}.{self.at}" if self.at else str(self.version)
-
-
-class Event:
-    """Something to tell followers: its kind, its place in the order, and the words, written once for everybody."""
-
-    __slots__ = ("data", "id", "kind", "live", "sse", "version")
-
-    def __init__(self, kind: str, data: Any, *, id: str | None = None, version: int = 0, live: int = 0) -> None:
-        self.kind = kind
-        self.id = id
-        self.version = version
-        self.live = live
-        self.data = data if isinstance(data, bytes) else msgspec.json.encode(data)
-        place = b"" if id is None else b"id: " + id.encode() + b"\n"
-        self.sse = b"event: " + kind.encode() + b"\n" + place + b"data: " + self.data + b"\n\n"
-
-    def at(self, place: str) -> "Event":
-        """Return the same event with another place; its words are not written again."""
-        return self if place == self.id else Event(self.kind, self.data, id=place, version=self.version, live=self.live)
-
-    def message(self) -> bytes:
-        """Write the event for a WebSocket."""
-        return msgspec.json.encode({"event": self.kind, "id": self.id, "data": msgspec.Raw(self.data)})
-
-
-class Follower:
-    """One open connection: what it has not been sent yet. Bounded."""
-
-    __slots__ = ("_bytes", "_events", "floor", "is_dropped", "is_live", "is_ready", "job_id", "line", "wake", "wants")
-
-    def __init__(self, job_id: str | None = None, wants: Callable[[Job], bool] | None = None) -> None:
-        self.job_id = job_id
-        self.wants = wants
-        self.floor = (0, 0)  # What it knows already: up to this version, and this report of a running job.
-        self.line: tuple[int, Instant] = (0, 0)  # The attempt and time of the last line that it was told,
-        self.is_live = False  # and whether that was told live.
-        self.is_ready = False  # Whether it has been told what came before, so that lines can be told live.
-        self.is_dropped = False
-        self.wake = asyncio.Event()
-        self._events: deque[Event] = deque()
-        self._bytes = 0
-
-    def push(self, event: Event) -> None:
-        """Have an event sent; one who lets too many wait is dropped."""
-        if len(self._events) >= EVENTS_MAX or self._bytes > BYTES_MAX:
-            self.is_dropped = True
-        if not self.is_dropped:
-            self._events.append(event)
-            self._bytes += len(event.sse)
-        self.wake.set()
-
-    def take(self) -> list[Event]:
-        """Return what has not been sent yet."""
-        self.wake.clear()
-        events = [event for event in self._events if not event.version or (event.version, event.live) > self.floor]
-        self._events.clear()
-        self._bytes = 0
-        return events
-
-
-@dataclass(slots=True)
-class _Tail:
-    """The last lines that an attempt has logged, as they were told live; none between them is missing."""
-
-    attempt: int = 0
-    after: Instant = 0
-    lines: deque[tuple[Instant, str, str]] = field(default_factory=deque)
-
-    def add(self, latest: Latest) -> None:
-        """Take lines; after a gap only what comes after it."""
-        end = self.lines[-1][0] if self.lines else self.after
-        if latest.attempt != self.attempt or latest.after > end:
-            self.attempt, self.after, end = latest.attempt, latest.after, latest.after
-            self.lines.clear()
-        self.lines.extend(line for line in latest.lines if line[0] > end)
-        while len(self.lines) > LIVE_LINES_MAX:
-            self.after = self.lines.popleft()[0]
-
-    def since(self, line: tuple[int, Instant]) -> list[Line]:
-        """Return the lines after one that was told; none when some may be missing between."""
-        at = line[1] if line[0] == self.attempt else 0
-        if line[0] > self.attempt or self.after > at:
-            return []
-        return [
-            Line(seq=0, attempt=self.attempt, at=one[0], stream=one[1], line=one[2], version=0)
-            for one in self.lines
-            if one[0] > at
-        ]
-
-
-@dataclass(slots=True)
-class _Channel:
-    """A job that is followed, as its followers know it."""
-
-    version: int = 0
-    status: str = ""
-    attempt: int = 0
-    log_bytes: int = 0
-    followers: set[Follower] = field(default_factory=set)
-    job: Job | None = None
-    live: Latest | None = None
-    tail: _Tail = field(default_factory=_Tail)
-    told: tuple[int, int] = (0, 0)  # The version and the report that were told last.
-    told_at: float = -1e9
-    timer: asyncio.TimerHandle | None = None
-
-    def learn(self, job: Job) -> Job:
-        """Take note of a version of the job, unless a later one is known; return it as it is to be told."""
-        if job.version > self.version:
-            self.version, self.status, self.attempt = job.version, job.status, job.attempt
-            self.job = job
-        shown = overlaid(job, self.live)
-        self.told = max(self.told, (job.version, serial_of(shown)))
-        return shown
-
-    def hear(self, latest: Latest) -> None:
-        """Take note of what the job says live, unless it is older than what is known, or of an attempt that is not."""
-        known = self.live
-        if known is not None and known.attempt == self.attempt and latest.attempt != self.attempt:
-            return
-        if known is None or latest.attempt != known.attempt or latest.serial > known.serial:
-            self.live = latest
-        if latest.lines and latest.attempt >= self.tail.attempt:
-            self.tail.add(latest)
-
-    def to_tell(self, lines: list[Line]) -> Iterator[tuple[list[Follower], list[Line], str]]:
-        """Yield followers with those of the stored lines that they were not told live, and the place where that is.
-
-        Most of the time they are one group.
-        """
-        groups: dict[tuple[tuple[int, Instant], bool], list[Follower]] = {}
-        for follower in self.followers:
-            groups.setdefault((follower.line, follower.is_live), []).append(follower)
-        for (told, is_live), group in groups.items():
-            new = [line for line in lines if line.attempt != told[0] or line.at > told[1]] if is_live else lines
-            if lines and (not is_live or told <= (lines[-1].attempt, lines[-1].at)):
-                told, is_live = (lines[-1].attempt, lines[-1].at), False
-            for follower in group:
-                follower.line, follower.is_live = told, is_live
-            yield group, new, str(Place(self.version, *told) if is_live else Place(self.version))
-
-
-class Hub:
+class Fanout:
     """Who follows what in this process. Its tick is run by a `Loop`, which is woken when the feed grows."""
 
     def __init__(
         self,
-        store: Store,
+        feed: ChangeFeed,
         clock: Clock,
         live: LiveView | None = None,
         offload: Offload | None = None,
         *,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store = store
+        self._feed = feed
         self._offload = offload or Offload()
         self._clock = clock
         self._live = live
         self._heard: set[str] = set()  # Jobs whose live values come, and EVERYTHING.
         self._bases: OrderedDict[str, tuple[Job, Latest | None]] = OrderedDict()  # Running jobs, for who follows all.
         self._strangers: dict[str, Latest] = {}  # What was said of jobs that we have not read yet.
-        self._channels: dict[str, _Channel] = {}
+        self._channels: dict[str, Channel] = {}
         self._everything: set[Follower] = set()
         self._count = 0
         self._states: OrderedDict[str, tuple[str, int]] = OrderedDict()
@@ -248,15 +93,15 @@ class Hub:
     async def follow_job(self, job_id: str) -> Follower:
         """Start to follow a job; from now on its changes are kept for the follower."""
         follower = Follower(job_id)
-        channel = self._channels.setdefault(job_id, _Channel())
+        channel = self._channels.setdefault(job_id, Channel())
         channel.followers.add(follower)
         self._count += 1
         try:
             if len(channel.followers) == 1:
-                await self._store.feed.follow([job_id], FOLLOW_FOR)
+                await self._feed.follow([job_id], FOLLOW_FOR)
             await self._begin()
             if not channel.version:
-                for job in await self._store.feed.jobs([job_id], largest=LISTED_BYTES_MAX):
+                for job in await self._feed.jobs([job_id], largest=LISTED_BYTES_MAX):
                     channel.learn(job)
             await self._begin_to_hear(job_id)
         except BaseException:
@@ -270,7 +115,7 @@ class Hub:
         self._everything.add(follower)
         self._count += 1
         try:
-            fed = await self._store.feed.follow([EVERYTHING], FOLLOW_FOR)
+            fed = await self._feed.follow([EVERYTHING], FOLLOW_FOR)
             is_anew = self._feeds_anew(fed[EVERYTHING], follower)
             await self._begin()
             if is_anew:
@@ -319,12 +164,12 @@ class Hub:
         """Return the place in the feed from which a follower of everything can go on; what it knows may come again."""
         return f"{self._since}.{low_of(self._position or '0')}"
 
-    async def missed(self, cursor: str, wants: Callable[[Job], bool]) -> list[Event] | None:
+    async def missed(self, cursor: str, wants: Callable[[Job], bool]) -> list[StreamEvent] | None:
         """Return what a follower of everything may have missed since its cursor; None when nobody can tell."""
         since, _, low = cursor.partition(".")
         if since != str(self._since) or not low.isdecimal() or len(low) > 18:
             return None
-        changes = await self._store.feed.again(int(low))
+        changes = await self._feed.again(int(low))
         if changes is None:
             return None
         wanted = [change.job for change in changes if wants(change.job)]
@@ -339,14 +184,14 @@ class Hub:
     async def _begin(self) -> None:
         """Have a position to read from: taken after the triggers know whom we follow."""
         if self._position is None:
-            self._position = await self._store.feed.position()
+            self._position = await self._feed.position()
         self.wake()
 
     async def _wait_for_older(self) -> None:
         """Wait for transactions that began before anybody followed: their changes are not fed. Not for ever, though."""
         until, nothing = self._clock.monotonic() + OLDER_S_MAX, asyncio.Event()
-        border = all_before(await self._store.feed.position())
-        while low_of(await self._store.feed.position()) < border and self._clock.monotonic() < until:
+        border = all_before(await self._feed.position())
+        while low_of(await self._feed.position()) < border and self._clock.monotonic() < until:
             await self._clock.rest(0.05, nothing)
 
     # --- the tick
@@ -374,7 +219,7 @@ class Hub:
 
     async def _extend(self) -> None:
         scopes = [*self._channels, *([EVERYTHING] if self._everything else [])]
-        since = (await self._store.feed.follow(scopes, FOLLOW_FOR)).get(EVERYTHING)
+        since = (await self._feed.follow(scopes, FOLLOW_FOR)).get(EVERYTHING)
         if since is not None:
             self._feeds_anew(since)
 
@@ -388,7 +233,7 @@ class Hub:
         self._since = since
         for follower in self._everything:
             if follower is not newcomer:
-                follower.push(Event("resync", {}, id=self.cursor()))
+                follower.push(StreamEvent("resync", {}, id=self.cursor()))
         return True
 
     async def _read(self) -> bool:
@@ -396,7 +241,7 @@ class Hub:
             if self._position is None:
                 return False
             cursor = self.cursor()
-            changes, self._position, is_more = await self._store.feed.read(self._position)
+            changes, self._position, is_more = await self._feed.read(self._position)
             await self._tell(changes, cursor)
             return is_more
 
@@ -427,33 +272,33 @@ class Hub:
             self._written = 0
             await self._clock.yield_to_loop()
 
-    async def _tell_change(self, channel: _Channel, change: Change) -> None:
+    async def _tell_change(self, channel: Channel, change: Change) -> None:
         job = change.job
         kind = "progress" if (channel.status, channel.attempt) == (job.status, job.attempt) else "status"
         lines = []
         if change.log_bytes > channel.log_bytes:  # Lines of later versions are told with those versions.
-            lines = await self._store.feed.log_between(job.id, channel.version, job.version)
+            lines = await self._feed.log_between(job.id, channel.version, job.version)
         shown = channel.learn(job)
         channel.log_bytes = change.log_bytes
         data = msgspec.json.encode(change_of(shown, self._clock.now()))
         for followers, new, place in channel.to_tell(lines):
-            event = Event(kind, data, id=None if new else place, version=job.version, live=serial_of(shown))
-            _push(followers, [event, log_event(new, place, job.version)] if new else [event])
+            event = StreamEvent(kind, data, id=None if new else place, version=job.version, live=serial_of(shown))
+            push_to(followers, [event, log_event(new, place, job.version)] if new else [event])
         self._tell_live_soon(channel)
 
     async def _tell_jobs(self, job_ids: set[str], gaps: set[str]) -> None:
         """Tell jobs as they are now, whole: they have ended, or a version of them was not fed."""
-        for job in await self._store.feed.jobs(job_ids, largest=LISTED_BYTES_MAX):
+        for job in await self._feed.jobs(job_ids, largest=LISTED_BYTES_MAX):
             channel = self._channels.get(job.id)
             if channel is None or job.version <= channel.version:
                 continue
-            lines = await self._store.feed.log_between(job.id, channel.version, job.version)
+            lines = await self._feed.log_between(job.id, channel.version, job.version)
             is_gap = job.id in gaps and not job.status.is_final
             kind = "done" if job.status.is_final else "resync" if is_gap else "status"
             shown = channel.learn(job)
             groups = list(channel.to_tell(lines))
             for followers, new, _ in groups:
-                _push(followers, [log_event(new, None, job.version)] if new else [])
+                push_to(followers, [log_event(new, None, job.version)] if new else [])
             told = [(followers, place) for followers, _, place in groups]
             if job.status.is_final and "result" in job.omitted:
                 task = asyncio.ensure_future(self._tell_large(job, told))  # The others are told meanwhile.
@@ -462,7 +307,7 @@ class Hub:
                 continue
             event = job_event(kind, shown, self._clock.now())
             for followers, place in told:
-                _push(followers, [event.at(place)])
+                push_to(followers, [event.at(place)])
             self._tell_live_soon(channel)
             await self._breathe(job)
 
@@ -481,11 +326,11 @@ class Hub:
                 else:
                     follower.push(event.at(place))
 
-    async def whole_event(self, kind: str, job: Job, now: Instant) -> Event:
+    async def whole_event(self, kind: str, job: Job, now: Instant) -> StreamEvent:
         """Tell a job that has ended, with its result however large that is; what is large is written in a thread."""
         if "result" not in job.omitted:
             return job_event(kind, job, now)
-        for found in await self._store.feed.jobs([job.id]):
+        for found in await self._feed.jobs([job.id]):
             job = listed(found, parts=("args",))
         return await self._offload.run(length_of(job), job_event, kind, job, now)
 
@@ -494,7 +339,7 @@ class Hub:
         if not self._channels:
             return
         asked = frozenset(self._channels)  # Others may come while we ask.
-        found = await self._store.feed.versions(asked)
+        found = await self._feed.versions(asked)
         late = {
             job_id for job_id, version in found.items() if (it := self._channels.get(job_id)) and version > it.version
         }
@@ -503,21 +348,21 @@ class Hub:
             late = {job_id for job_id in late if (it := self._channels.get(job_id)) and found[job_id] > it.version}
             await self._tell_jobs(late, late)
         for job_id in (asked - found.keys()) & self._channels.keys():
-            _push(self._channels[job_id].followers, [Event("gone", {"id": job_id})])
+            push_to(self._channels[job_id].followers, [StreamEvent("gone", {"id": job_id})])
 
     async def _prune(self) -> None:
         now = self._clock.monotonic()
         if now >= self._prune_at:
-            await self._store.feed.prune()
+            await self._feed.prune()
             self._prune_at = now + PRUNE_EVERY_S * (0.5 + self._clock.chance.random())
 
-    def _told(self, change: Change, cursor: str) -> Event:
+    def _told(self, change: Change, cursor: str) -> StreamEvent:
         job = change.job
         if self._live is not None and self._everything:
             job = self._keep_base(job)
         return self._told_job(job, cursor)
 
-    def _told_job(self, job: Job, cursor: str | None) -> Event:
+    def _told_job(self, job: Job, cursor: str | None) -> StreamEvent:
         before = self._states.get(job.id)
         kind = "done" if job.status.is_final else "progress" if before == (job.status, job.attempt) else "status"
         if job.status.is_final:
@@ -526,7 +371,7 @@ class Hub:
             self._states[job.id] = (job.status, job.attempt)
             if len(self._states) > STATES_MAX:
                 self._states.popitem(last=False)
-        return Event(kind, change_of(job, self._clock.now()), id=cursor)
+        return StreamEvent(kind, change_of(job, self._clock.now()), id=cursor)
 
     # --- what jobs say live
 
@@ -558,7 +403,7 @@ class Hub:
         elif is_of_everything and self._everything:
             self._hear_of_everything(latest)
 
-    def _tell_live_soon(self, channel: _Channel) -> None:
+    def _tell_live_soon(self, channel: Channel) -> None:
         if self._live is None or channel.timer is not None:
             return
         size = 0 if channel.live is None else len(channel.live.metadata or "") + len(channel.live.detail or "")
@@ -569,7 +414,7 @@ class Hub:
         else:
             self._tell_live(channel)
 
-    def _tell_live(self, channel: _Channel) -> None:
+    def _tell_live(self, channel: Channel) -> None:
         job, live, channel.timer = channel.job, channel.live, None
         if job is None or live is None:
             return
@@ -582,11 +427,11 @@ class Hub:
         if (job.version, serial_of(shown)) > channel.told:
             channel.told = (job.version, serial_of(shown))
             data = change_of(shown, self._clock.now())
-            _push(channel.followers, [Event("progress", data, version=job.version, live=serial_of(shown))])
+            push_to(channel.followers, [StreamEvent("progress", data, version=job.version, live=serial_of(shown))])
         if channel.tail.attempt == channel.attempt and channel.tail.lines:
             self._tell_tail(channel)
 
-    def _tell_tail(self, channel: _Channel) -> None:
+    def _tell_tail(self, channel: Channel) -> None:
         end = channel.attempt, channel.tail.lines[-1][0]
         behind: dict[tuple[int, Instant], list[Follower]] = {}
         for follower in channel.followers:
@@ -594,7 +439,7 @@ class Hub:
                 behind.setdefault(follower.line, []).append(follower)
         for line, followers in behind.items():
             if new := channel.tail.since(line):
-                _push(followers, [log_event(new, str(Place(channel.version, *end)), 0)])
+                push_to(followers, [log_event(new, str(StreamPosition(channel.version, *end)), 0)])
                 for follower in followers:
                     follower.line, follower.is_live = end, True
 
@@ -623,43 +468,14 @@ class Hub:
     async def _meet_strangers(self) -> None:
         """Read the jobs that somebody who follows everything has not heard of, and tell what they have said."""
         said, self._strangers = self._strangers, {}
-        for job in await self._store.feed.jobs(said, largest=LISTED_BYTES_MAX):
+        for job in await self._feed.jobs(said, largest=LISTED_BYTES_MAX):
             base = self._bases.get(job.id)
             if job.status is Status.RUNNING and (base is None or base[0].version < job.version):
                 self._keep_base(job)
                 if job.attempt == said[job.id].attempt:
                     self._hear_of_everything(said[job.id])
 
-    def _tell_everybody(self, event: Event, job: Job) -> None:
+    def _tell_everybody(self, event: StreamEvent, job: Job) -> None:
         for follower in self._everything:
             if follower.wants is None or follower.wants(job):
                 follower.push(event)
-
-
-def _push(followers: Iterable[Follower], events: Iterable[Event]) -> None:
-    for follower in followers:
-        for event in events:
-            follower.push(event)
-
-
-def job_event(kind: str, job: Job, now: int) -> Event:
-    """Tell a whole job. Where its error came from is not for everybody; large arguments are left out, and named."""
-    told = job_of(job, now, with_traceback=False)
-    return Event(kind, told, id=str(job.version), version=job.version, live=serial_of(job))
-
-
-def log_event(lines: list[Line], place: str | None, version: int) -> Event:
-    """Tell what a job has logged."""
-    told = [
-        line_of(
-            {
-                "seq": line.seq or None,
-                "at": line.at,
-                "attempt": line.attempt,
-                "stream": line.stream,
-                "line": line.line,
-            }
-        )
-        for line in lines
-    ]
-    return Event("log", {"lines": told}, id=place, version=version)

@@ -10,15 +10,13 @@ come back with no more than a number in their hands.
 from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
+from headway.core.feed import Change, Line
 from headway.core.instants import MINUTE, SECOND, Duration, Instant
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.store.job_rows import ANY_SIZE, read_listed_job, read_tags
 from headway.store.transaction import Driver, Row, Rows, as_json, call
 
-EVERYTHING: Final = "*"
 FEED_KEPT: Final = 10 * MINUTE
 READ_MAX: Final = 2_000
 AGAIN_MAX: Final = 5_000
@@ -26,25 +24,6 @@ PRUNE_MAX: Final = 20_000
 LOG_PAGE: Final = 1_000
 PEEK_MAX: Final = 100
 JOBS_PEEK_MAX: Final = 20  # Whole jobs can be large, and a peek holds up everything else.
-
-
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a job: the job as far as the feed has it, and its number in the feed."""
-
-    seq: int
-    job: Job
-    log_bytes: int
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a job's log, and the version of the job that it came with."""
-
-    seq: int
-    attempt: int
-    at: int
-    stream: str
-    line: str
-    version: int
 
 
 class StoreFeed:
@@ -141,17 +120,6 @@ class StoreFeed:
         """Forget what happened a while ago, and who is not followed any more; return how many changes went."""
         await self._driver.fetch(call("forget_followed", age=60 * SECOND))
         return len(await self._driver.fetch(call("prune_feed", age=FEED_KEPT, limit=PRUNE_MAX)))
-
-
-def low_of(position: str) -> int:
-    """Return the number from which everything may be new that is not in this position."""
-    return int(position.partition("/")[0].partition(":")[0])
-
-
-def all_before(position: str) -> int:
-    """Return the number below which everything that had begun at this position is over; for PostgreSQL."""
-    parts = position.partition("/")[0].split(":")
-    return int(parts[1]) if len(parts) > 1 else 0
 
 
 def _change(row: Row) -> Change:

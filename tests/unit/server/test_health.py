@@ -37,7 +37,7 @@ def test_one_word_about_all() -> None:
     assert condition().status == "ready"
     assert condition(leader=NOBODY_DECIDES).status == "degraded", "jobs can still be asked for and run"
     assert condition(engines="redis does not answer any node").status == "degraded", "the store does its part"
-    assert condition(loops="hub stands still").status == "unready"
+    assert condition(loops="fanout stands still").status == "unready"
     assert condition(store=AWAY, leader=UNKNOWN, engines=UNKNOWN).status == "unready"
 
 
@@ -180,7 +180,7 @@ async def test_a_loop_that_stands_still_shows_within_fifteen_seconds() -> None:
             return 4.0
 
         loops = [
-            Loop("hub", turn, clock=seat.clock, rest_s_max=5.0),
+            Loop("fanout", turn, clock=seat.clock, rest_s_max=5.0),
             Loop("deliverer", hang, clock=seat.clock, rest_s_max=5.0),
         ]
         tasks = [asyncio.create_task(loop.run()) for loop in loops]

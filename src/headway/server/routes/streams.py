@@ -12,15 +12,14 @@ place that a follower comes back with (`17.2.1801375200104000`: version 17, and 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, Self
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from headway.core.errors import HeadwayError, JobNotFound, StoreUnavailable
+from headway.core.errors import JobNotFound, StoreUnavailable
+from headway.core.feed import Change, Line
 from headway.core.instants import SECOND, Instant, parse_duration
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
@@ -28,11 +27,11 @@ from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.caller import Principal
 from headway.operations.job_context import why as why_of
-from headway.server.fanout import Event, Follower, Hub, Place, job_event, log_event
+from headway.server.fanout import Fanout
+from headway.server.followers import Follower, StreamEvent, StreamPosition, job_event, log_event
 from headway.server.job_reader import JobReader, length_of, serial_of
 from headway.server.offload import SMALL_BYTES_MAX, Offload
-from headway.server.web import Answer, Call, Param, Refused, Route, refusal_of
-from headway.store.feed import Change, Line
+from headway.server.web import Answer, Call, Param, Refused, Route
 from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.jobs import change_of, job_of
 
@@ -41,8 +40,6 @@ VALID_EVERY_S: Final = 2.0
 PULSE_S: Final = 1.0
 SEND_S_MAX: Final = 30.0
 WAIT_S_MAX: Final = 60.0
-SUBSCRIPTIONS_MAX: Final = 100
-MESSAGE_BYTES_MAX: Final = 4_096
 REPLAY_BYTES_MAX: Final = 256 << 10  # Of versions that are told again; instead of more, the job as it is.
 
 FILTERS: Final = (
@@ -66,14 +63,16 @@ async def events_of_job(call: Call) -> "Stream":
     """Stream the events of one job; ends after `done`."""
     job = await visible_job(call, call.path("job_id"))
     since = call.query.get("since")
-    known = place_of(call.request.headers.get("last-event-id", "")) or (None if since is None else Place(since))
-    return Stream(call, lambda: follow_job(call.services.hub, call, job.id, known), ends_with_done=True)
+    known = place_of(call.request.headers.get("last-event-id", "")) or (
+        None if since is None else StreamPosition(since)
+    )
+    return Stream(call, lambda: follow_job(call.services.fanout, call, job.id, known), ends_with_done=True)
 
 
-def place_of(text: str) -> Place | None:
+def place_of(text: str) -> StreamPosition | None:
     """Read up to where somebody has been told; None when it is no place."""
     found = _PLACE.fullmatch(text)
-    return None if found is None else Place(*(int(part) for part in found.groups("0")))
+    return None if found is None else StreamPosition(*(int(part) for part in found.groups("0")))
 
 
 async def visible_job(call: Call, job_id: str) -> Job:
@@ -85,30 +84,32 @@ async def visible_job(call: Call, job_id: str) -> Job:
     return job
 
 
-async def follow_job(hub: Hub, call: Call, job_id: str, known: Place | None) -> tuple[Follower, list[Event]]:
+async def follow_job(
+    fanout: Fanout, call: Call, job_id: str, known: StreamPosition | None
+) -> tuple[Follower, list[StreamEvent]]:
     """Start to follow a job; return also what comes first: all of it, or what came after the version that is known."""
-    follower = await hub.follow_job(job_id)
+    follower = await fanout.follow_job(job_id)
     try:
         found = await call.store.feed.jobs([job_id], largest=LISTED_BYTES_MAX)
         if not found:
             raise JobNotFound(f"no job has the id {job_id!r}")
         job = found[0]
-        shown = hub.overlaid(job)
+        shown = fanout.overlaid(job)
         follower.floor = (job.version, serial_of(shown))
         events = await _catch_up(call, job, shown, known)
-        if hub.tells_live:
+        if fanout.tells_live:
             last = await call.store.feed.last_line(job.id, job.version)
             told_live = (0, 0) if known is None else (known.attempt, known.at)
-            hub.begin_live(follower, max(last, told_live), is_live=told_live > last)
+            fanout.begin_live(follower, max(last, told_live), is_live=told_live > last)
         return follower, events
     except BaseException:
-        hub.leave(follower)
+        fanout.leave(follower)
         raise
 
 
-async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> list[Event]:
+async def _catch_up(call: Call, job: Job, shown: Job, known: StreamPosition | None) -> list[StreamEvent]:
     now, version = call.clock.now(), 0 if known is None else known.version
-    live = [] if shown is job else [Event("progress", change_of(shown, now))]
+    live = [] if shown is job else [StreamEvent("progress", change_of(shown, now))]
     if known is not None and version == job.version:
         return live
     logged = await call.store.feed.log_between(job.id, version, job.version)
@@ -118,7 +119,7 @@ async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> li
         final = job_event("done", job, now)
     elif job.status.is_final:
         async with call.services.offload.turn(call.principal.holder):
-            final = await call.services.hub.whole_event("done", job, now)
+            final = await call.services.fanout.whole_event("done", job, now)
     if known is not None and version < job.version:
         fed = [change for change in await call.store.feed.of_job(job.id, version) if change.job.version <= job.version]
         if len(fed) == job.version - version and sum(length_of(change.job) for change in fed) <= REPLAY_BYTES_MAX:
@@ -128,12 +129,12 @@ async def _catch_up(call: Call, job: Job, shown: Job, known: Place | None) -> li
     return [*first, _unnumbered(last)]
 
 
-def _was_told(line: Line, known: Place | None) -> bool:
+def _was_told(line: Line, known: StreamPosition | None) -> bool:
     return known is not None and line.attempt == known.attempt and line.at <= known.at
 
 
-def _replayed(fed: list[Change], lines: list[Line], final: Event | None, now: int) -> list[Event]:
-    events: list[Event] = []
+def _replayed(fed: list[Change], lines: list[Line], final: StreamEvent | None, now: int) -> list[StreamEvent]:
+    events: list[StreamEvent] = []
     before: tuple[str, int] | None = None
     for change in fed:
         version = change.job.version
@@ -145,11 +146,11 @@ def _replayed(fed: list[Change], lines: list[Line], final: Event | None, now: in
             continue
         kind = "progress" if before == (change.job.status, change.job.attempt) else "status"
         before = (change.job.status, change.job.attempt)
-        events.append(Event(kind, change_of(change.job, now), id=str(version)))
+        events.append(StreamEvent(kind, change_of(change.job, now), id=str(version)))
     return events
 
 
-def _unnumbered(event: Event) -> Event:
+def _unnumbered(event: StreamEvent) -> StreamEvent:
     """Let an event pass the floor of its follower: it is what the floor was set by."""
     event.version = 0
     return event
@@ -187,20 +188,22 @@ async def stream(call: Call) -> "Stream":
         raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
     wants = wanted(call.tenant, call.query)
     last = call.request.headers.get("last-event-id") or call.query.get("cursor")
-    return Stream(call, lambda: follow_everything(call.services.hub, wants, last))
+    return Stream(call, lambda: follow_everything(call.services.fanout, wants, last))
 
 
-async def follow_everything(hub: Hub, wants: Callable[[Job], bool], last: str | None) -> tuple[Follower, list[Event]]:
+async def follow_everything(
+    fanout: Fanout, wants: Callable[[Job], bool], last: str | None
+) -> tuple[Follower, list[StreamEvent]]:
     """Start to follow everything; return also what may have been missed since the cursor that is known."""
-    follower, cursor = await hub.follow_everything(wants)
+    follower, cursor = await fanout.follow_everything(wants)
     try:
-        ready = Event("ready", {"cursor": cursor}, id=cursor)
+        ready = StreamEvent("ready", {"cursor": cursor}, id=cursor)
         if last is None:
             return follower, [ready]
-        missed = await hub.missed(last, wants)
-        return follower, [Event("resync", {}, id=cursor)] if missed is None else [*missed, ready]
+        missed = await fanout.missed(last, wants)
+        return follower, [StreamEvent("resync", {}, id=cursor)] if missed is None else [*missed, ready]
     except BaseException:
-        hub.leave(follower)
+        fanout.leave(follower)
         raise
 
 
@@ -215,7 +218,7 @@ class Stream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until there is nobody to send them to."""
-        call, hub = self._call, self._call.services.hub
+        call, fanout = self._call, self._call.services.fanout
         headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
         start = {"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *headers]}
         if scope["method"] == "HEAD":
@@ -223,41 +226,43 @@ class Stream:
             await send({"type": "http.response.body", "body": b""})
             return
         with call.services.quotas.stream(call.principal):
-            await self._speak(hub, receive, send, start)
+            await self._speak(fanout, receive, send, start)
 
-    async def _speak(self, hub: Hub, receive: Receive, send: Send, start: Message) -> None:
+    async def _speak(self, fanout: Fanout, receive: Receive, send: Send, start: Message) -> None:
         call = self._call
         follower, first = await self._begin()
         gone = asyncio.ensure_future(_gone(receive, follower))
         try:
             await send(start)
-            with _Attendance(follower) as attendance:
+            with Attendance(follower) as attendance:
                 await attendance.hear(send, b"retry: 1000\n\n" + b"".join(event.sse for event in first))
-                if not (self._ends_with_done and _is_over(first)):
+                if not (self._ends_with_done and is_over(first)):
                     await self._go_on(call, follower, partial(attendance.hear, send))
                 await attendance.hear(send, b"", is_last=True)
         except (TimeoutError, StoreUnavailable):
             pass  # Who does not read is not waited for, and who cannot be told comes back; the server closes the line.
         finally:
-            hub.leave(follower)
+            fanout.leave(follower)
             gone.cancel()
 
     async def _go_on(self, call: Call, follower: Follower, say: Callable[[bytes], Awaitable[None]]) -> None:
         async for events in spoken(call.services, call.principal, call, follower):
             await say(b"".join([event.sse for event in events]) if events else b": still here\n\n")
-            if self._ends_with_done and _is_over(events):
+            if self._ends_with_done and is_over(events):
                 return
 
 
-def _is_over(events: list[Event]) -> bool:
+def is_over(events: list[StreamEvent]) -> bool:
     """Say whether a job has nothing more to tell after these."""
     return any(event.kind in ("done", "gone") for event in events)
 
 
-async def spoken(services: Any, principal: Principal, call: Call, follower: Follower) -> AsyncIterator[list[Event]]:
+async def spoken(
+    services: Any, principal: Principal, call: Call, follower: Follower
+) -> AsyncIterator[list[StreamEvent]]:
     """Yield events as they come, and nothing as a heartbeat; ends when the follower is dropped or may hear no more.
 
-    Somebody has to wake the follower now and then also when nothing happens: see `_Attendance`.
+    Somebody has to wake the follower now and then also when nothing happens: see `Attendance`.
     """
     clock = call.clock
     beat_at, valid_at = clock.monotonic() + HEARTBEAT_S, clock.monotonic() + VALID_EVERY_S
@@ -283,7 +288,7 @@ _SSE_HEADERS: Final = (
 )
 
 
-class _Attendance:
+class Attendance:
     """Wakes a follower every so often, and gives up on one who does not read.
 
     One timer does both for as long as the stream lasts: one for each event would cost more than the event.
@@ -294,7 +299,7 @@ class _Attendance:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._since: float | None = None  # Since when something is being sent.
-        self._is_over = False
+        self.is_over = False
 
     def __enter__(self) -> Self:
         self._timer = self._loop.call_later(PULSE_S, self._beat)
@@ -307,7 +312,7 @@ class _Attendance:
         self._timer = self._loop.call_later(PULSE_S, self._beat)
         self._follower.wake.set()
         if self._since is not None and self._loop.time() - self._since > SEND_S_MAX and self._task is not None:
-            self._is_over = True
+            self.is_over = True
             self._task.cancel()
 
     async def hear(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
@@ -316,7 +321,7 @@ class _Attendance:
         try:
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         except asyncio.CancelledError:
-            if self._is_over and self._task is not None and self._task.uncancel() == 0:
+            if self.is_over and self._task is not None and self._task.uncancel() == 0:
                 raise TimeoutError from None
             raise
         finally:
@@ -350,8 +355,8 @@ async def wait_for_change(call: Call, job: Job) -> Job:
 
 
 async def _changed(call: Call, job: Job, known: tuple[int, int], limit_s: float) -> Job:
-    hub: Hub = call.services.hub
-    follower = await hub.follow_job(job.id)
+    fanout: Fanout = call.services.fanout
+    follower = await fanout.follow_job(job.id)
     try:
         until = call.clock.monotonic() + limit_s
         latest = await _looked_at(call, job)
@@ -369,154 +374,13 @@ async def _changed(call: Call, job: Job, known: tuple[int, int], limit_s: float)
                 break
         return latest
     finally:
-        hub.leave(follower)
+        fanout.leave(follower)
 
 
 async def _looked_at(call: Call, job: Job) -> Job:
-    hub: Hub = call.services.hub
+    fanout: Fanout = call.services.fanout
     [latest] = await call.store.feed.jobs([job.id], largest=LISTED_BYTES_MAX) or [job]
-    return hub.overlaid(latest)
-
-
-# --- WebSocket
-
-
-class _Subscribe(msgspec.Struct, forbid_unknown_fields=True):
-    job: str | None = None
-    since: int | str | None = None
-    all: dict[str, str] | None = None
-    cursor: str | None = None
-
-
-class _Message(msgspec.Struct, forbid_unknown_fields=True):
-    subscribe: _Subscribe | None = None
-    unsubscribe: _Subscribe | None = None
-
-
-class Conversation:
-    """One WebSocket: subscriptions to jobs, or to everything, and their events."""
-
-    def __init__(self, socket: WebSocket, call: Call) -> None:
-        self._socket = socket
-        self._call = call
-        self._speaking: dict[str, asyncio.Task[None]] = {}
-        self._sending = asyncio.Lock()
-
-    async def run(self) -> None:
-        """Listen until one of us goes; a tenant that has too many streams open is told so, and not listened to."""
-        try:
-            with self._call.services.quotas.stream(self._call.principal):
-                await self._listen()
-        except Refused as refused:
-            await self._say_error(refused.code, str(refused))
-            await self._socket.close(4429)
-
-    async def _listen(self) -> None:
-        watch = asyncio.ensure_future(self._watch())
-        try:
-            while True:
-                message = await self._socket.receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                text = message.get("text")
-                if text is None:
-                    await self._say_error("invalid", "messages are text, not bytes")
-                elif len(text) > MESSAGE_BYTES_MAX:
-                    await self._say_error("too_large", f"a message may have at most {MESSAGE_BYTES_MAX} characters")
-                else:
-                    await self._hear(text)
-        except (WebSocketDisconnect, RuntimeError):
-            pass
-        finally:
-            for task in (watch, *self._speaking.values()):
-                task.cancel()
-            await asyncio.gather(watch, *self._speaking.values(), return_exceptions=True)
-
-    async def _watch(self) -> None:
-        """End the conversation with the credential or the server."""
-        nothing = asyncio.Event()
-        while not self._call.services.is_closing:
-            await self._call.clock.rest(VALID_EVERY_S, nothing)
-            gate = self._call.services.gate
-            if gate is not None and not await gate.still_valid(self._call.principal):
-                break
-        if self._socket.application_state is WebSocketState.CONNECTED:
-            await self._socket.close(1001 if self._call.services.is_closing else 4401)
-
-    async def _hear(self, text: str) -> None:
-        try:
-            message = msgspec.json.decode(text, type=_Message)
-        except msgspec.DecodeError as error:
-            await self._say_error("invalid", f"not understood: {error}")
-            return
-        if message.subscribe is not None:
-            await self._subscribe(message.subscribe)
-        if message.unsubscribe is not None:
-            task = self._speaking.pop(message.unsubscribe.job or "*", None)
-            if task is not None:
-                task.cancel()
-
-    async def _subscribe(self, wish: _Subscribe) -> None:
-        name = wish.job or "*"
-        if name in self._speaking or len(self._speaking) >= SUBSCRIPTIONS_MAX:
-            await self._say_error("too_many", f"at most {SUBSCRIPTIONS_MAX} subscriptions, each once", name)
-            return
-        place = ExitStack()
-        try:
-            self._call.services.quotas.request(self._call.principal)
-            if self._speaking:  # The place of the conversation itself is that of its first subscription.
-                place.enter_context(self._call.services.quotas.stream(self._call.principal))
-            if wish.job is None:
-                known = {param.name for param in FILTERS}
-                if unknown := (wish.all or {}).keys() - known:
-                    raise Refused(422, "invalid", f"no filter is named {min(unknown)[:40]!r}")
-                wants = wanted(self._call.tenant, wish.all or {})
-                follower, first = await follow_everything(self._call.services.hub, wants, wish.cursor)
-            else:
-                job = await visible_job(self._call, wish.job)
-                known_place = None if wish.since is None else place_of(str(wish.since))
-                follower, first = await follow_job(self._call.services.hub, self._call, job.id, known_place)
-        except BaseException as error:
-            place.close()
-            if not isinstance(error, HeadwayError):
-                raise
-            refusal = refusal_of(error)
-            await self._say_error(refusal.code if refusal else "internal", str(refusal or "it failed"), name)
-            return
-        task = self._speaking[name] = asyncio.ensure_future(self._speak(name, follower, first))
-        task.add_done_callback(partial(self._end, name, follower, place))
-
-    def _end(self, name: str, follower: Follower, place: ExitStack, task: asyncio.Task[None]) -> None:
-        """Follow no more: called by the task, since one that is cancelled before its first step ends unseen."""
-        place.close()
-        self._call.services.hub.leave(follower)
-        if self._speaking.get(name) is task:
-            del self._speaking[name]
-
-    async def _speak(self, name: str, follower: Follower, first: list[Event]) -> None:
-        try:
-            await self._say(first)
-            if name != "*" and _is_over(first):
-                return
-            with _Attendance(follower):
-                async for events in spoken(self._call.services, self._call.principal, self._call, follower):
-                    await self._say(events)
-                    if name != "*" and _is_over(events):
-                        return
-            if follower.is_dropped:
-                await self._say_error("dropped", "you read too slowly; subscribe again from where you are", name)
-        except TimeoutError:
-            await self._socket.close(1008)  # Nobody reads; what waits would only grow old.
-
-    async def _say(self, events: list[Event]) -> None:
-        async with self._sending, asyncio.timeout(SEND_S_MAX):
-            for event in events:
-                await self._socket.send_text(event.message().decode())
-
-    async def _say_error(self, code: str, message: str, name: str | None = None) -> None:
-        error = {"event": "error", "data": {"code": code, "message": message, "subscription": name}}
-        async with self._sending:
-            await self._socket.send_text(msgspec.json.encode(error).decode())
+    return fanout.overlaid(latest)
 
 
 # --- a job, whole

@@ -13,8 +13,9 @@ import pytest
 from headway.core.instants import HOUR, SECOND
 from headway.core.jobs import NewJob, Report
 from headway.core.ports import Latest
-from headway.server import fanout as hub
-from headway.server.fanout import Event, Follower, Hub, Place
+from headway.server import fanout
+from headway.server.fanout import Fanout
+from headway.server.followers import Follower, StreamEvent, StreamPosition
 from headway.server.routes import streams as follow
 from headway.store import Store
 from tests.simulation.stage import Stage
@@ -24,7 +25,7 @@ from tests.simulation.virtual_loop import virtual
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have everything fed for as long as a test takes: on SQLite that counts by the time of the system."""
-    monkeypatch.setattr(hub, "FOLLOW_FOR", HOUR)
+    monkeypatch.setattr(fanout, "FOLLOW_FOR", HOUR)
 
 
 class Words:
@@ -58,15 +59,15 @@ class Room:
     """A running job, and who follows it."""
 
     store: Store
-    hub: Hub
+    fanout: Fanout
     words: Words
     job_id: str
     call: Any
-    heard: dict[Follower, list[Event]] = field(default_factory=dict)
+    heard: dict[Follower, list[StreamEvent]] = field(default_factory=dict)
     serial: int = 0
 
-    async def follow(self, known: Place | None = None) -> Follower:
-        follower, first = await follow.follow_job(self.hub, self.call, self.job_id, known)
+    async def follow(self, known: StreamPosition | None = None) -> Follower:
+        follower, first = await follow.follow_job(self.fanout, self.call, self.job_id, known)
         self.heard[follower] = first
         return follower
 
@@ -89,10 +90,10 @@ class Room:
         await self.store.work.report(
             [Report(job_id=self.job_id, attempt=1, progress=progress, detail=detail, lines=texts)]
         )
-        await self.hub.tick()
+        await self.fanout.tick()
 
-    async def told(self, follower: Follower) -> list[Event]:
-        await asyncio.sleep(2 * hub.LIVE_EVERY_S)
+    async def told(self, follower: Follower) -> list[StreamEvent]:
+        await asyncio.sleep(2 * fanout.LIVE_EVERY_S)
         self.heard[follower] += follower.take()
         return self.heard[follower]
 
@@ -109,8 +110,8 @@ async def room() -> AsyncIterator[Room]:
     async with Stage() as stage:
         seat = stage.seat("test")
         store, clock, words = seat.store, seat.clock, Words()
-        made = Hub(store, clock, words)
-        services = SimpleNamespace(hub=made, gate=None, is_closing=False)
+        made = Fanout(store.feed, clock, words)
+        services = SimpleNamespace(fanout=made, gate=None, is_closing=False)
         [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work", tenant="acme")])
         await store.work.claim("default", node="node_1", lease=60 * SECOND, limit=1)
         yield Room(store, made, words, row.id, SimpleNamespace(services=services, clock=clock, store=store))
@@ -148,7 +149,7 @@ async def test_who_comes_back_is_told_no_line_twice() -> None:
         it.say(1, 0, (1, 2))
         places = [event.id for event in await it.told(first) if event.id is not None]
         assert places[-1] == f"{json.loads(it.heard[first][0].data)['version']}.1.2"
-        it.hub.leave(first)
+        it.fanout.leave(first)
         assert it.words.followed == []
         await it.keep(1, (1, 2, 3))
         again = await it.follow(follow.place_of(places[-1]))
@@ -185,7 +186,7 @@ async def test_a_flood_is_told_in_bounds(monkeypatch: pytest.MonkeyPatch) -> Non
         for number in range(50):
             it.say(number)
         assert await it.progress(follower) == [0, 0, 49]
-        monkeypatch.setattr(hub, "LIVE_PER_SECOND_MAX", 1)
+        monkeypatch.setattr(fanout, "LIVE_PER_SECOND_MAX", 1)
         it.say(60)
         it.say(70)
         assert await it.progress(follower) == [0, 0, 49], "with many followers each is told less often"
@@ -196,17 +197,17 @@ async def test_a_flood_is_told_in_bounds(monkeypatch: pytest.MonkeyPatch) -> Non
 @virtual
 async def test_who_follows_everything_is_told_what_it_may_see() -> None:
     async with room() as it:
-        mine, _ = await it.hub.follow_everything(lambda job: job.tenant == "acme")
-        other, _ = await it.hub.follow_everything(lambda job: job.tenant == "globex")
+        mine, _ = await it.fanout.follow_everything(lambda job: job.tenant == "acme")
+        other, _ = await it.fanout.follow_everything(lambda job: job.tenant == "globex")
         assert it.words.followed == ["*"]
         it.say_to_all(10)
-        await it.hub.tick()  # Reads the job, which nobody here knew.
+        await it.fanout.tick()  # Reads the job, which nobody here knew.
         it.say_to_all(20)
         it.words.say(Latest(job_id="job_none", attempt=1, serial=1, at=1, progress=50), True)
-        await it.hub.tick()
+        await it.fanout.tick()
         told = [json.loads(event.data) for event in mine.take()]
         assert [(job["progress"], job["live"]) for job in told] == [(10, 1), (20, 2)]
         assert other.take() == []
         for follower in (mine, other):
-            it.hub.leave(follower)
-        assert (it.words.followed, it.hub.count()) == ([], 0)
+            it.fanout.leave(follower)
+        assert (it.words.followed, it.fanout.count()) == ([], 0)

@@ -11,17 +11,19 @@ import pytest
 
 from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
+from headway.core.feed import EVERYTHING, Line
 from headway.core.instants import HOUR, SECOND
 from headway.core.jobs import NewJob, Report
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
-from headway.server import fanout as hub_module
-from headway.server.fanout import BYTES_MAX, EVENTS_MAX, Event, Follower, Hub
+from headway.server import fanout as fanout_module
+from headway.server.fanout import Fanout
+from headway.server.followers import BYTES_MAX, EVENTS_MAX, Follower, StreamEvent
 from headway.server.job_reader import JobReader
 from headway.server.quotas import Quotas
 from headway.server.routes import streams as follow
+from headway.server.routes import websocket
 from headway.store import Store
-from headway.store.feed import EVERYTHING, Line
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
 from tests.simulation.stage import START
@@ -33,7 +35,7 @@ CLOCK = Clock(node="test", monotonic=itertools.count(step=1e-6).__next__)
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have everything fed for as long as a test takes: on SQLite that counts by the time of the system."""
-    monkeypatch.setattr(hub_module, "FOLLOW_FOR", HOUR)
+    monkeypatch.setattr(fanout_module, "FOLLOW_FOR", HOUR)
 
 
 @pytest.fixture
@@ -47,14 +49,14 @@ async def store() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def hub(store: Store) -> Hub:
-    return Hub(store, CLOCK)
+def fanout(store: Store) -> Fanout:
+    return Fanout(store.feed, CLOCK)
 
 
-def call_of(store: Store, hub: Hub) -> Any:
+def call_of(store: Store, fanout: Fanout) -> Any:
     """Return what is known of somebody who asks, and may everything."""
     services = SimpleNamespace(
-        hub=hub, gate=None, quotas=Quotas(store, Settings(), CLOCK), reader=JobReader(store), is_closing=False
+        fanout=fanout, gate=None, quotas=Quotas(store, Settings(), CLOCK), reader=JobReader(store), is_closing=False
     )
     everybody = Principal("root", "*", "admin")
     return SimpleNamespace(services=services, clock=CLOCK, store=store, principal=everybody, tenant=None, query={})
@@ -70,7 +72,7 @@ def saying(job_id: str, number: int) -> Report:
 
 
 def test_a_follower_that_does_not_read_is_dropped() -> None:
-    for event, most in ((Event("progress", {}), EVENTS_MAX), (Event("log", {"line": "x" * 100_000}), 12)):
+    for event, most in ((StreamEvent("progress", {}), EVENTS_MAX), (StreamEvent("log", {"line": "x" * 100_000}), 12)):
         follower = Follower("job_1")
         for _ in range(2 * EVENTS_MAX):
             follower.push(event)
@@ -80,7 +82,7 @@ def test_a_follower_that_does_not_read_is_dropped() -> None:
         assert sum(len(event.sse) for event in kept) <= BYTES_MAX + len(event.sse)
 
 
-async def test_a_stream_that_nobody_reads_ends(store: Store, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_nobody_reads_ends(store: Store, fanout: Fanout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "SEND_S_MAX", 0.2)
     sent: list[str] = []
 
@@ -93,33 +95,33 @@ async def test_a_stream_that_nobody_reads_ends(store: Store, hub: Hub, monkeypat
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()  # The buffers are full, and nobody reads.
 
-    job_id, call = await enqueue(store), call_of(store, hub)
-    stream = follow.Stream(call, lambda: follow.follow_job(hub, call, job_id, None))
+    job_id, call = await enqueue(store), call_of(store, fanout)
+    stream = follow.Stream(call, lambda: follow.follow_job(fanout, call, job_id, None))
     async with asyncio.timeout(DEADLINE_S):
         await stream({"type": "http", "method": "GET"}, receive, send)
     assert sent == ["http.response.start", "http.response.body"]
-    assert hub.count() == 0
+    assert fanout.count() == 0
 
 
-async def test_lines_of_versions_that_are_read_together_are_told_once(store: Store, hub: Hub) -> None:
+async def test_lines_of_versions_that_are_read_together_are_told_once(store: Store, fanout: Fanout) -> None:
     job_id = await enqueue(store)
-    follower = await hub.follow_job(job_id)
+    follower = await fanout.follow_job(job_id)
     await store.work.claim("default", node="test", lease=60 * SECOND, limit=1)
     for number in range(3):
         await store.work.report([saying(job_id, number)])
-    await hub.tick()
+    await fanout.tick()
     told = [event.sse.decode() for event in follower.take() if event.kind == "log"]
     assert [text.count('"line":') for text in told] == [1, 1, 1], told
 
 
 async def test_who_follows_everything_is_told_all_also_where_the_store_fails_meanwhile(
-    store: Store, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    store: Store, fanout: Fanout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything, _ = await hub.follow_everything(lambda job: True)
+    everything, _ = await fanout.follow_everything(lambda job: True)
     job_ids = [await enqueue(store)]
-    await hub.follow_job(job_ids[0])
+    await fanout.follow_job(job_ids[0])
     await store.work.claim("default", node="test", lease=60 * SECOND, limit=1)
-    await hub.tick()
+    await fanout.tick()
     everything.take()
     await store.work.report([saying(job_ids[0], 5)])
     job_ids += [await enqueue(store) for _ in range(3)]
@@ -130,26 +132,26 @@ async def test_who_follows_everything_is_told_all_also_where_the_store_fails_mea
     with monkeypatch.context() as patch:
         patch.setattr(store.feed, "log_between", away)
         with pytest.raises(StoreUnavailable):
-            await hub.tick()
-    await hub.tick()
+            await fanout.tick()
+    await fanout.tick()
     assert [json.loads(event.data)["id"] for event in everything.take()] == job_ids
 
 
-async def test_a_newcomer_does_not_hide_a_break_from_those_before(store: Store, hub: Hub) -> None:
+async def test_a_newcomer_does_not_hide_a_break_from_those_before(store: Store, fanout: Fanout) -> None:
     """We stood still for so long that changes were not fed; whoever comes first afterwards has everything fed anew."""
-    before, _ = await hub.follow_everything(lambda job: True)
-    await hub.tick()
+    before, _ = await fanout.follow_everything(lambda job: True)
+    await fanout.tick()
     await store.feed.follow([EVERYTHING], -SECOND)
     await enqueue(store)  # Nobody is told.
     await asyncio.sleep(0.005)  # When something is fed since is known to the millisecond.
-    newcomer, _ = await hub.follow_everything(lambda job: True)
-    await hub.tick()
+    newcomer, _ = await fanout.follow_everything(lambda job: True)
+    await fanout.tick()
     assert [event.kind for event in before.take()] == ["resync"]
     assert newcomer.take() == []
 
 
 @pytest.mark.parametrize("messages", [["subscribe"], ["subscribe", "unsubscribe"], ["subscribe"] * 3])
-async def test_who_leaves_at_once_leaves_nothing_behind(store: Store, hub: Hub, messages: list[str]) -> None:
+async def test_who_leaves_at_once_leaves_nothing_behind(store: Store, fanout: Fanout, messages: list[str]) -> None:
     """A task that is cancelled before its first step does not even come to its `finally`."""
     job_id = await enqueue(store)
     said = [json.dumps({what: {"job": job_id}}) for what in messages]
@@ -162,5 +164,5 @@ async def test_who_leaves_at_once_leaves_nothing_behind(store: Store, hub: Hub, 
     async def send_text(_: str) -> None: ...
 
     socket: Any = SimpleNamespace(receive=receive, send_text=send_text)
-    await follow.Conversation(socket, call_of(store, hub)).run()
-    assert hub.count() == 0
+    await websocket.WebSocketSession(socket, call_of(store, fanout)).run()
+    assert fanout.count() == 0
