@@ -20,7 +20,7 @@ from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable, InvalidConfig
 from headway.core.events import EngineEvent, EngineLost, EngineReturned, subscribed
 from headway.core.ports import Hint, Transport
-from headway.queue.announcer import HINTS_MAX, QUEUES_MAX, Announcer, Health
+from headway.queue.announcer import HINTS_MAX, QUEUES_MAX, Announcer, TransportHealth
 from headway.queue.background_announcer import FLUSH_S_MAX, BackgroundAnnouncer
 from tests.engines.conftest import Patience
 from tests.support.rabbitmq import RabbitServer
@@ -276,7 +276,7 @@ class _Announces(Protocol):
 
 
 def announcer_on(transport: _Announces) -> Announcer:
-    return Announcer(transport, Health("flaky", "n"), clock=Clock(node="n"), wake=lambda: None)  # type: ignore[arg-type]
+    return Announcer(transport, TransportHealth("flaky", "n"), clock=Clock(node="n"), wake=lambda: None)  # type: ignore[arg-type]
 
 
 async def test_the_announcer_keeps_what_it_cannot_send_and_says_so_once() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from headway import InvalidTask
 from headway.core.sync_bridge import Portal, blocking_twin, run_inline
+from tests.support.waiting import DEADLINE_S
 
 R = TypeVar("R")
 
@@ -67,17 +68,17 @@ def test_what_never_waits_runs_in_the_callers_thread() -> None:
     async def outer() -> threading.Thread:
         return await nested()
 
-    assert run_inline(outer()) is threading.current_thread()
+    assert run_inline(outer(), else_say="it waited") is threading.current_thread()
 
 
 def test_what_waits_cannot_run_inline() -> None:
-    with pytest.raises(AssertionError, match="waited for something else"):
-        run_inline(where())
+    with pytest.raises(AssertionError, match="it waited"):
+        run_inline(where(), else_say="it waited")
 
 
 class Adder:
     def blocking(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        return run_inline(coroutine)
+        return run_inline(coroutine, else_say="it waited")
 
     async def add(self, first: int, *, second: int = 1) -> int:
         """Add two numbers."""
@@ -94,3 +95,10 @@ def test_a_twin_blocks_and_looks_like_its_coroutine() -> None:
     assert Adder.add_sync.__doc__ == "Add two numbers."
     assert inspect.signature(Adder().add_sync) == inspect.signature(Adder().add)
     assert not inspect.iscoroutinefunction(Adder().add_sync)
+
+
+def test_a_portal_runs_what_nobody_waits_for() -> None:
+    portal, called = Portal(), threading.Event()
+    assert portal.submit(where()).result(DEADLINE_S)[1] is portal.call(where())[1]
+    portal.call_soon(called.set)
+    assert called.wait(DEADLINE_S)

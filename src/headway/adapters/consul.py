@@ -26,8 +26,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from headway.adapters.address import Address
-from headway.adapters.endpoints import Answer, Endpoints, Subscription, in_one_line
+from headway.adapters.adapter_url import AdapterUrl
+from headway.adapters.endpoints import EndpointReply, Endpoints, Subscription, in_one_line
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, EngineUnavailable
 from headway.core.instants import HOUR, MILLISECOND, SECOND, Duration, parse_duration
@@ -79,7 +79,7 @@ class ConsulEngine:
     name: Final = "consul"
 
     def __init__(self, url: str, *, clock: Clock, node: str) -> None:
-        address = Address.parse(url, port=TLS_PORT if url.startswith("consuls:") else PORT)
+        address = AdapterUrl.parse(url, port=TLS_PORT if url.startswith("consuls:") else PORT)
         self._prefix = (address.options.get("prefix") or PREFIX).lstrip("/")
         token = address.password or address.user
         self._headers = {"X-Consul-Token": token} if token else {}
@@ -168,7 +168,7 @@ class ConsulEngine:
             answer = await self._create_once(duration, until)
         return _decode(_check(answer), _Session).ID
 
-    async def _create_once(self, duration: Duration, until: float) -> Answer:
+    async def _create_once(self, duration: Duration, until: float) -> EndpointReply:
         wanted = {
             "Name": f"headway {self._node}",
             "TTL": self._ttl(duration),
@@ -202,7 +202,7 @@ class ConsulEngine:
                 raise EngineUnavailable(f"consul refuses: {in_one_line(error.What)}")
         return outcome
 
-    async def _ask(self, method: str, path: str, question: object, until: float) -> Answer:
+    async def _ask(self, method: str, path: str, question: object, until: float) -> EndpointReply:
         body = b"" if question is None else msgspec.json.encode(question)
         return await self._servers.ask(method, path, until=until, body=body, headers=self._headers)
 
@@ -215,7 +215,7 @@ class ConsulEngine:
             async with self._servers.listen(
                 "GET", f"{path}{index}", quiet_s=QUIET_S, headers=self._headers
             ) as response:
-                answer = Answer(response.status, await response.read())
+                answer = EndpointReply(response.status, await response.read())
                 entries = [] if answer.status == 404 else _decode(_check(answer), list[_Entry])
                 said = _index(response.headers.get("X-Consul-Index"))
             index = said if said > index else 0  # After a restored snapshot it says the old one once more.
@@ -230,18 +230,18 @@ class ConsulEngine:
         return f"{-(-ttl // MILLISECOND)}ms"
 
 
-def _trouble(answer: Answer) -> str | None:
+def _trouble(answer: EndpointReply) -> str | None:
     """Tell a server without a leader from a refusal."""
     return answer.text if answer.status >= 500 and TTL_REFUSED not in answer.text else None
 
 
-def _check(answer: Answer) -> Answer:
+def _check(answer: EndpointReply) -> EndpointReply:
     if answer.status != 200:
         raise EngineUnavailable(f"consul refuses: {answer.text or answer.status}")
     return answer
 
 
-def _decode(answer: Answer, kind: type[T]) -> T:
+def _decode(answer: EndpointReply, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.body, type=kind)
     except msgspec.MsgspecError as error:

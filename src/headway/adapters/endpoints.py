@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from headway.adapters.address import Address
+from headway.adapters.adapter_url import AdapterUrl
 from headway.core.clock import Clock, cancel_until_done
 from headway.core.errors import EngineUnavailable
 from headway.core.instants import SECOND, Duration
@@ -32,7 +32,7 @@ TEXT_LENGTH_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndpointReply:
     """What a server said: also a refusal, which every server would repeat."""
 
     status: int
@@ -48,7 +48,13 @@ class Endpoints:
     """The servers of an address. `trouble` says why another one is asked after an answer; one that counts has none."""
 
     def __init__(
-        self, engine: str, address: Address, *, clock: Clock, node: str, trouble: Callable[[Answer], str | None]
+        self,
+        engine: str,
+        address: AdapterUrl,
+        *,
+        clock: Clock,
+        node: str,
+        trouble: Callable[[EndpointReply], str | None],
     ) -> None:
         self._engine = engine
         self._tls: ssl.SSLContext | bool = address.tls() if address.scheme.endswith("s") else True
@@ -68,7 +74,7 @@ class Endpoints:
 
     async def ask(
         self, method: str, path: str, *, until: float, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> Answer:
+    ) -> EndpointReply:
         """Return the first answer that counts; raise `EngineUnavailable` where there is none in time."""
         troubles: dict[str, None] = {}
         first, last_turn = self._at, len(self._urls) - 1
@@ -82,7 +88,7 @@ class Endpoints:
                     asyncio.timeout(seconds / 2 if turn < last_turn else seconds),
                     self._request(method, self._urls[at] + path, data=body, headers=headers) as response,
                 ):
-                    answer = Answer(response.status, await response.read())
+                    answer = EndpointReply(response.status, await response.read())
             except asyncio.CancelledError:
                 if self._at == at:  # The caller waits less long than we would; he shall not meet this one again.
                     self._at = (at + 1) % len(self._urls)

@@ -22,8 +22,8 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 
-from headway.adapters.address import Address
-from headway.adapters.endpoints import Answer, Endpoints, Subscription, in_one_line
+from headway.adapters.adapter_url import AdapterUrl
+from headway.adapters.endpoints import EndpointReply, Endpoints, Subscription, in_one_line
 from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable
 from headway.core.instants import SECOND, Duration
@@ -100,7 +100,7 @@ class EtcdEngine:
     name: Final = "etcd"
 
     def __init__(self, url: str, *, clock: Clock, node: str) -> None:
-        address = Address.parse(url, port=PORT)
+        address = AdapterUrl.parse(url, port=PORT)
         self._prefix = (address.options.get("prefix") or PREFIX).encode()
         self._user, self._password = address.user, address.password
         self._token: str | None = None
@@ -225,10 +225,10 @@ class EtcdEngine:
     async def _ask(self, path: str, question: object, kind: type[T], until: float) -> T:
         return _decode((await self._answer(path, msgspec.json.encode(question), until)).body, kind)
 
-    async def _answer(self, path: str, body: bytes, until: float) -> Answer:
+    async def _answer(self, path: str, body: bytes, until: float) -> EndpointReply:
         return _check(await self._send(path, body, until))
 
-    async def _send(self, path: str, body: bytes, until: float) -> Answer:
+    async def _send(self, path: str, body: bytes, until: float) -> EndpointReply:
         """Ask as the user of the address; a token that etcd does not know any more is fetched anew."""
         if self._user is not None and self._token is None:
             await self._log_in(until)
@@ -252,12 +252,12 @@ class EtcdEngine:
         return self._prefix + name.encode()
 
 
-def _trouble(answer: Answer) -> str | None:
+def _trouble(answer: EndpointReply) -> str | None:
     """Tell a server without a leader, or one that gives up waiting for the others, from a refusal."""
     return _refusal(answer) if answer.status >= 500 else None
 
 
-def _refusal(answer: Answer) -> str:
+def _refusal(answer: EndpointReply) -> str:
     """Return why etcd refuses, in its own words; nothing where it does not."""
     if answer.status == 200:
         return ""
@@ -267,7 +267,7 @@ def _refusal(answer: Answer) -> str:
         return answer.text
 
 
-def _check(answer: Answer) -> Answer:
+def _check(answer: EndpointReply) -> EndpointReply:
     if answer.status != 200:
         raise EngineUnavailable(f"etcd refuses: {_refusal(answer)}")
     return answer

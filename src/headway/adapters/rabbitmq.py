@@ -27,7 +27,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMe
 from aio_pika.exceptions import AMQPError, DeliveryError
 from aiormq.channel import Channel as UnderlayChannel
 
-from headway.adapters.address import Address
+from headway.adapters.adapter_url import AdapterUrl
 from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable, InvalidConfig
 from headway.core.ports import Hint
@@ -79,7 +79,7 @@ class RabbitTransport:
 
     def __init__(self, url: str, *, clock: Clock) -> None:
         port = PORT_TLS if url.startswith("amqps:") else PORT
-        self._address = Address.parse(url, port=port, options=OPTIONS)
+        self._address = AdapterUrl.parse(url, port=port, options=OPTIONS)
         self._kind = self._address.options.get("queues", _KINDS[0])
         if self._kind not in _KINDS:
             raise InvalidConfig(f"queues must be {' or '.join(_KINDS)}, not {self._kind[:40]!r}")

@@ -38,7 +38,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.security import make_digest_acl
 
-from headway.adapters.address import Address
+from headway.adapters.adapter_url import AdapterUrl
 from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable
 from headway.core.instants import SECOND, Duration
@@ -83,7 +83,7 @@ class ZookeeperEngine:
     name: Final = "zookeeper"
 
     def __init__(self, url: str, *, clock: Clock, node: str) -> None:
-        self._address = address = Address.parse(url, port=PORT)
+        self._address = address = AdapterUrl.parse(url, port=PORT)
         parts = f"{address.path}/{address.options.get('prefix', PREFIX)}".split("/")
         self._root = "".join(f"/{_safe(part)}" for part in parts if part)
         self._tls = address.tls() if address.scheme == "zookeepers" else None

@@ -44,7 +44,7 @@ CONNECT_S_MAX: Final = 10.0
 T = TypeVar("T")
 
 
-class Address:
+class ServerUrl:
     """Which server, and with which credential."""
 
     def __init__(self, url: str | None, token: str | None) -> None:
@@ -102,7 +102,7 @@ class Wire:
         clock: Clock | None,
         tls: ssl.SSLContext | None,
     ) -> None:
-        self.address = Address(server, token)
+        self.address = ServerUrl(server, token)
         self.timeout_s = parse_duration(timeout, what="timeout") / SECOND
         self.clock = clock or Clock()
         self.terms = Terms(self.clock, parse_duration(retry_for, what="retry_for") / SECOND)

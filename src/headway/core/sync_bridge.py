@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -30,15 +31,22 @@ class Portal:
 
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the background loop and wait for its result."""
-        loop = self._started()
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidTask("a _sync call inside of Headway's own loop would wait for itself; await its twin instead")
-        called = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        called = self.submit(coroutine)
         try:
             return called.result()
         finally:
             called.cancel()  # An interrupted caller no longer wants the result.
+
+    def submit(self, coroutine: Coroutine[Any, Any, R]) -> "Future[R]":
+        """Run a coroutine on the background loop and return at once."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._started())
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Have the background loop call a function soon."""
+        self._started().call_soon_threadsafe(callback)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -49,15 +57,15 @@ class Portal:
             return self._loop
 
 
-def run_inline(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run a coroutine that never has to wait, in the caller's thread."""
+def run_inline(coroutine: Coroutine[Any, Any, R], *, else_say: str) -> R:
+    """Run a coroutine that never has to wait, in the caller's thread; if it waits, fail with these words."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     finally:
         coroutine.close()
-    raise AssertionError("a blocking call on SQLite waited for something else than SQLite")
+    raise AssertionError(else_say)
 
 
 class Blocking(Protocol):

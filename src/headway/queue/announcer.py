@@ -25,7 +25,7 @@ AGAIN_S: Final = 0.2
 AGAIN_S_MAX: Final = 1.0
 
 
-class Health:
+class TransportHealth:
     """What is wrong with a transport, as seen by those who use it in this process. Said once, and once when it ends."""
 
     def __init__(self, name: str, node: str) -> None:
@@ -55,14 +55,14 @@ class Dispatch:
     """A transport as a node uses it."""
 
     transport: Transport
-    health: Health
+    health: TransportHealth
     announcer: "Announcer"
     loop: Loop  # Runs the announcer.
 
     @classmethod
     def by(cls, transport: Transport, clock: Clock) -> "Dispatch":
         """Put an announcer before a transport."""
-        health, woken = Health(transport.name, clock.node), asyncio.Event()
+        health, woken = TransportHealth(transport.name, clock.node), asyncio.Event()
         announcer = Announcer(transport, health, clock=clock, wake=woken.set)
         return cls(transport, health, announcer, announcer_loop(announcer, clock, woken))
 
@@ -74,7 +74,9 @@ class Dispatch:
 class Announcer:
     """Sends what was noted. `tick` is run by a `Loop`; `announce` may be called from any thread."""
 
-    def __init__(self, transport: Transport, health: Health, *, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, transport: Transport, health: TransportHealth, *, clock: Clock, wake: Callable[[], None]
+    ) -> None:
         self._wake = wake
         self._transport = transport
         self._health = health

@@ -13,7 +13,8 @@ from typing import Final
 
 from headway.core.clock import Clock
 from headway.core.ports import Transport
-from headway.queue.announcer import Announcer, Health, announcer_loop
+from headway.core.sync_bridge import Portal
+from headway.queue.announcer import Announcer, TransportHealth, announcer_loop
 
 FLUSH_S_MAX: Final = 0.5
 _LOOK_EVERY_S: Final = 0.005
@@ -25,6 +26,7 @@ class BackgroundAnnouncer:
     def __init__(self, open_transport: Callable[[], Transport], clock: Clock) -> None:
         self._open = open_transport
         self._clock = clock
+        self._portal = Portal("headway-announcer")
         self._lock = threading.Lock()
         self._process = 0
         self._announcer: Announcer | None = None
@@ -59,14 +61,13 @@ class BackgroundAnnouncer:
             return self._announcer
 
     def _start(self) -> Announcer:
-        transport, loop, woken = self._open(), asyncio.new_event_loop(), asyncio.Event()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(woken.set)
-
-        health = Health(transport.name, self._clock.node)
-        announcer = Announcer(transport, health, clock=self._clock, wake=wake)
-        running = announcer_loop(announcer, self._clock, woken).run()
-        name = "headway-announcer"
-        threading.Thread(target=loop.run_until_complete, args=(running,), name=name, daemon=True).start()
+        transport, woken = self._open(), asyncio.Event()
+        announcer = Announcer(
+            transport,
+            TransportHealth(transport.name, self._clock.node),
+            clock=self._clock,
+            wake=lambda: self._portal.call_soon(woken.set),
+        )
+        running = self._portal.submit(announcer_loop(announcer, self._clock, woken).run())
+        running.add_done_callback(lambda ended: ended.result())  # Logs the error of a loop that fails.
         return announcer

@@ -38,7 +38,7 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SendResult:
     """What came of a request: a status code, or why there is none. `is_final`: another try would change nothing."""
 
     took_ms: int
@@ -73,7 +73,7 @@ class Sender:
         self._trust = trust
         self._seconds_max = seconds_max
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
         """Send a body to a checked URL. Whatever goes wrong is an answer, too."""
         await self._get_ready()
         began = self._clock.monotonic()
@@ -93,7 +93,7 @@ class Sender:
             if error is None:
                 raise
         took_ms = round((self._clock.monotonic() - began) * 1_000)
-        return Answer(took_ms=took_ms, code=code, error=error, retry_after_s=wait_s, is_final=is_final)
+        return SendResult(took_ms=took_ms, code=code, error=error, retry_after_s=wait_s, is_final=is_final)
 
     async def _get_ready(self) -> None:
         """Import what sends, which takes long the first time: beside the loop, and before the time counts."""

@@ -25,7 +25,7 @@ from headway.core.urls import check_url, target_of
 from headway.core.webhooks import Delivery, Endpoint, Outcome
 from headway.server.job_reader import length_of
 from headway.server.offload import Offload
-from headway.server.outbound import Answer, Sender
+from headway.server.outbound import Sender, SendResult
 from headway.server.webhook_messages import headers_for, job_message, trial_message
 from headway.store import Store
 from headway.wire.base import LISTED_BYTES_MAX
@@ -73,7 +73,7 @@ class Verdict:
     delay: Duration | None = None
 
 
-def judge(answer: Answer, *, tries: int, age: Duration, spread: float) -> Verdict:
+def judge(answer: SendResult, *, tries: int, age: Duration, spread: float) -> Verdict:
     """Decide what comes after a try, which was number `tries` of a message of that age."""
     if answer.is_good:
         return Verdict(DELIVERED)
@@ -145,7 +145,7 @@ class Deliverer:
         """Try a claimed delivery once, and write down how it went; without `again` there is no other try."""
         url = self._url(delivery, endpoint)
         began = self._clock.now()
-        answer = Answer(took_ms=0, error="the URL cannot be used", is_final=True)
+        answer = SendResult(took_ms=0, error="the URL cannot be used", is_final=True)
         if url is not None:
             answer = await self._send(delivery, endpoint, url)
         return await self._settle(delivery, endpoint, answer, began=began, again=again)
@@ -212,15 +212,15 @@ class Deliverer:
             with contextlib.suppress(StoreError):
                 await self._write_mistake(delivery, error)
 
-    async def _send(self, delivery: Delivery, endpoint: Endpoint, url: str) -> Answer:
+    async def _send(self, delivery: Delivery, endpoint: Endpoint, url: str) -> SendResult:
         try:
             body = await self._body(delivery)
             now = self._clock.now()
             headers = headers_for(delivery.id, now, body, endpoint.signing(now))
         except JobNotFound:
-            return Answer(took_ms=0, error="the job was deleted", is_final=True)
+            return SendResult(took_ms=0, error="the job was deleted", is_final=True)
         except (ValueError, TypeError, ArithmeticError, RecursionError):  # Nobody can read what somebody else wrote.
-            return Answer(took_ms=0, error="the message cannot be written", is_final=True)
+            return SendResult(took_ms=0, error="the message cannot be written", is_final=True)
         return await self._sender.post(url, body, headers)
 
     async def _body(self, delivery: Delivery) -> bytes:
@@ -243,7 +243,7 @@ class Deliverer:
     # --- what comes of it
 
     async def _settle(
-        self, delivery: Delivery, endpoint: Endpoint, answer: Answer, *, began: Instant, again: bool
+        self, delivery: Delivery, endpoint: Endpoint, answer: SendResult, *, began: Instant, again: bool
     ) -> Delivery:
         verdict = judge(
             answer,
@@ -261,7 +261,7 @@ class Deliverer:
         return recorded or delivery
 
     async def _write_mistake(self, delivery: Delivery, error: Exception) -> None:
-        answer = Answer(took_ms=0, error=f"internal error: {type(error).__name__}")
+        answer = SendResult(took_ms=0, error=f"internal error: {type(error).__name__}")
         age, now = self._clock.now() - delivery.created_at, self._clock.now()
         verdict = judge(answer, tries=delivery.tries + 1, age=age, spread=self._clock.chance.random())
         await self._write(delivery, Outcome(at=now, took_ms=0, error=answer.error), verdict)

@@ -19,6 +19,7 @@ from headway.core.errors import LeaseLost
 from headway.core.instants import SECOND
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import AttemptOutcome, Parked, Released, Succeeded, TimedOut
+from headway.core.sync_bridge import run_inline
 from headway.tasks.context import Context, JobFactory
 from headway.tasks.task import Task
 from headway.worker.attempt import Ended, TasksByName, resolve, run_async, run_sync
@@ -329,10 +330,4 @@ class InlineChildPool:
 
 def at_once(coroutine: Coroutine[Any, Any, R]) -> R:
     """Run a coroutine that never has to wait."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    finally:
-        coroutine.close()
-    raise AssertionError("a def task had to wait, and in virtual time nobody can wait for it")
+    return run_inline(coroutine, else_say="a def task had to wait, and in virtual time nobody can wait for it")

@@ -120,7 +120,7 @@ class Connections:
     def _inline(self, coroutine: Coroutine[Any, Any, R]) -> R:
         self._thread.calls += 1
         try:
-            return run_inline(coroutine)
+            return run_inline(coroutine, else_say="a blocking call on SQLite waited for something else than SQLite")
         finally:
             self._thread.calls -= 1
 

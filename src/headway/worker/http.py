@@ -85,7 +85,7 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Response:
     status: int
     reason: str
     headers: http.client.HTTPMessage
@@ -200,7 +200,7 @@ class _Hosts:
         return (literal,) if is_own else vetted(host, [host], self._allowed)
 
 
-def _follow(context: Context, request: _Request, ours: Mapping[str, str], hosts: _Hosts) -> _Answer:
+def _follow(context: Context, request: _Request, ours: Mapping[str, str], hosts: _Hosts) -> _Response:
     for _ in range(REDIRECTS_MAX + 1):
         answer = _exchange(context, request, hosts)
         target = answer.headers.get("Location")
@@ -231,7 +231,7 @@ class _Exchange(threading.Thread):
     def __init__(self, request: _Request, hosts: _Hosts) -> None:
         super().__init__(name="headway-http", daemon=True)
         self.ended = threading.Event()
-        self.outcome: _Answer | Exception | None = None
+        self.outcome: _Response | Exception | None = None
         self._request = request
         self._connection = _connection(request.url, hosts)
 
@@ -249,7 +249,7 @@ class _Exchange(threading.Thread):
         with contextlib.suppress(OSError, AttributeError):
             self._connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _speak(self) -> _Answer:
+    def _speak(self) -> _Response:
         request, connection = self._request, self._connection
         parts = urlsplit(request.url)
         connection.connect()
@@ -258,7 +258,7 @@ class _Exchange(threading.Thread):
         connection.request(request.method, target, request.body, {**request.headers, "Connection": "close"})
         response = connection.getresponse()
         body = response.read(BODY_BYTES_MAX + 1)
-        return _Answer(
+        return _Response(
             response.status, response.reason, response.headers, body[:BODY_BYTES_MAX], len(body) > BODY_BYTES_MAX
         )
 
@@ -292,7 +292,7 @@ def _trust() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _exchange(context: Context, request: _Request, hosts: _Hosts) -> _Answer:
+def _exchange(context: Context, request: _Request, hosts: _Hosts) -> _Response:
     began, exchange = monotonic_now(), _Exchange(request, hosts)
     exchange.start()
     while not exchange.ended.wait(LOOK_S):
@@ -301,7 +301,7 @@ def _exchange(context: Context, request: _Request, hosts: _Hosts) -> _Answer:
             context.check()
     where = f"{request.method} {_place(request.url)}"
     match exchange.outcome:
-        case _Answer() as answer:
+        case _Response() as answer:
             context.log(f"{where}  {answer.status} {answer.reason}  {round((monotonic_now() - began) * 1_000)} ms")
             return answer
         case NotAllowed() as refused:
@@ -318,14 +318,14 @@ def _place(url: str) -> str:
 # --- the answer
 
 
-def _result(answer: _Answer) -> dict[str, Any]:
+def _result(answer: _Response) -> dict[str, Any]:
     if answer.status >= 400:
         raise _failure(answer)
     result: dict[str, Any] = {"status": answer.status, "body": _body_of(answer)}
     return {**result, "truncated": True} if answer.is_cut else result
 
 
-def _failure(answer: _Answer) -> Exception:
+def _failure(answer: _Response) -> Exception:
     text = " ".join(_text(answer)[:ERROR_TEXT_MAX].split())
     words = f"the answer was {answer.status} {answer.reason}".rstrip() + (f": {text}" if text else "")
     if answer.status < 500 and answer.status not in WORTH_ANOTHER_TRY:
@@ -334,7 +334,7 @@ def _failure(answer: _Answer) -> Exception:
     return HttpFailed(words) if wait is None else Retry(after=wait / SECOND, reason=words)
 
 
-def _body_of(answer: _Answer) -> Any:
+def _body_of(answer: _Response) -> Any:
     kind = answer.headers.get_content_type()
     if not answer.is_cut and (kind == "application/json" or kind.endswith("+json")):
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -342,7 +342,7 @@ def _body_of(answer: _Answer) -> Any:
     return _text(answer)
 
 
-def _text(answer: _Answer) -> str:
+def _text(answer: _Response) -> str:
     charset = answer.headers.get_content_charset("utf-8")
     try:
         text = answer.body.decode(charset, "replace")

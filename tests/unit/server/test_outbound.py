@@ -17,7 +17,7 @@ from headway.core.clock import Clock
 from headway.core.errors import DefinitionError
 from headway.core.instants import DAY, HOUR, SECOND
 from headway.core.urls import Allowed, NotAllowed, check_url, target_of, vetted
-from headway.server.outbound import READ_BYTES_MAX, Answer, Sender, _socket
+from headway.server.outbound import READ_BYTES_MAX, Sender, SendResult, _socket
 from headway.server.webhook_messages import headers_for, sign
 from headway.server.webhook_sender import BACKOFF_FIRST, BACKOFF_MOST, PATIENCE, judge
 from headway.store.webhooks import new_secret
@@ -180,7 +180,7 @@ def test_waits_grow_and_end() -> None:
     age, tries, waits = 0, 0, []
     while True:
         tries += 1
-        verdict = judge(Answer(took_ms=1, code=500), tries=tries, age=age, spread=0.5)
+        verdict = judge(SendResult(took_ms=1, code=500), tries=tries, age=age, spread=0.5)
         if verdict.delay is None:
             break
         waits.append(verdict.delay)
@@ -195,18 +195,18 @@ def test_waits_grow_and_end() -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "least", "most"),
     [
-        (Answer(took_ms=1, code=200), "DELIVERED", None, None),
-        (Answer(took_ms=1, code=299), "DELIVERED", None, None),
-        (Answer(took_ms=1, code=301), "WAITING", 3, 7),
-        (Answer(took_ms=1, code=404), "WAITING", 3, 7),
-        (Answer(took_ms=1, error="no answer"), "WAITING", 3, 7),
-        (Answer(took_ms=1, code=429, retry_after_s=600), "WAITING", 600, 600),
-        (Answer(took_ms=1, code=503, retry_after_s=999_999), "WAITING", 10_800, 10_800),
-        (Answer(took_ms=1, code=410), "FAILED", None, None),
-        (Answer(took_ms=1, error="private", is_final=True), "FAILED", None, None),
+        (SendResult(took_ms=1, code=200), "DELIVERED", None, None),
+        (SendResult(took_ms=1, code=299), "DELIVERED", None, None),
+        (SendResult(took_ms=1, code=301), "WAITING", 3, 7),
+        (SendResult(took_ms=1, code=404), "WAITING", 3, 7),
+        (SendResult(took_ms=1, error="no answer"), "WAITING", 3, 7),
+        (SendResult(took_ms=1, code=429, retry_after_s=600), "WAITING", 600, 600),
+        (SendResult(took_ms=1, code=503, retry_after_s=999_999), "WAITING", 10_800, 10_800),
+        (SendResult(took_ms=1, code=410), "FAILED", None, None),
+        (SendResult(took_ms=1, error="private", is_final=True), "FAILED", None, None),
     ],
 )
-def test_verdicts(answer: Answer, status: str, least: int | None, most: int | None) -> None:
+def test_verdicts(answer: SendResult, status: str, least: int | None, most: int | None) -> None:
     for spread in (0.0, 0.999):
         verdict = judge(answer, tries=1, age=0, spread=spread)
         assert verdict.status == status
@@ -218,8 +218,8 @@ def test_verdicts(answer: Answer, status: str, least: int | None, most: int | No
 
 
 def test_the_last_try_is_when_the_patience_ends() -> None:
-    assert judge(Answer(took_ms=1, code=500), tries=15, age=DAY - HOUR, spread=0.9).delay == HOUR
-    assert judge(Answer(took_ms=1, code=500), tries=15, age=DAY + HOUR, spread=0.9).status == "FAILED"
+    assert judge(SendResult(took_ms=1, code=500), tries=15, age=DAY - HOUR, spread=0.9).delay == HOUR
+    assert judge(SendResult(took_ms=1, code=500), tries=15, age=DAY + HOUR, spread=0.9).status == "FAILED"
 
 
 # --- real connections
@@ -241,7 +241,7 @@ def sender(names: FakeNames, *allow: str, **options: Any) -> Sender:
     return Sender(Clock(), allow, resolve=names, **{"seconds_max": DEADLINE_S, **options})
 
 
-async def post(mine: Sender, url: str) -> Answer:
+async def post(mine: Sender, url: str) -> SendResult:
     try:
         return await mine.post(url, b'{"a":1}', {"Content-Type": "application/json", "webhook-id": "msg_1"})
     finally:

@@ -16,7 +16,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from headway.adapters.address import Address
+from headway.adapters.adapter_url import AdapterUrl
 from headway.core.errors import InvalidConfig
 
 PORT: Final = 6379
@@ -24,9 +24,9 @@ PREFIX: Final = "headway:"
 TEXT_LENGTH_MAX: Final = 200
 
 
-def read_address(url: str) -> Address:
+def read_address(url: str) -> AdapterUrl:
     """Read a URL and whatever can be checked before anything is connected."""
-    address = Address.parse(url, port=PORT)
+    address = AdapterUrl.parse(url, port=PORT)
     if not re.fullmatch("[0-9]{0,4}", address.path):
         raise InvalidConfig(f"the path of {address.scheme}:// is the number of a database, not {address.path[:40]!r}")
     if address.scheme == "rediss":
@@ -34,18 +34,18 @@ def read_address(url: str) -> Address:
     return address
 
 
-def key_prefix(address: Address) -> str:
+def key_prefix(address: AdapterUrl) -> str:
     """Return what all our keys begin with. Its braces keep them in one slot, for the sake of Redis Cluster."""
     prefix = address.options.get("prefix", PREFIX)
     return prefix if "{" in prefix else f"{{{prefix}}}"
 
 
-def clients_of(address: Address, *, node: str, answer_s: float, connections: int) -> list[Redis]:
+def clients_of(address: AdapterUrl, *, node: str, answer_s: float, connections: int) -> list[Redis]:
     """Make a client of each endpoint; nothing is connected before it is used, and again after `aclose`."""
     return [_client(address, endpoint, node, answer_s, connections) for endpoint in address.endpoints]
 
 
-def _client(address: Address, endpoint: tuple[str, int], node: str, answer_s: float, connections: int) -> Redis:
+def _client(address: AdapterUrl, endpoint: tuple[str, int], node: str, answer_s: float, connections: int) -> Redis:
     security: dict[str, Any] = {"connection_class": _Connection}
     if address.scheme == "rediss":
         security = {

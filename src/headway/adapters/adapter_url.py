@@ -20,7 +20,7 @@ _TLS = ("ca", "cert", "key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class AdapterUrl:
     """Where the server is, as which user, and what else the URL says."""
 
     scheme: str
@@ -31,7 +31,7 @@ class Address:
     options: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, url: str, *, port: int, options: Iterable[str] = ("prefix", *_TLS)) -> "Address":
+    def parse(cls, url: str, *, port: int, options: Iterable[str] = ("prefix", *_TLS)) -> "AdapterUrl":
         """Read a URL; `port` is meant where none is given, and other options than these are refused."""
         try:
             parts = urlsplit(url)
