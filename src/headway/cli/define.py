@@ -377,7 +377,7 @@ async def apply(
     for change in changes:
         change.tell(session, now, dry_run=dry_run, in_full=len(changes) <= TOLD_IN_FULL)
     for schedule in gone:
-        session.out.say(clean(f"{schedule.label} {'would run_as_child ' if dry_run else ''}removed"))
+        session.out.say(clean(f"{schedule.label} {'would be ' if dry_run else ''}removed"))
     _warn(session, warnings)
 
 

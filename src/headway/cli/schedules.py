@@ -403,7 +403,7 @@ async def backfill(
         return
     for instant in instants if dry_run else ():
         session.out.say(utc(instant, fine=is_fine(instants)))
-    session.out.say(f"{count(len(instants), 'job')} {'would run_as_child added' if dry_run else 'added'}")
+    session.out.say(f"{count(len(instants), 'job')} {'would be added' if dry_run else 'added'}")
 
 
 @command(app)
