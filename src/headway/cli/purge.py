@@ -5,10 +5,8 @@ from typing import Annotated
 import typer
 
 from headway.cli.parsing import YesOption, confirm
-from headway.cli.session import PAGE, Session, new_command
+from headway.cli.session import Session, new_command
 from headway.cli.text import clean, count
-from headway.core.validation import check_name
-from headway.operations import audit_log as deeds
 
 
 async def purge(
@@ -25,33 +23,18 @@ async def purge(
     That they ran, when and how they ended stays, so that schedules can still be audited. Jobs that have not ended are
     left alone: cancel them first, or come back. Until then a key that leads to them is kept.
     """
-    check_name(tenant, "--tenant")
-    async with session.open() as desk:
-        ended: list[str] = []
-        unfinished = 0
-        after = ""
-        while True:
-            page, waiting = await desk.store.erasure.page(tenant, key, after)
-            if not page and not waiting:
-                break
-            ended += page
-            unfinished += len(waiting)
-            after = max([*page, *waiting])
-        if ended and not dry_run:
-            confirm(clean(f"This erases the content of {count(len(ended), 'job')} of {tenant}, for good."), yes=yes)
-        erased = 0
-        for start in range(0, 0 if dry_run else len(ended), PAGE):
-            acting = desk.acting(deeds.purge(tenant, key))
-            part, keeps_key = ended[start : start + PAGE], key is not None and unfinished > 0
-            erased += len(await acting.erasure.erase(part, keeps_key=keeps_key))
+    async with session.operations() as operations:
+        found = await operations.purge.find(tenant, key=key)
+        jobs = len(found.ids)
+        if jobs and not dry_run:
+            confirm(clean(f"This erases the content of {count(jobs, 'job')} of {tenant}, for good."), yes=yes)
+            jobs = await operations.purge.erase(found)
     if session.as_json:
-        found = {"tenant": tenant, "jobs": len(ended) if dry_run else erased, "unfinished": unfinished}
-        session.out.json({**found, "dry_run": dry_run})
+        session.out.json({"tenant": tenant, "jobs": jobs, "unfinished": found.unfinished, "dry_run": dry_run})
         return
-    jobs = count(len(ended) if dry_run else erased, "job")
-    session.out.say(clean(f"{jobs} of {tenant} {'would run_as_child erased' if dry_run else 'erased'}"))
-    if unfinished:
-        session.out.note(f"{count(unfinished, 'job')} not ended yet and left alone")
+    session.out.say(clean(f"{count(jobs, 'job')} of {tenant} {'would be erased' if dry_run else 'erased'}"))
+    if found.unfinished:
+        session.out.note(f"{count(found.unfinished, 'job')} not ended yet and left alone")
 
 
 app = new_command(purge)

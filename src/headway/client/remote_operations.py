@@ -15,6 +15,7 @@ from headway.core.clock import Clock
 from headway.core.errors import Conflict, DefinitionError, HeadwayError, NotFound, StoreError
 from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.everything import Operations
+from headway.operations.purge import Purge
 from headway.operations.queues import Queues
 from headway.operations.verbs import Group, Verb, verb_of
 from headway.operations.webhooks import Deliveries, Webhooks
@@ -38,6 +39,7 @@ class RemoteOperations(Operations):
         self.audit_log = _remote(AuditLog, client)
         self.webhooks = _remote(Webhooks, client)
         self.deliveries = _remote(Deliveries, client)
+        self.purge = _remote(Purge, client)
 
 
 def _remote(group: type[G], client: AsyncClient) -> G:
@@ -55,7 +57,7 @@ class _RemoteGroup:
         function = getattr(self._group, name)
         declared = verb_of(function)
         if declared is None:
-            raise AttributeError(name)
+            raise DefinitionError("this works on the store itself: leave --server out, and run it where that is")
         signature = inspect.signature(function)
 
         async def call(*args: Any, **given: Any) -> Any:

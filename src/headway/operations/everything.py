@@ -4,6 +4,7 @@ from headway.core.clock import Clock
 from headway.core.instants import Instant
 from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.caller import Caller
+from headway.operations.purge import Purge
 from headway.operations.queues import Queues
 from headway.operations.webhooks import Deliveries, Webhooks
 from headway.operations.workers import Nodes, Workers
@@ -21,6 +22,7 @@ class Operations:
     audit_log: AuditLog
     webhooks: Webhooks
     deliveries: Deliveries
+    purge: Purge
 
     @property
     def now(self) -> Instant:
@@ -41,3 +43,4 @@ class LocalOperations(Operations):
         self.audit_log = AuditLog(caller)
         self.webhooks = Webhooks(caller)
         self.deliveries = Deliveries(caller)
+        self.purge = Purge(caller)

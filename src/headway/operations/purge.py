@@ -1,0 +1,47 @@
+"""Purge: erase the content of jobs that have ended. It works on the store only; there is no HTTP route."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from headway.core.validation import check_name
+from headway.operations import audit_log
+from headway.operations.verbs import Group
+
+_AT_ONCE: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Erasable:
+    """The jobs to erase, and how many others have not ended yet."""
+
+    tenant: str
+    key: str | None
+    ids: list[str]
+    unfinished: int
+
+
+class Purge(Group):
+    """Erase arguments, results, errors, logs, steps, keys and callback URLs of jobs."""
+
+    async def find(self, tenant: str, *, key: str | None = None) -> Erasable:
+        """Find the jobs of a tenant that have ended; with a key the job that has it, and its reruns."""
+        self.caller.require_role("admin")
+        check_name(tenant, "--tenant")
+        ids: list[str] = []
+        unfinished, after = 0, ""
+        while True:
+            page, waiting = await self.caller.store.erasure.page(tenant, key, after)
+            if not page and not waiting:
+                return Erasable(tenant, key, ids, unfinished)
+            ids += page
+            unfinished += len(waiting)
+            after = max([*page, *waiting])
+
+    async def erase(self, found: Erasable) -> int:
+        """Erase the content of these jobs, and return how many; a key that leads to unfinished jobs is kept."""
+        self.caller.require_role("admin")
+        erased, keeps_key = 0, found.key is not None and found.unfinished > 0
+        for start in range(0, len(found.ids), _AT_ONCE):
+            acting = self.caller.acting(audit_log.purge(found.tenant, found.key))
+            erased += len(await acting.erasure.erase(found.ids[start : start + _AT_ONCE], keeps_key=keeps_key))
+        return erased
