@@ -6,7 +6,7 @@ import typer
 
 from headway.cli.output import Column, to_json
 from headway.cli.parsing import read_past
-from headway.cli.session import PAGE, Session, new_command
+from headway.cli.session import Session, new_command
 from headway.core.instants import isoformat
 from headway.operations.verbs import pages
 from headway.wire.access import AuditLogEntry
@@ -27,7 +27,6 @@ async def audit_log(
 
     The old name `headway trail` does the same.
     """
-    found: list[AuditLogEntry] = []
     async with session.operations() as operations:
         after = None if since is None else isoformat(read_past(since, operations.now, "--since"))
         entries = pages(
@@ -37,12 +36,9 @@ async def audit_log(
             target=target,
             tenant=tenant,
             since=after,
-            limit=min(limit, PAGE),
+            most=limit,
         )
-        async for entry in entries:
-            found.append(entry)
-            if len(found) == limit:
-                break
+        found = [entry async for entry in entries]
     if session.as_json:
         session.out.json(found)
     elif not found:

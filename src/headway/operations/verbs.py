@@ -206,11 +206,12 @@ def verbs_of(group: type[Group]) -> tuple[Verb, ...]:
 async def pages(
     read: Callable[..., Awaitable[Page[T]]], *args: Any, most: int | None = None, **given: Any
 ) -> AsyncIterator[T]:
-    """Iterate over a list that is read page by page, over at most so many items."""
+    """Iterate over a list that is read page by page, over at most so many items; `limit` is the size of a page."""
     cursor: str | None = given.pop("cursor", None)
+    size = given.pop("limit", PAGE_MAX)
     left = sys.maxsize if most is None else most
     while left > 0:
-        page = await read(*args, **given, limit=min(left, PAGE_MAX), cursor=cursor)
+        page = await read(*args, **given, limit=min(left, size), cursor=cursor)
         for item in page.items:
             yield item
         left -= len(page.items)
