@@ -371,8 +371,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         "`max_attempts`": f"1 to {number(ATTEMPTS_MAX)}",
         "page of jobs or occurrences": number(PAGE_MAX),
         "arguments, result or metadata of a job in a list over HTTP": number(base.LISTED_BYTES_MAX),
-        "cron text": f"{expression.TEXT_LENGTH_MAX} characters; a list in it {expression.LIST_ITEMS_MAX} items; years "
-        f"{expression.YEAR_MIN}–{expression.YEAR_MAX}",
+        "cron expression": f"{expression.TEXT_LENGTH_MAX} characters; a list in it {expression.LIST_ITEMS_MAX} items; "
+        f"years {expression.YEAR_MIN}–{expression.YEAR_MAX}",
         "interval of `Every`, delay of `After`": f"{format_duration(triggers.INTERVAL_MIN)} to "
         f"{format_duration(DURATION_MAX)}",
         "any other duration": format_duration(DURATION_MAX),
@@ -381,7 +381,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "instants in one backfill": number(schedules.BACKFILL_MAX),
         "decisions of one schedule that fire in one transaction, `overlap=allow`": number(planner.FIRES_PER_PLAN_MAX),
         "schedules decided in one transaction": number(scheduler.BATCH),
-        "statement": f"{postgres.STATEMENT_S_MAX:g} s on PostgreSQL, {sqlite.STATEMENT_S_MAX:g} s on SQLite",
+        "statement timeout": f"{postgres.STATEMENT_S_MAX:g} s on PostgreSQL, {sqlite.STATEMENT_S_MAX:g} s on SQLite",
         "connections of a process to PostgreSQL": f"{postgres.POOL_SIZE}, and one",
         "scheduler shards": number(SHARDS_MAX),
         "result of a job or of a `ctx.once` step, as JSON": number(RESULT_BYTES_MAX),
@@ -393,14 +393,14 @@ def test_the_limits_are_those_of_the_code() -> None:
         "progress of a job": f"every {reporter.REPORT_EVERY_S:g} s",
         "lost workers of a job": f"{lifecycle.LOSSES_MAX}; ",
         "jobs in one claim or one settlement of a worker": number(max(claimer.CLAIM_MAX, settler.SETTLE_MAX)),
-        "jobs that wait in a child process behind those that run": f"within {pace.PREFETCH_S * 1000:g} ms, at most "
+        "jobs prefetched by a child process behind those that run": f"within {pace.PREFETCH_S * 1000:g} ms, at most "
         f"{pace.PREFETCH_MAX:,}; one that waits for more than {stopper.WAIT_S_MAX:g} s is handed back",
-        "jobs, arguments and finished steps that are handed to a child at once": f"{ipc.FRAME_BYTES_MAX >> 20} MiB",
+        "jobs, arguments and finished steps sent to a child process at once": f"{ipc.FRAME_BYTES_MAX >> 20} MiB",
         "threads of a worker": number(THREADS_MAX),
-        "time from asking a job to stop to SIGTERM, and from there to SIGKILL": f"{stopper.SOFT_S:g} s, "
+        "time from the request to stop a job to SIGTERM, and from there to SIGKILL": f"{stopper.SOFT_S:g} s, "
         f"{stopper.HARD_S:g} s",
         "time for a child process to import the app": f"{child_processes.START_S_MAX:g} s",
-        "memory bound of a task": f"at least {task.MEMORY_MIN >> 20} MB",
+        "memory limit of a task": f"at least {task.MEMORY_MIN >> 20} MB",
     }
     for what, bound in expected.items():
         assert bound in table[what], what

@@ -62,7 +62,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         f"and {WORD_OF[round(reporter.LINES_EVERY_S)]} of its log",
     ),
     "docs/limits.md": (
-        f"up to {PER_SECOND} times a second and written every {reporter.CHECKPOINT_EVERY_S:g} s",
+        f"sent up to {PER_SECOND} times a second and written every {reporter.CHECKPOINT_EVERY_S:g} s",
         f"at most every {reporter.REPORT_EVERY_S:g} s",
     ),
     "docs/follow.md": (
