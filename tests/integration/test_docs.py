@@ -412,11 +412,13 @@ def test_the_limits_of_the_api_are_those_of_the_code() -> None:
     expected = {
         "body": f"{web.BODY_BYTES_MAX >> 20} MiB; {web.BULK_BYTES_MAX >> 20} MiB",
         "nesting of JSON": number(web.DEPTH_MAX),
-        "parameter of the query or part of a path": number(web.TEXT_LENGTH_MAX),
+        "query parameter or path segment": number(web.TEXT_LENGTH_MAX),
         "page": f"{base.PAGE_MAX}, and {web.PAGE_BYTES_MAX >> 20} MiB",
         "value in a list": f"{base.LISTED_BYTES_MAX >> 10} KiB",
-        "values in a body: objects, lists, texts, numbers": f"{number(web.VALUES_MAX)}; {number(web.BULK_VALUES_MAX)}",
-        f"large bodies (over {offload.SMALL_BYTES_MAX >> 10} KiB) under way at one process": (
+        "values in a body: objects, lists, strings, numbers": (
+            f"{number(web.VALUES_MAX)}; {number(web.BULK_VALUES_MAX)}"
+        ),
+        f"large bodies (over {offload.SMALL_BYTES_MAX >> 10} KiB) in progress at one process": (
             f"{quotas.BODIES_BYTES_MAX >> 20} MiB; {quotas.BODIES_BYTES_OF_ONE_MAX >> 20} MiB"
         ),
         "attempts of a job that are listed": (
@@ -427,7 +429,7 @@ def test_the_limits_of_the_api_are_those_of_the_code() -> None:
             f"{number(fanout.FOLLOWERS_MAX)}; the last {number(quotas.STREAMS_RESERVED)} are kept for tenants and"
             f" tokens that have fewer than {quotas.STREAMS_FEW}"
         ),
-        "events that wait for one follower": f"{number(followers.EVENTS_MAX)}, or {followers.BYTES_MAX >> 20} MiB",
+        "events buffered for one subscriber": f"{number(followers.EVENTS_MAX)}, or {followers.BYTES_MAX >> 20} MiB",
         "subscriptions of one WebSocket": number(websocket.SUBSCRIPTIONS_MAX),
     }
     for what, bound in expected.items():

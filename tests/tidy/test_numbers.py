@@ -72,9 +72,9 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "docs/api.md": (
         f"in {series.POINTS} steps",
         f"the newest {series.JOBS_MAX:,} jobs that ended",
-        f"`limit` is {base.PAGE_DEFAULT} unless told otherwise, and {base.PAGE_MAX} at most",
-        f"A count ends at {store_bulk.COUNT_MAX:,}",
-        f"At most {bulk.GROUP_MAX:,} are taken",
+        f"`limit` is {base.PAGE_DEFAULT} by default, and {base.PAGE_MAX} at most",
+        f"A count stops at {store_bulk.COUNT_MAX:,}",
+        f"processes at most {bulk.GROUP_MAX:,} jobs",
         f'`{{"jobs": […]}}`, up to {queue.ENQUEUE_MAX:,}',
     ),
     "docs/client.md": (f"at most {bulk.GROUP_MAX:,} at once",),
