@@ -56,7 +56,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         f"{fanout.LIVE_PER_SECOND_MAX:,} live values a second in all",
         f"so {fanout.LIVE_PER_SECOND_MAX // 2:,} followers get two a second",
         f"at most {live.TAIL_BYTES_MAX >> 10} KiB of them; gone after {live.KEPT_S} s",
-        f"told {WORD_OF[UNHEARD]} times a second",
+        f"published {WORD_OF[UNHEARD]} times a second",
         f"at most {live.PER_SECOND_MAX:,} values a second",
         f"up to {WORD_OF[round(reporter.CHECKPOINT_EVERY_S)]} seconds of progress and",
         f"and {WORD_OF[round(reporter.LINES_EVERY_S)]} of its log",
@@ -66,7 +66,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         f"at most every {reporter.REPORT_EVERY_S:g} s",
     ),
     "docs/follow.md": (
-        f"told {WORD_OF[PER_SECOND]} times a second",
+        f"sent {WORD_OF[PER_SECOND]} times a second",
         f"Every {follow.HEARTBEAT_S:g} s without an event there is a comment",
     ),
     "docs/api.md": (
@@ -84,15 +84,15 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         f"up to {log_writer.LINES_MAX:,} lines wait",
     ),
     "docs/webhooks.md": (
-        f"within {WORD_OF[round(outbound.SEND_S_MAX)]} seconds means that the message was taken",
+        f"within {WORD_OF[round(outbound.SEND_S_MAX)]} seconds means that the message was accepted",
         f"after {deliverer.BACKOFF_FIRST // SECOND} seconds, then {_WAITS[1]}, {_WAITS[2]}, and so on",
         f"and so on up to {deliverer.BACKOFF_MOST // HOUR} hours",
         f"for {deliverer.PATIENCE // HOUR} hours, also across restarts",
-        f"at most {deliverer.TARGET_SHARE} requests of a process are under way to one host",
+        f"at most {deliverer.TARGET_SHARE} requests of a process are in progress to one host",
         f"of {deliverer.CONCURRENCY} in all",
-        f"the last {webhooks.OUTCOMES_MAX} tries",
+        f"the last {webhooks.OUTCOMES_MAX} attempts",
         f"A tenant may have {webhooks.ENDPOINTS_MAX}",
-        f"{outbound.READ_BYTES_MAX >> 10} KiB of the answer",
+        f"{outbound.READ_BYTES_MAX >> 10} KiB of the response",
     ),
     "docs/dashboard.md": (
         f"from {WORD_OF[constant('dialog.tsx', 'TYPED_FROM')]} on it has to be typed",
