@@ -1,4 +1,4 @@
-"""docs/torture-report.md: what the last torture of each engine has shown, written by the torture itself."""
+"""Write docs/torture-report.md: the results of the last torture test of each engine."""
 
 import json
 import re
@@ -19,21 +19,21 @@ LANES: Final = {
 }
 ROLES: Final = {
     "store": "the store alone",
-    "redis": "Redis: leases, live values, hints",
+    "redis": "Redis: leases, live progress, wake-up hints",
     "etcd": "etcd, three servers: leases",
     "zookeeper": "ZooKeeper: leases",
     "consul": "Consul: leases",
-    "rabbitmq": "RabbitMQ: hints",
+    "rabbitmq": "RabbitMQ: wake-up hints",
 }
 
 BEGINNING: Final = """\
 # Torture report
 
-What the last [torture](testing.md#torture) of each engine has shown, written by the torture itself.
+The results of the last [torture test](testing.md#torture-tests) of each engine. `make torture` generates this page.
 
-Three nodes, each scheduler, worker and API in one process; PostgreSQL as the store; twenty schedules of two seconds; a
-client that enqueues all the time; two busy cores for everything. The leader lease is 2 s, the worker lease 3 s. Several
-faults are under way at nearly any time, so the worst cases below are not those of one fault alone.
+Setup: three nodes, each scheduler, worker and API in one process; PostgreSQL as the store; twenty schedules of two
+seconds; a client that enqueues all the time; two busy cores for everything. The leader lease is 2 s, the worker lease
+3 s. Several faults are active at almost any time, so the worst cases below are not those of a single fault.
 
 ```bash
 make torture                                   # each engine in turn, three minutes each
@@ -43,37 +43,42 @@ make torture ARGS='--engine redis --seed 7'    # one engine, with the plan of a 
 """
 
 MEANING: Final = """\
-- *Fail-over*: from the moment a scheduler that held a lease is killed or frozen to the moment the lease is granted
-  anew, whatever else is broken meanwhile: the database may be, too.
-- *Late*: from an instant to its decision, for instants that fired.
-- *Well again*: from the end of the last fault until all nodes beat, hold the leases, miss none of their servers, every
-  due instant is decided and every acknowledged job has ended. More than 30 s would be a violation.
-- *Stale attempts*: those whose code still ran when a later attempt had begun, mostly under a frozen supervisor. Nothing
-  that they wrote was accepted; *refused outcomes* are the ones that tried.
+- *Failover*: from the moment when a scheduler with a lease is killed or frozen to the moment when the lease is granted
+  again, whatever else is broken at that time, including the database.
+- *Decision delay*: from an instant to its decision, for instants that fired.
+- *Recovery*: from the end of the last fault until all nodes send heartbeats, hold the leases and reach their servers,
+  every due instant is decided and every acknowledged job has ended. More than 30 s would be a violation.
+- *Stale attempts*: attempts whose code still ran after a later attempt had started, mostly under a frozen supervisor.
+  None of their writes were accepted; *rejected outcomes* counts those that tried to write one.
 """
 
 
 def update(outcome: dict[str, Any]) -> None:
-    """Put the outcome of one engine in the place of its last one."""
+    """Replace the last outcome of an engine in the report."""
     results = _read()
     outcome["on"] = datetime.now(UTC).date().isoformat()
     results[outcome["engine"]] = outcome
+    REPORT.write_text(page(results))
+
+
+def page(results: dict[str, dict[str, Any]]) -> str:
+    """Write the page."""
     ordered = [results[engine] for engine in ORDER if engine in results]
     kept = json.dumps({result["engine"]: result for result in ordered}, separators=(",", ":"))
     parts = [BEGINNING, _summary(ordered), "\n", MEANING, _slowest(ordered), *_faults(ordered), *_violations(ordered)]
-    REPORT.write_text("".join(parts) + f"\n<!-- results: {kept} -->\n")
+    return "".join(parts) + f"\n<!-- results: {kept} -->\n"
 
 
 def lines_of(outcome: dict[str, Any]) -> list[str]:
-    """Say in a few lines what became of a run."""
+    """Summarise a run in a few lines."""
     figures = outcome["figures"]
     return [
         f"  {sum(outcome['faults'].values())} faults in {outcome['seconds']:g} s: {outcome['faults']}",
         f"  {figures['decisions']} decisions under {figures['tokens']} tokens, at most {figures['late_s']:.1f} s late",
         f"  {figures['jobs']} jobs {figures['statuses']}, {figures['enqueued']} receipts",
-        f"  attempts {figures['attempts']}, {figures['ran_on']} stale, {figures['refused']} outcomes refused",
-        f"  fail-over {_worst(outcome['fail_overs_s'])}; well again after {outcome['recovery_s']:g} s",
-        f"  during the slowest fail-over: {'; '.join(outcome['slowest'])}",
+        f"  attempts {figures['attempts']}, {figures['ran_on']} stale, {figures['refused']} outcomes rejected",
+        f"  failover {_worst(outcome['fail_overs_s'])}; recovery after {outcome['recovery_s']:g} s",
+        f"  during the slowest failover: {'; '.join(outcome['slowest'])}",
         f"  {len(outcome['violations'])} violations",
         *(f"  VIOLATION {violation}" for violation in outcome["violations"]),
     ]
@@ -87,22 +92,22 @@ def _read() -> dict[str, dict[str, Any]]:
 def _summary(results: list[dict[str, Any]]) -> str:
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
         "Seed": lambda r: str(r["seed"]),
-        "Day": lambda r: r["on"],
+        "Date": lambda r: r["on"],
         "Minutes of faults": lambda r: f"{r['seconds'] / 60:.1f}",
         "Faults": lambda r: f"{sum(r['faults'].values()):,}",
         "Shards": lambda r: "locks" if r["mode"] == "lock" else str(r["shards"]),
         "`coordination_fallback`": lambda r: "" if r["engine"] in ("store", "rabbitmq") else r["fallback"],
         "Decisions": lambda r: f"{r['figures']['decisions']:,}",
-        "Tokens they were made under": lambda r: f"{r['figures']['tokens']:,}",
+        "Fencing tokens used": lambda r: f"{r['figures']['tokens']:,}",
         "Jobs": lambda r: f"{r['figures']['jobs']:,}",
-        "Acknowledged to the client": lambda r: f"{r['figures']['enqueued']:,}",
+        "Jobs acknowledged to the client": lambda r: f"{r['figures']['enqueued']:,}",
         "Attempts": lambda r: f"{sum(r['figures']['attempts'].values()):,}",
-        "Leases of jobs run out": lambda r: f"{r['figures']['attempts'].get('expired', 0):,}",
+        "Expired job leases": lambda r: f"{r['figures']['attempts'].get('expired', 0):,}",
         "Stale attempts": lambda r: f"{r['figures']['ran_on']:,}",
-        "Refused outcomes": lambda r: f"{r['figures']['refused']:,}",
-        "Fail-over, worst (median, number)": lambda r: _worst(r["fail_overs_s"]),
-        "Late, worst": lambda r: f"{r['figures']['late_s']:.1f} s",
-        "Well again after": lambda r: f"{r['recovery_s']:.1f} s",
+        "Rejected outcomes": lambda r: f"{r['figures']['refused']:,}",
+        "Failover, worst (median, count)": lambda r: _worst(r["fail_overs_s"]),
+        "Decision delay, worst": lambda r: f"{r['figures']['late_s']:.1f} s",
+        "Recovery": lambda r: f"{r['recovery_s']:.1f} s",
         "**Violations**": lambda r: f"**{len(r['violations'])}**",
     }
     lines = [
@@ -121,9 +126,9 @@ def _worst(seconds: list[float]) -> str:
 
 
 def _slowest(results: list[dict[str, Any]]) -> str:
-    """Say what was wrong during the slowest fail-over of each: it is mostly the others who could not take over."""
+    """List the faults during the slowest failover of each engine; mostly the other nodes could not take over."""
     told = [f"- {r['engine']}: {'; '.join(r['slowest'])}\n" for r in results if r.get("slowest")]
-    return "".join(["\nWhat was under way during the slowest fail-over:\n\n", *told]) if told else ""
+    return "".join(["\nFaults active during the slowest failover:\n\n", *told]) if told else ""
 
 
 def _faults(results: list[dict[str, Any]]) -> list[str]:
@@ -138,10 +143,10 @@ def _faults(results: list[dict[str, Any]]) -> list[str]:
             counts = " | ".join(str(r["faults"].get(kind, "")) for r in results)
             parts.append(f"| {kind.partition(': ')[2]} | {counts} |\n")
     parts.append(
-        "\n*mute*: what a node says is held back, and arrives late; *deaf*: what it is told is; *black hole*: both, and"
-        "\nno reset; *lose answers*: what it says arrives, and no answer comes; *flap*: refused and taken in turns."
-        "\n*clock*: it steps by hours, runs sixty times as fast or stands still, through libfaketime; under that the"
-        "\nclient of ZooKeeper is too slow to be of use, so with ZooKeeper the clocks are right.\n"
+        "\n*mute*: what a node sends is held back and arrives late; *deaf*: the same for what it receives; *black hole*:"
+        "\nboth, without a reset; *lose answers*: requests arrive, responses are dropped; *flap*: connections are refused"
+        "\nand accepted in turn. *clock*: the clock steps by hours, runs sixty times as fast or stands still (libfaketime);"
+        "\nZooKeeper's client is too slow under libfaketime, so its runs have correct clocks.\n"
     )
     return parts
 
