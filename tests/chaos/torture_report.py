@@ -143,10 +143,10 @@ def _faults(results: list[dict[str, Any]]) -> list[str]:
             counts = " | ".join(str(r["faults"].get(kind, "")) for r in results)
             parts.append(f"| {kind.partition(': ')[2]} | {counts} |\n")
     parts.append(
-        "\n*mute*: what a node sends is held back and arrives late; *deaf*: the same for what it receives; *black hole*:"
-        "\nboth, without a reset; *lose answers*: requests arrive, responses are dropped; *flap*: connections are refused"
-        "\nand accepted in turn. *clock*: the clock steps by hours, runs sixty times as fast or stands still (libfaketime);"
-        "\nZooKeeper's client is too slow under libfaketime, so its runs have correct clocks.\n"
+        "\n*mute*: what a node sends is held back and arrives late; *deaf*: the same for what it receives;"
+        "\n*black hole*: both, without a reset; *lose answers*: requests arrive, responses are dropped; *flap*:"
+        "\nconnections are refused and accepted in turn. *clock*: the clock steps by hours, runs sixty times as fast or"
+        "\nstands still (libfaketime); ZooKeeper's client is too slow under that, so its runs have correct clocks.\n"
     )
     return parts
 
