@@ -45,7 +45,7 @@ export function cancelJob(job: JobNews, after: () => void): void {
   const isRunning = job.status === "RUNNING";
   confirm({
     title: `Cancel this job of ${job.type}?`,
-    words: isRunning ? <p>It is running. It is asked to stop, and ends when its code has stopped.</p> : <p>It has not begun, and will not.</p>,
+    words: isRunning ? <p>It is running. It is asked to stop, and ends when its code has stopped.</p> : <p>It has not started, and will not start.</p>,
     verb: "Cancel the job",
     isGrave: true,
     asksReason: true,
@@ -64,7 +64,7 @@ export async function retryJob(job: { id: string }, opensIt: boolean): Promise<v
   await perform(async () => {
     const again = await post<Job>(["jobs", job.id, "retry"]);
     if (opensIt && again.id !== job.id) go(href(["jobs", again.id]));
-    return again.id === job.id ? "The job is looked at again." : `It runs again as ${shortId(again.id)}.`;
+    return again.id === job.id ? "The job is checked again." : `It runs again as ${shortId(again.id)}.`;
   }, line);
 }
 
@@ -91,8 +91,8 @@ export async function bulk(verb: "retry" | "cancel", chosen: Chosen, after: () =
   } catch (error) {
     return void say({ words: wordsOf(error), tone: "bad", stays: true });
   }
-  const why = isRetry ? "not ended yet, or run again already" : "ended already, or asked to stop";
-  if (!found?.matched) return void say({ words: `There is nothing to do: ${why}.`, tone: "warn" });
+  const why = isRetry ? "not ended yet, or retried already" : "ended already, or asked to stop";
+  if (!found?.matched) return void say({ words: `Nothing to do: ${why}.`, tone: "warn" });
   const number = `${found.is_exact ? "" : "more than "}${counted(found.matched, "job")}`;
   const states = new Map<string, number>();
   for (const job of picked) if (ids.includes(job.id)) states.set(job.status, (states.get(job.status) ?? 0) + 1);
@@ -110,10 +110,10 @@ export async function bulk(verb: "retry" | "cancel", chosen: Chosen, after: () =
             ))}
           </ul>
         )}
-        {"filter" in chosen && <p>All that match, the oldest first, a thousand at a time; when this page is closed, the rest is left alone.</p>}
+        {"filter" in chosen && <p>All matching jobs, oldest first, in batches of a thousand. If you close this page, the rest is not processed.</p>}
         {others > 0 && (
           <p>
-            {counted(others, "job")} of the selection {others === 1 ? "is" : "are"} left alone: {why}.
+            {counted(others, "job")} of the selection {others === 1 ? "is" : "are"} skipped: {why}.
           </p>
         )}
       </>
@@ -170,14 +170,14 @@ export function pauseSchedule(schedule: Schedule, after: (changed: Schedule) => 
   const line = (answers: Answers): string => scheduleCommand("pause", schedule, { ...answers });
   confirm({
     title: `Pause ${schedule.name}?`,
-    words: <p>Nothing is started until it is resumed. Its instants are recorded as paused, and are not made up for.</p>,
+    words: <p>No jobs start until you resume it. Its instants are recorded as paused and are not caught up.</p>,
     verb: "Pause it",
     asksUntil: true,
     asksReason: true,
     command: line,
     act: async (answers) => {
       after(await ask<Schedule>(scheduleUrl(schedule, ["pause"]), { method: "POST", body: given({ ...answers }) }));
-      say({ words: answers.until ? `${schedule.name} is paused, and goes on by itself.` : `${schedule.name} is paused.`, command: line(answers) });
+      say({ words: answers.until ? `${schedule.name} is paused and resumes automatically.` : `${schedule.name} is paused.`, command: line(answers) });
     },
   });
 }
@@ -186,7 +186,7 @@ export function pauseSchedule(schedule: Schedule, after: (changed: Schedule) => 
 export async function resumeSchedule(schedule: Schedule, after: (changed: Schedule) => void): Promise<void> {
   await perform(async () => {
     after(await ask<Schedule>(scheduleUrl(schedule, ["resume"]), { method: "POST" }));
-    return `${schedule.name} runs again from now on.`;
+    return `${schedule.name} is resumed.`;
   }, scheduleCommand("resume", schedule));
 }
 
@@ -197,7 +197,7 @@ export function removeSchedule(schedule: Schedule): void {
     title: `Remove ${schedule.name}?`,
     words: (
       <>
-        <p>It starts nothing any more. What was decided and what ran stays in the ledger.</p>
+        <p>It starts no more jobs. Past decisions and jobs stay in the ledger.</p>
         {schedule.owner && <p>It belongs to {schedule.owner}, which puts it back when it starts.</p>}
       </>
     ),
@@ -220,7 +220,7 @@ export function toggleQueue(queue: Queue, after: () => void): void {
     void perform(async () => {
       await post(["queues", queue.name, "resume"]);
       after();
-      return `Jobs are taken from ${queue.name} again.`;
+      return `The queue ${queue.name} is resumed.`;
     }, command(["queues", "resume", queue.name]));
     return;
   }
@@ -229,7 +229,7 @@ export function toggleQueue(queue: Queue, after: () => void): void {
     title: `Pause the queue ${queue.name}?`,
     words: (
       <p>
-        {counted(queue.pending, "job")} wait in it and will go on waiting, as will what comes. {counted(queue.running, "job")} that run go on.
+        {counted(queue.pending, "waiting job")} and new jobs will wait until you resume it. {counted(queue.running, "running job")} will finish.
       </p>
     ),
     verb: "Pause it",
@@ -248,13 +248,13 @@ export function drainWorker(worker: Worker, after: () => void): void {
   const line = command(["workers", "drain", worker.id]);
   confirm({
     title: `Drain ${worker.name}?`,
-    words: <p>It takes no more jobs, finishes the {counted(worker.running, "job")} that it runs, or hands them back, and leaves.</p>,
+    words: <p>It claims no more jobs, finishes or hands back {counted(worker.running, "running job")}, and exits.</p>,
     verb: "Drain it",
     isGrave: true,
     command: () => line,
     act: async () => {
       await post(["workers", worker.id, "drain"]);
-      say({ words: `${worker.name} takes no more jobs.`, command: line });
+      say({ words: `${worker.name} claims no more jobs.`, command: line });
       after();
     },
   });
@@ -275,7 +275,7 @@ export async function settleLetters(verb: "retry" | "drop", group: FailureGroup,
     return void say({ words: wordsOf(error), tone: "bad", stays: true });
   }
   if (!found.count) {
-    say({ words: "Somebody has dealt with them already.", tone: "warn" });
+    say({ words: "Already retried or dropped by someone else.", tone: "warn" });
     return after();
   }
   const number = found.more ? Math.max(group.count, found.count) : found.count;
@@ -286,7 +286,7 @@ export async function settleLetters(verb: "retry" | "drop", group: FailureGroup,
         <p>
           <strong>{visible(clip(group.type, 60))}</strong> <span class="mono">{visible(clip(group.error, 320))}</span>
         </p>
-        <p>{verb === "retry" ? "Each runs as a new job that is linked to the old one." : "They leave this list. The jobs stay in the history, and nothing runs again."}</p>
+        <p>{verb === "retry" ? "Each runs as a new job that is linked to the old one." : "They leave the dead-letter queue. The jobs stay in the history, and nothing runs again."}</p>
       </>
     ),
     verb: verb === "retry" ? "Run again" : "Drop",
@@ -303,7 +303,7 @@ export async function settleLetters(verb: "retry" | "drop", group: FailureGroup,
         more = next.more && next.count > 0;
       }
       const words = verb === "retry" ? `${counted(done, "job")} will run again.` : `${counted(done, "dead letter")} dropped.`;
-      const others = refused.length ? ` Somebody else was faster with ${count(refused.length)}.` : "";
+      const others = refused.length ? ` Someone else already handled ${count(refused.length)}.` : "";
       say({ words: words + others, command: line, ...(others ? { tone: "warn" as const } : {}) });
       after();
       void readStats();
@@ -318,7 +318,7 @@ export function revokeToken(token: Token, after: () => void): void {
   const line = command(["tokens", "revoke", token.id]);
   confirm({
     title: `Revoke the token of ${token.name}?`,
-    words: <p>It is refused within five seconds, also on streams that are open. This cannot be undone.</p>,
+    words: <p>It stops working within five seconds, also on open streams. This cannot be undone.</p>,
     verb: "Revoke it",
     isGrave: true,
     command: () => line,
@@ -361,8 +361,8 @@ export async function testWebhook(hook: Webhook): Promise<void> {
   await perform(async () => {
     const delivery = await post<Delivery>(["webhooks", hook.id, "test"], {});
     const last = delivery.outcomes.at(-1);
-    if (delivery.status !== "DELIVERED") throw new Error(`It was not delivered: ${last?.error ?? `the answer was ${last?.code ?? "nothing"}`}`);
-    return `Delivered, answered with ${last?.code ?? "nothing"} in ${last?.took_ms ?? 0} ms.`;
+    if (delivery.status !== "DELIVERED") throw new Error(`It was not delivered: ${last?.error ?? `the response was ${last?.code ?? "nothing"}`}`);
+    return `Delivered: response ${last?.code ?? "none"} in ${last?.took_ms ?? 0} ms.`;
   }, command(["webhooks", "test", hook.id]));
 }
 

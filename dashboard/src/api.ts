@@ -69,7 +69,7 @@ async function send(address: string, sent: Sent): Promise<Response> {
   } catch (error) {
     if (sent.signal?.aborted) throw error;
     const isLate = error instanceof DOMException && error.name === "TimeoutError";
-    throw new ApiError(0, "unreachable", isLate ? "The server took too long to answer." : "The server cannot be reached.");
+    throw new ApiError(0, "unreachable", isLate ? "The server took too long to respond." : "The server cannot be reached.");
   }
 }
 
@@ -94,7 +94,7 @@ export function problemOf(status: number, text: string, retryAfter: string | nul
     // Not ours.
   }
   const wait = retryAfter && /^\d+$/.test(retryAfter) ? ` Try again in ${retryAfter} s.` : "";
-  return new ApiError(status, "error", `The server answered with ${status}.${wait}`);
+  return new ApiError(status, "error", `The server responded with ${status}.${wait}`);
 }
 
 function sentence(text: string): string {

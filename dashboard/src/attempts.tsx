@@ -63,7 +63,7 @@ export function Attempts({ job, attempts }: { job: Job; attempts: readonly Attem
       id="attempts"
       title="Attempts"
       aside={<Legend keys={[["waiting", "waiting"], ["running", "running"], ["held", "back-off"]]} />}
-      columns={[["Attempt", "figure"], ["How it ended"], ["Waited", "figure"], ["Ran", "figure"], ["Back-off", "figure"], ["Over time", "cell-spans"]]}
+      columns={[["Attempt", "figure"], ["Outcome"], ["Waited", "figure"], ["Ran", "figure"], ["Back-off", "figure"], ["Timeline", "cell-spans"]]}
       items={rows}
       empty={null}
       row={(row) => ({

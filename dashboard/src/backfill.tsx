@@ -50,7 +50,7 @@ export function Backfill({ schedule, onClose, onDone }: { schedule: Schedule; on
       {found && (
         <div class="plan" aria-live="polite">
           <p>
-            <strong>{found.count === 0 ? "There is nothing to fill." : `${counted(found.count, "job")} would be enqueued.`}</strong>
+            <strong>{found.count === 0 ? "Nothing to backfill." : `${counted(found.count, "job")} would be enqueued.`}</strong>
           </p>
           <ul class="plain scrolls">
             {found.instants.slice(0, SHOWN).map((one) => (

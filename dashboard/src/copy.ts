@@ -4,7 +4,7 @@ import { say } from "./toasts.tsx";
 /** Copy a text and say so. */
 export async function copyText(text: string, what: string): Promise<void> {
   const done = (await byClipboard(text)) || bySelection(text);
-  say(done ? { words: `${what}: copied.` } : { words: "The browser does not let us copy; select the text and copy it by hand.", tone: "warn" });
+  say(done ? { words: `${what}: copied.` } : { words: "The browser blocked copying. Select the text and copy it.", tone: "warn" });
 }
 
 async function byClipboard(text: string): Promise<boolean> {

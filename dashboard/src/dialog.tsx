@@ -170,7 +170,7 @@ function Asking({ asked }: { asked: Question }) {
       command={asked.command?.(answers)}
     >
       <div class="words">{asked.words}</div>
-      {asked.asksUntil && <Field label="For how long, or until when; empty until it is resumed" placeholder="2h, or 2027-01-31T06:00" maxLength={40} value={until} onValue={setUntil} />}
+      {asked.asksUntil && <Field label="Duration or end time; empty: until resumed" placeholder="2h, or 2027-01-31T06:00" maxLength={40} value={until} onValue={setUntil} />}
       {asked.asksReason && <Field label="Reason (recorded in the audit log)" maxLength={300} value={reason} onValue={setReason} />}
       {mustType && <Field label={`Type ${asked.number} to go on`} inputMode="numeric" value={typed} onValue={setTyped} />}
     </FormDialog>

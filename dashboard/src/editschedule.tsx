@@ -13,9 +13,9 @@ import type { Plan, Preview, Schedule } from "./types.ts";
 import { Fold, Select, Time } from "./ui.tsx";
 
 const KINDS: readonly (readonly [string, string, string])[] = [
-  ["cron", "at the times of a cron text", "0 6 * * *"],
+  ["cron", "at the times of a cron expression", "0 6 * * *"],
   ["every", "at a fixed rate", "15m"],
-  ["after", "so long after the last job ended", "5m"],
+  ["after", "fixed delay after the last job ended", "5m"],
   ["at", "once", "2027-01-31T06:00:00"],
 ];
 
@@ -47,7 +47,7 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
 
   const save = async (): Promise<void> => {
     const made = await ask<Schedule>(apiUrl(["schedules", draft.name], query), { method: "PUT", text: bodyOf(draft, schedule), headers: guard });
-    say({ words: schedule === null ? `${draft.name} is made.` : `${draft.name} is changed.`, command: line });
+    say({ words: schedule === null ? `${draft.name} is created.` : `${draft.name} is changed.`, command: line });
     onDone(made);
   };
 
@@ -66,7 +66,7 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
       title={schedule === null ? "New schedule" : `Change ${schedule.name}`}
       onClose={onClose}
       act={save}
-      verb={schedule === null ? "Make it" : "Change it"}
+      verb={schedule === null ? "Create" : "Save"}
       isReady={plan !== null && plan.action !== "nothing"}
       isWide
       command={line}
@@ -81,9 +81,9 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
         {input("Name", "name", "daily-report", { required: true, disabled: schedule !== null })}
         {input("Task", "task", "report", { required: true, list: "tasks-to-run" })}
         {select("When", "kind", KINDS.map(([value, label]) => [value, `${value}: ${label}`]))}
-        {input(draft.kind === "cron" ? "Cron text" : "Rule", "rule", kind?.[2] ?? "", { required: true })}
+        {input(draft.kind === "cron" ? "Cron expression" : "Trigger", "rule", kind?.[2] ?? "", { required: true })}
         {(draft.kind === "cron" || draft.kind === "at") && input("Time zone", "tz", "Europe/Berlin", { list: "zones" })}
-        {draft.kind === "cron" && select("When clocks change", "dst", [["shift"], ["skip"], ["both"]])}
+        {draft.kind === "cron" && select("Daylight saving (DST)", "dst", [["shift"], ["skip"], ["both"]])}
       </div>
       {words && <p class="faint">That is {words}.</p>}
       <label>
@@ -93,15 +93,15 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
       <Fold title="Policies">
         {() => (
           <div class="fields">
-            {select("While its last job runs", "overlap", [["skip"], ["queue"], ["allow"], ["replace"]])}
-            {select("What was missed", "missed", [["latest"], ["all"], ["skip"]])}
-            {input("May start late by", "deadline", "4h")}
-            {input("Should take at most", "expect", "10m")}
-            {input("Spread starts over", "jitter", "30s")}
+            {select("Overlap", "overlap", [["skip"], ["queue"], ["allow"], ["replace"]])}
+            {select("Missed runs", "missed", [["latest"], ["all"], ["skip"]])}
+            {input("Deadline", "deadline", "4h")}
+            {input("Expected duration", "expect", "10m")}
+            {input("Jitter", "jitter", "30s")}
             {input("Queue", "queue", "default")}
             {input("Priority", "priority", "0")}
             {input("Attempts", "max_attempts", "1")}
-            {input("Wait between attempts", "backoff", "5s..5m")}
+            {input("Back-off", "backoff", "5s..5m")}
             {input("Tags", "tags", "reports, nightly")}
             {seesAll.value && input("Tenant", "tenant", "default", { disabled: schedule !== null })}
           </div>
@@ -111,10 +111,10 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
         {plan !== null && (
           <>
             <p>
-              {plan.action === "nothing" ? "This changes nothing." : plan.action === "create" ? "This makes a new schedule." : `This changes ${changes.map(([name]) => name).join(", ") || "the definition"}.`}
+              {plan.action === "nothing" ? "This changes nothing." : plan.action === "create" ? "This creates a schedule." : `This changes ${changes.map(([name]) => name).join(", ") || "the definition"}.`}
             </p>
             <div class="plan-columns">
-              {plan.next.before.length > 0 && <Instants title="Next, as it is" items={plan.next.before} others={plan.next.after} />}
+              {plan.next.before.length > 0 && <Instants title="Next, currently" items={plan.next.before} others={plan.next.after} />}
               <Instants title={plan.next.before.length ? "Next, after the change" : "Next"} items={plan.next.after} others={plan.next.before} marksNew />
             </div>
             {plan.warnings.map((warning) => (

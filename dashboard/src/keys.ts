@@ -18,15 +18,15 @@ export const PAGES: readonly { key: string; path: string; name: string }[] = [
 
 export const HELP: readonly (readonly [string, string])[] = [
   ["?", "this help"],
-  ["Ctrl K", "go anywhere, do anything"],
+  ["Ctrl K", "search pages and commands"],
   ["/", "filter"],
   ...PAGES.map((page) => [`g ${page.key}`, page.name] as const),
   ["j  k", "next, previous row"],
   ["Enter", "open the row"],
   ["x", "select the row"],
   ["a", "select all that match"],
-  ["R", "retry: the job, or what is selected"],
-  ["C", "cancel: the job, or what is selected"],
+  ["R", "retry the job or the selection"],
+  ["C", "cancel the job or the selection"],
   ["w", "ask why (on a job)"],
   ["f", "follow the log (on a job)"],
   [".", "pause and resume live updates"],

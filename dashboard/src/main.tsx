@@ -44,7 +44,7 @@ function Current() {
 function Nowhere() {
   useTitle("Not found");
   return (
-    <Empty title="There is no such page">
+    <Empty title="Page not found">
       <p>
         <a href="#/">Now</a> shows how things are.
       </p>
@@ -68,9 +68,9 @@ class Guard extends Component<{ address: string; children: ComponentChildren }, 
   override render() {
     if (this.state.words === null) return this.props.children;
     return (
-      <Empty title="This page has a mistake in it">
+      <Empty title="This page has crashed">
         <p>{this.state.words}</p>
-        <p>The other pages go on. Reloading may help; the jobs are not affected.</p>
+        <p>Other pages still work. Reloading may help; jobs are not affected.</p>
       </Empty>
     );
   }

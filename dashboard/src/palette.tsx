@@ -77,7 +77,7 @@ function Searching() {
           event.preventDefault();
         }}
       />
-      <ul ref={list} id="palette-list" role="listbox" class="palette-list" aria-label="Where to">
+      <ul ref={list} id="palette-list" role="listbox" class="palette-list" aria-label="Results">
         {shown.map((entry, number) => (
           <li key={`${entry.kind} ${entry.words} ${number}`} id={`palette-${number}`} role="option" aria-selected={number === chosen} onClick={() => pick(entry)}>
             <span>{visible(entry.words)}</span>
@@ -85,7 +85,7 @@ function Searching() {
           </li>
         ))}
       </ul>
-      {shown.length === 0 && <p class="faint">Nothing is called that.</p>}
+      {shown.length === 0 && <p class="faint">No matches.</p>}
     </Dialog>
   );
 }

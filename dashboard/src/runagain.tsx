@@ -21,7 +21,7 @@ export function checkArgs(text: string, mayMask: boolean): string | null {
     return error instanceof Error ? error.message : "not JSON";
   }
   if (value === null || typeof value !== "object" || Array.isArray(value)) return "The arguments are one JSON object: { … }";
-  return !mayMask && hasMask(value) ? "Some values are masked (***). Type them anew; they are not known here." : null;
+  return !mayMask && hasMask(value) ? "Some values are masked (***). Type them again; this page does not know them." : null;
 }
 
 function hasMask(value: Json): boolean {

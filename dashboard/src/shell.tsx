@@ -14,10 +14,10 @@ import type { Shape } from "./statuses.ts";
 const LIVE: Readonly<Record<LiveState, { word: string; tone: string; shape: Shape; hint: string }>> = {
   connecting: { word: "connecting", tone: "wait", shape: "ring", hint: "Opening the live connection." },
   live: { word: "live", tone: "good", shape: "check", hint: "Changes are shown as they happen. Press to pause." },
-  reconnecting: { word: "reconnecting", tone: "warn", shape: "retry", hint: "The connection broke; it comes back by itself." },
-  polling: { word: "polling", tone: "warn", shape: "clock", hint: "No stream gets through; everything is read every 5 seconds." },
-  paused: { word: "paused", tone: "calm", shape: "pause", hint: "Nothing moves. Press to go on." },
-  asleep: { word: "asleep", tone: "calm", shape: "pause", hint: "The tab was hidden; it goes on when you look." },
+  reconnecting: { word: "reconnecting", tone: "warn", shape: "retry", hint: "The connection broke; reconnecting automatically." },
+  polling: { word: "polling", tone: "warn", shape: "clock", hint: "Streaming is blocked; data is reloaded every 5 seconds." },
+  paused: { word: "paused", tone: "calm", shape: "pause", hint: "Updates are paused. Press to resume." },
+  asleep: { word: "idle", tone: "calm", shape: "pause", hint: "The tab was hidden; it resumes when you return." },
 };
 
 export function Shell({ children }: { children: ComponentChildren }) {

@@ -29,7 +29,7 @@ const OTHERS: Readonly<Record<string, Look>> = {
   coalesced: { word: "Coalesced", tone: "calm", shape: "half" },
   missed: { word: "Missed", tone: "bad", shape: "alarm" },
   paused: { word: "Paused", tone: "calm", shape: "pause" },
-  triggered: { word: "Run by hand", tone: "good", shape: "play" },
+  triggered: { word: "Triggered", tone: "good", shape: "play" },
   backfilled: { word: "Backfilled", tone: "good", shape: "half" },
   // Attempts
   completed: { word: "Completed", tone: "good", shape: "check" },
@@ -37,7 +37,7 @@ const OTHERS: Readonly<Record<string, Look>> = {
   timed_out: { word: "Timed out", tone: "bad", shape: "alarm" },
   cancelled: { word: "Cancelled", tone: "calm", shape: "dash" },
   crashed: { word: "Crashed", tone: "bad", shape: "cross" },
-  expired: { word: "Lost lease", tone: "bad", shape: "block" },
+  expired: { word: "Lease expired", tone: "bad", shape: "block" },
   handed_back: { word: "Handed back", tone: "calm", shape: "retry" },
   released: { word: "Handed back", tone: "calm", shape: "retry" },
   parked: { word: "Parked", tone: "warn", shape: "block" },

@@ -34,7 +34,7 @@ test("refusals become words", () => {
   const known = problemOf(409, '{"error":{"code":"conflict","message":"the job has ended","hint":"retry it"},"request_id":"req_1"}');
   assert.equal(known.message, "The job has ended.");
   assert.equal(wordsOf(known), "The job has ended. Retry it.");
-  assert.equal(problemOf(503, "<html>busy</html>", "3").message, "The server answered with 503. Try again in 3 s.");
+  assert.equal(problemOf(503, "<html>busy</html>", "3").message, "The server responded with 503. Try again in 3 s.");
   assert.equal(wordsOf("?"), "Something went wrong.");
 });
 

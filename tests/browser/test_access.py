@@ -101,11 +101,11 @@ def test_an_admin_makes_a_token_and_revokes_it(guest: Visit, root: httpx.Client)
     sign_in(page, token_of(root, "admin")["token"])
     page.get_by_role("button", name="New token").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Who or what will use it").fill("the night shift")
+    dialog.get_by_label("Name of the user or program").fill("the night shift")
     dialog.get_by_label("Role").select_option("viewer")
-    dialog.get_by_role("button", name="Make it").click()
+    dialog.get_by_role("button", name="Create").click()
     secret = dialog.locator(".secret code").inner_text()
-    dialog.get_by_role("button", name="I have it").click()
+    dialog.get_by_role("button", name="Done").click()
     known = {"Authorization": f"Bearer {secret}"}
     assert (
         httpx.get(f"{guest.url}/api/me", headers=known, trust_env=False, timeout=DEADLINE_S).json()["role"] == "viewer"

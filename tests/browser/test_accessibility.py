@@ -145,7 +145,7 @@ def test_everything_by_keyboard(visit: Visit, api: httpx.Client, failed: str, sl
     keys.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_contain_text("Failed")
     keys.press("w")
-    expect(page.get_by_text("Why it is there")).to_be_visible()
+    expect(page.get_by_text("Why this status")).to_be_visible()
     keys.press("R")
     expect(page.get_by_text("Rerun of")).to_be_visible()
     keys.press("Control+k")

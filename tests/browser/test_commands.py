@@ -113,7 +113,7 @@ def test_two_who_drop_one_group_at_once_both_hear_what_they_did(visit: Visit, ap
     again = enqueue(api, "fail", {"message": "the plumber is late"})  # and then there is another one.
     ended(api, again)
     question.get_by_role("button", name="Drop").click()
-    expect(page.get_by_text("0 dead letters dropped. Somebody else was faster with 3.")).to_be_visible()
+    expect(page.get_by_text("0 dead letters dropped. Someone else already handled 3.")).to_be_visible()
     assert api.get(f"/api/jobs/{again}").json()["reviewed_at"] is None  # It was not among those that were counted.
 
 
@@ -236,12 +236,12 @@ def test_commands_of_schedules_do_what_the_buttons_do(visit: Visit, api: httpx.C
     page.keyboard.press("Escape")
     page.reload()
     change("3")
-    dialog.get_by_role("button", name="Change it").click()
+    dialog.get_by_role("button", name="Save").click()
     expect(dialog).to_have_count(0)
     assert same_but(api.get(f"/api/schedules/{name}").json()) == same_but(by_command)
 
     page.get_by_role("button", name="Pause").click()
-    dialog.get_by_label("For how long").fill("2h")
+    dialog.get_by_label("Duration or end time").fill("2h")
     dialog.get_by_label("Reason").fill("a b")
     run(shown(dialog))
     pause = api.get(f"/api/schedules/{name}").json()["pause"]
@@ -290,8 +290,8 @@ def test_commands_of_queues_and_settings_do_what_the_buttons_do(visit: Visit, ap
     dialog.get_by_label("Events").fill("job.failed, job.timed_out")
     dialog.get_by_label("Note").fill("one's own")
     words = shown(dialog)
-    dialog.get_by_role("button", name="Make it").click()
-    dialog.get_by_role("button", name="I have it").click()
+    dialog.get_by_role("button", name="Create").click()
+    dialog.get_by_role("button", name="Done").click()
     run(words)
     hooks = [hook for hook in api.get("/api/webhooks").json()["items"] if hook["note"] == "one's own"]
     assert same_but(hooks[0], "created_by", "secret") == same_but(hooks[1], "created_by", "secret")
@@ -303,7 +303,7 @@ def test_commands_of_queues_and_settings_do_what_the_buttons_do(visit: Visit, ap
     run(shown(dialog))
     page.keyboard.press("Escape")
     page.get_by_role("button", name="New token").click()
-    dialog.get_by_label("Who or what will use it").fill("it's me")
+    dialog.get_by_label("Name of the user or program").fill("it's me")
     assert refuses_only_the_server(shown(dialog))
     page.keyboard.press("Escape")
     page = visit.open("settings?action=webhooks.remove")
@@ -327,7 +327,7 @@ def test_escape_goes_up_and_never_leaves(visit: Visit, api: httpx.Client) -> Non
     job_id = enqueue(api, "greet", delay="1h", queue="apart")
     visit.page.goto("about:blank")
     page = visit.open(f"jobs/{job_id}")
-    why = page.get_by_role("heading", name="Why it is there")
+    why = page.get_by_role("heading", name="Why this status")
     page.keyboard.press("w")
     expect(why).to_be_visible()
     page.keyboard.press("Escape")
@@ -369,7 +369,7 @@ def test_what_was_run_by_hand_is_with_the_schedule_of_its_tenant(visit: Visit, a
     expect(occurrences).to_contain_text("Nothing has been decided yet.")
     page.get_by_role("button", name="Run now").click()
     expect(occurrences.locator("tbody tr")).to_have_count(1)
-    expect(occurrences).to_contain_text("Run by hand")
+    expect(occurrences).to_contain_text("Triggered")
     run(shown(page.locator(".toast").last))
     expect(occurrences.locator("tbody tr")).to_have_count(2)
     jobs = [api.get("/api/jobs", params={"schedule": "twins", "tenant": whose}).json()["items"] for whose in TWINS]
@@ -387,7 +387,7 @@ def test_what_was_run_by_hand_is_with_the_schedule_of_its_tenant(visit: Visit, a
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
     page.get_by_role("button", name="Change", exact=True).click()
-    dialog.get_by_role("textbox", name="Cron text").fill("31 2 * * *")
+    dialog.get_by_role("textbox", name="Cron expression").fill("31 2 * * *")
     expect(dialog.get_by_text("This changes rule.")).to_be_visible()
     run(shown(dialog))
     page.keyboard.press("Escape")

@@ -41,7 +41,7 @@ def test_how_jobs_ended_is_drawn_and_said(visit: Visit, api: httpx.Client) -> No
     expect(picture).to_have_attribute("aria-label", re.compile(r"\d+ completed, [1-9]\d* failed"))
     expect(card).to_contain_text("failed.")
     with page.expect_request(lambda request: "window=24h" in request.url):
-        card.get_by_label("How far back").select_option("24h")
+        card.get_by_label("Time range").select_option("24h")
     expect(card).to_contain_text("Jobs per")
     series = [url for url in asked if "/api/stats/series" in url]
     assert any("window=1h" in url for url in series)

@@ -14,7 +14,7 @@ from tests.support import evidence
 from tests.support.server import ServerMissing
 
 ROOT = Path(__file__).parents[2]
-BUILT = ROOT / "src" / "headway" / "status" / "static" / "dashboard" / "index.html"
+BUILT = ROOT / "src" / "headway" / "server" / "static" / "dashboard" / "index.html"
 AXE = ROOT / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # A safety net; how soon something is seen is measured in `bench`.

@@ -59,7 +59,7 @@ export function JobPage({ id }: { id: string }) {
   const isOver = isFinal(job.status);
   return (
     <article class="job">
-      <nav class="crumbs" aria-label="Where you are">
+      <nav class="crumbs" aria-label="Breadcrumbs">
         <a href="#/jobs">Jobs</a> / <a href={href(["jobs"], { type: job.type })}><Text of={job.type} most={60} /></a>
       </nav>
       <header class="page-head">
@@ -137,9 +137,9 @@ function Where({ job }: { job: Job }) {
 
 function NoSuchJob({ id }: { id: string }) {
   return (
-    <Empty title="There is no such job">
+    <Empty title="Job not found">
       <p>
-        Nothing has the id <code>{visible(clip(id, 80))}</code>, or it belongs to another tenant, or its time to be kept is over.
+        <code>{visible(clip(id, 80))}</code> does not exist, belongs to another tenant, or was pruned.
       </p>
       <p>
         <a href="#/jobs">All jobs</a>
@@ -152,7 +152,7 @@ function Evidence({ id, version }: { id: string; version: number }) {
   const why = useRead<Why>(apiUrl(["jobs", id, "why"]));
   useEffect(() => why.again(), [version]);
   return (
-    <Card title="Why it is there">
+    <Card title="Why this status">
       <Problem words={why.problem} again={why.again} />
       {why.data && (
         <>
@@ -309,7 +309,7 @@ function About({ job }: { job: Job }) {
 function History({ id, version }: { id: string; version: number }) {
   return (
     <Card title="Events">
-      <Fold title="What has happened to it">{() => <Events id={id} version={version} />}</Fold>
+      <Fold title="Event history">{() => <Events id={id} version={version} />}</Fold>
     </Card>
   );
 }
@@ -322,7 +322,7 @@ function Events({ id, version }: { id: string; version: number }) {
   return (
     <Table
       label="Table: events"
-      columns={[["When", "figure"], ["What"], ["More"]]}
+      columns={[["Time", "figure"], ["Event"], ["Details"]]}
       lines={history.data.items.map((event) => ({
         key: String(event.seq),
         cells: [<Time at={event.at} />, visible(event.event), <code class="small-text">{visible(clip(writeExact(event.data), 300).replace(/^\{\}$/, ""))}</code>],

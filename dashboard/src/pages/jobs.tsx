@@ -202,7 +202,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
     setMatching(null);
   };
   const selectMatching = async (): Promise<void> => {
-    if (!Object.keys(filters).length) return void say({ words: "Filter first, so that it is clear which jobs are meant.", tone: "warn" });
+    if (!Object.keys(filters).length) return void say({ words: "Set a filter first, so that it is clear which jobs are selected.", tone: "warn" });
     try {
       setMatching(await ask<Count>(apiUrl(["jobs", "count"], queryOf(filters, serverNow()))));
       setSelected(new Map(jobs?.map((job) => [job.id, job])));
@@ -289,7 +289,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
           ],
           ["State"],
           ["Job", "cell-main"],
-          ["What it does", "cell-words"],
+          ["Activity", "cell-words"],
           ["Queue"],
           showsTenant && ["Tenant"],
           ["Attempt", "figure"],
@@ -332,7 +332,7 @@ function NoJobs({ filters }: { filters: Filters }) {
     return (
       <Empty title="No job matches">
         <p>
-          The filters leave nothing. <a href="#/jobs">Clear them</a> to see all jobs.
+          <a href="#/jobs">Clear the filters</a> to see all jobs.
         </p>
       </Empty>
     );

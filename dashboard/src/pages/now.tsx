@@ -79,7 +79,7 @@ function Health({ figures }: { figures: Stats }) {
       {isNew && <FirstSteps />}
       <dl class="signs">
         <Sign name="Store" words={figures.store ? `${figures.store.kind} answers in ${figures.store.latency_ms < 1 ? "under 1" : Math.round(figures.store.latency_ms)} ms` : "answers"} isGood />
-        {figures.leader !== undefined && <Sign name="Leader" words={figures.leader ? `${figures.leader.name}, term ${figures.leader.token}` : "nobody leads"} isGood={figures.leader !== null || figures.schedules.total === 0} />}
+        {figures.leader !== undefined && <Sign name="Leader" words={figures.leader ? `${figures.leader.name}, term ${figures.leader.token}` : "none"} isGood={figures.leader !== null || figures.schedules.total === 0} />}
         {figures.workers !== undefined && <Sign name="Workers" words={workersWords(figures)} isGood={figures.workers.length > 0} />}
         <Sign
           name="Undecided"
@@ -145,7 +145,7 @@ export function whereTo(alert: Alert): string {
 function FirstSteps() {
   return (
     <Empty title="Nothing has run yet">
-      <p>Write a task into jobs.py, let it run, and enqueue its first job:</p>
+      <p>Write a task into jobs.py, start it, and enqueue its first job:</p>
       <pre class="sample">{`from headway import Headway
 
 app = Headway()
@@ -226,7 +226,7 @@ function Coming({ figures }: { figures: Stats }) {
     <Card id="coming" title="Next" aside={figures.schedules.total > 0 && <a href="#/schedules">{counted(figures.schedules.total, "schedule")}</a>}>
       {coming.length === 0 ? (
         <div class="quiet">
-          <p>{figures.schedules.total ? "No schedule has an instant to come." : "There are no schedules yet. Make one:"}</p>
+          <p>{figures.schedules.total ? "No upcoming instants." : "No schedules yet. Create one:"}</p>
           {figures.schedules.total === 0 && <Command line={command(["schedules", "put", "daily-report"], { task: "report", cron: "0 6 * * *" })} />}
         </div>
       ) : (
@@ -373,7 +373,7 @@ function Charts() {
     <Card
       id="charts"
       title="Ended"
-      aside={<Select label="How far back" isInline value={window} onValue={setWindow} options={WINDOWS} />}
+      aside={<Select label="Time range" isInline value={window} onValue={setWindow} options={WINDOWS} />}
     >
       <Problem words={read.problem} again={read.again} />
       {ended === 0 ? (
@@ -384,7 +384,7 @@ function Charts() {
             {count(ended)} ended{series.truncated && ", the newest of more"}, {rate(ended / (spans.at.length * series.step_seconds))}, {share} failed.
           </p>
           <Chart title={`Jobs per ${duration(series.step_seconds * SECOND)}`} summary={`${count(spans.completedInAll)} completed, ${count(spans.failedInAll)} failed, ${share}.`} at={spans.at} lines={counts} unit="count" />
-          <Chart title="How long they took" summary={last ? `At the end the median was ${duration(last * SECOND)}.` : ""} at={spans.at} lines={times} unit="seconds" />
+          <Chart title="Duration" summary={last ? `Latest median: ${duration(last * SECOND)}.` : ""} at={spans.at} lines={times} unit="seconds" />
         </>
       )}
     </Card>

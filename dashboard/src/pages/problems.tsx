@@ -29,14 +29,14 @@ export function ProblemsPage() {
         </p>
       )}
       {others.length > 0 && (
-        <Card id="faults" title="The machinery">
+        <Card id="faults" title="System alerts">
           <ul class="alerts">
             {others.map((alert) => (
               <li key={`${alert.code} ${alert.target ?? ""} ${alert.message}`}>
                 <Icon shape="alarm" />
                 <div class="alert-words">
                   <Text of={alert.message} most={400} />
-                  <Command line={alert.cure} label="What helps" />
+                  <Command line={alert.cure} label="Suggested fix" />
                 </div>
                 <a class="button small" href={whereTo(alert)}>
                   Review
@@ -171,9 +171,9 @@ function LongRunning() {
   }, [ended.data]);
   const found = overdue(running.data?.items ?? [], (job) => boundFor(job.schedule === null ? undefined : expected.get(scheduleOf(job)), usual.get(job.type)), now.value);
   return (
-    <Card id="long" title="Longer than they should">
+    <Card id="long" title="Slow jobs">
       <Problem words={running.problem} again={running.again} />
-      {running.data && found.length === 0 && <p class="quiet">Every job that runs is within what is usual for its task.</p>}
+      {running.data && found.length === 0 && <p class="quiet">No running job exceeds its usual duration.</p>}
       <ul class="lines">
         {found.slice(0, 20).map(({ job, ran, words }) => (
           <li key={job.id}>
@@ -206,7 +206,7 @@ function LostLeases() {
   return (
     <Card id="lost" title="Lost workers">
       <Problem words={retrying.problem} again={retrying.again} />
-      {retrying.data && found.length === 0 && <p class="quiet">No job has lost its worker lately.</p>}
+      {retrying.data && found.length === 0 && <p class="quiet">No job has lost its worker recently.</p>}
       <ul class="lines">
         {found.slice(0, 20).map((job) => (
           <li key={job.id}>
@@ -229,7 +229,7 @@ function Flagged() {
   const found = (alerts.data?.items ?? []).filter((alert) => alert.code === "schedule_failing" || alert.code === "schedule_held");
   return (
     <Card id="flagged" title="Flagged schedules">
-      {alerts.data && found.length === 0 && <p class="quiet">Every schedule can be planned, and none fails again and again.</p>}
+      {alerts.data && found.length === 0 && <p class="quiet">Every schedule can be planned, and none fails repeatedly.</p>}
       <ul class="lines">
         {found.map((alert) => (
           <li key={alert.message}>
@@ -253,9 +253,9 @@ function Undelivered() {
       id="undelivered"
       title="Undelivered webhooks"
       before={<Problem words={read.problem} again={read.again} />}
-      columns={[["To", "cell-words"], ["What"], ["Tries", "figure"], ["Last answer"], DO]}
+      columns={[["URL", "cell-words"], ["Event"], ["Attempts", "figure"], ["Last response"], DO]}
       items={read.data?.items}
-      empty={<p class="quiet">Every message was delivered, or is on its way.</p>}
+      empty={<p class="quiet">Every message was delivered or is pending.</p>}
       row={(delivery) => {
         const last = delivery.outcomes.at(-1);
         return {

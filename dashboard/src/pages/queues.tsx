@@ -9,10 +9,10 @@ import type { Node, Stats, Worker } from "../types.ts";
 import { Badge, Card, Collection, Command, DO, Empty, Facts, Fold, Loading, Problem, Since, Table, Text, Time } from "../ui.tsx";
 
 const WAKE_UPS: Readonly<Record<string, string>> = {
-  notify: "told by the database (LISTEN/NOTIFY)",
-  watch: "told by the file system",
+  notify: "database notifications (LISTEN/NOTIFY)",
+  watch: "file system events",
   poll: "by looking every second",
-  redis: "told through Redis",
+  redis: "Redis hints",
 };
 
 export function QueuesPage() {
@@ -56,7 +56,7 @@ function Queues({ figures }: { figures: Stats }) {
       items={figures.queues}
       empty={
         <Empty title="Every queue is empty">
-          <p>A queue is here while something waits or runs in it, or while it is paused.</p>
+          <p>A queue is listed while it has waiting or running jobs, or is paused.</p>
         </Empty>
       }
       row={(queue) => {
@@ -109,7 +109,7 @@ function Workers({ figures }: { figures: Stats }) {
       items={workers}
       empty={
         <Empty title="No worker is alive">
-          <p>{figures.jobs.PENDING ? `${counted(figures.jobs.PENDING, "job waits", "jobs wait")} for one. Start it beside the store:` : "Start one beside the store:"}</p>
+          <p>{figures.jobs.PENDING ? `${counted(figures.jobs.PENDING, "job waits", "jobs wait")} for one. Start a worker:` : "Start one:"}</p>
           <Command line="headway worker --app MODULE:APP" />
         </Empty>
       }
@@ -156,10 +156,10 @@ function Deciding({ figures }: { figures: Stats }) {
   const { leader, store } = figures;
   return (
     <div class="columns even">
-      <Card id="leader" title="Who decides">
+      <Card id="leader" title="Scheduler leader">
         <Facts
           rows={[
-            ["Leader", leader ? <><Text of={leader.name} most={60} />, since <Time at={leader.since} /></> : nodes.some((node) => node.state["mode"] === "lock") ? "none: each schedule is locked by whoever decides it" : "nobody"],
+            ["Leader", leader ? <><Text of={leader.name} most={60} />, since <Time at={leader.since} /></> : nodes.some((node) => node.state["mode"] === "lock") ? "none (lock mode)" : "none"],
             leader ? ["Token", <span class="figure">{String(leader.token)}</span>] : null,
             ["Shards", counted(figures.shards?.length ?? 0, "shard")],
             ["Wake-ups", [...new Set(nodes.map(wakeUps))].join(", ") || "–"],
@@ -179,7 +179,7 @@ function Deciding({ figures }: { figures: Stats }) {
         id="nodes"
         title="Processes"
         aside={<span class="faint">{counted(nodes.length, "process", "processes")}</span>}
-        columns={[["Name", "cell-main"], ["Does"], ["Heartbeat", "figure"], ["Wake-ups"], ["Clock", "figure"]]}
+        columns={[["Name", "cell-main"], ["Roles"], ["Heartbeat", "figure"], ["Wake-ups"], ["Clock", "figure"]]}
         items={nodes}
         empty={null}
         row={(node) => {

@@ -44,7 +44,7 @@ export function SchedulePage({ name, tenant }: { name: string; tenant: string | 
   if (schedule === null) {
     if (read.status === 404) {
       return (
-        <Empty title="There is no such schedule">
+        <Empty title="Schedule not found">
           <p>None is named {visible(name)}. It may have been removed, or belong to another tenant.</p>
           <p>
             <a href="#/schedules">All schedules</a>
@@ -59,7 +59,7 @@ export function SchedulePage({ name, tenant }: { name: string; tenant: string | 
   const set = (changed: Schedule): void => read.set(changed);
   return (
     <article>
-      <nav class="crumbs" aria-label="Where you are">
+      <nav class="crumbs" aria-label="Breadcrumbs">
         <a href="#/schedules">Schedules</a>
       </nav>
       <header class="page-head">
@@ -112,21 +112,21 @@ export function SchedulePage({ name, tenant }: { name: string; tenant: string | 
             <Facts
               rows={[
                 ["Task", <a href={href(["jobs"], { type: schedule.task })}><Text of={schedule.task} most={80} /></a>],
-                ["While its job runs", schedule.overlap],
-                ["What was missed", schedule.missed],
-                schedule.deadline ? ["May start late by", spanText(schedule.deadline)] : null,
+                ["Overlap", schedule.overlap],
+                ["Missed runs", schedule.missed],
+                schedule.deadline ? ["Deadline", spanText(schedule.deadline)] : null,
                 schedule.grace ? ["On time within", spanText(schedule.grace)] : null,
-                schedule.expect ? ["Should take at most", spanText(schedule.expect)] : null,
-                schedule.jitter && schedule.jitter !== "0s" ? ["Spread over", spanText(schedule.jitter)] : null,
+                schedule.expect ? ["Expected duration", spanText(schedule.expect)] : null,
+                schedule.jitter && schedule.jitter !== "0s" ? ["Jitter", spanText(schedule.jitter)] : null,
                 ["Attempts", schedule.max_attempts],
-                schedule.backoff ? ["Wait between", schedule.backoff] : null,
+                schedule.backoff ? ["Back-off", schedule.backoff] : null,
                 ["Queue", <a href={href(["jobs"], { queue: schedule.queue })}><Text of={schedule.queue} most={60} /></a>],
                 schedule.priority ? ["Priority", schedule.priority] : null,
                 ["Tenant", <Text of={schedule.tenant} most={60} />],
                 schedule.tags.length ? ["Tags", <Text of={schedule.tags.join(", ")} />] : null,
                 ["Declared by", schedule.owner ? <Text of={schedule.owner} most={60} /> : "hand"],
                 ["Revision", schedule.revision],
-                ["Made", <Time at={schedule.created_at} />],
+                ["Created", <Time at={schedule.created_at} />],
                 schedule.failing ? ["Failed in a row", schedule.failing] : null,
               ]}
             />
@@ -156,7 +156,7 @@ function Next({ schedule, zone }: { schedule: Schedule; zone: string | undefined
   const hasSeconds = items.some((one) => one.local.slice(17, 19) !== "00");
   return (
     <Card id="next" title="Next">
-      {items.length === 0 && <p class="quiet">{schedule.trigger.kind === "after" ? "Its instants follow from when its jobs end." : "There is none to come."}</p>}
+      {items.length === 0 && <p class="quiet">{schedule.trigger.kind === "after" ? "Its next run depends on when its job ends." : "No upcoming instants."}</p>}
       <ol class="coming">
         {items.map((one) => (
           <li key={one.instant}>
@@ -206,7 +206,7 @@ function Ledger({ schedule, zone, turn }: { schedule: Schedule; zone: string | u
     >
       <Problem words={latest.problem} again={latest.again} />
       <HeatMap days={days} from={isLast ? "" : chosen} last={isLast ? today : `${chosen}-12-31`} />
-      {(latest.data?.truncated || before.data?.truncated) && <p class="faint small-text">It fires very often: older decisions of the year are not counted here. The audit counts all.</p>}
+      {(latest.data?.truncated || before.data?.truncated) && <p class="faint small-text">Too many decisions: older ones of the year are not counted here. The audit counts all.</p>}
     </Card>
   );
 }
@@ -219,7 +219,7 @@ function Trend({ jobs, expect }: { jobs: readonly Job[]; expect: string | null }
     const high = quantile(took, 0.9);
     const bound = expect ? readDuration(expect) / SECOND : Number.NaN;
     const lines = [
-      { label: "eight in ten", values: took.map(() => high), colour: "faint" },
+      { label: "p10–p90", values: took.map(() => high), colour: "faint" },
       { label: "", values: took.map(() => low), colour: "faint" },
       { label: "took", values: took.map((value, place) => (ended[place]?.status === "COMPLETED" ? value : null)), colour: "accent", kind: "points" as const },
       { label: "failed", values: took.map((value, place) => (ended[place]?.status === "COMPLETED" ? null : value)), colour: "bad", kind: "points" as const },
@@ -228,9 +228,9 @@ function Trend({ jobs, expect }: { jobs: readonly Job[]; expect: string | null }
     return { at: ended.map((job) => instant(job.finished_at) / SECOND), lines, low, high, number: ended.length };
   }, [jobs, expect]);
   if (shown.number < 3) return null;
-  const words = `Of the last ${counted(shown.number, "job")}, eight in ten took from ${duration(shown.low * SECOND)} to ${duration(shown.high * SECOND)}.`;
+  const words = `Of the last ${counted(shown.number, "job")}, p10 to p90: ${duration(shown.low * SECOND)} to ${duration(shown.high * SECOND)}.`;
   return (
-    <Card id="trend" title="How long its jobs take">
+    <Card id="trend" title="Job duration">
       <Chart title="Seconds" summary={words} at={shown.at} lines={shown.lines} unit="seconds" band={[1, 2]} />
       <p class="faint">{words}</p>
     </Card>
@@ -301,13 +301,13 @@ function AuditResult({ schedule, turn }: { schedule: Schedule; turn: number }) {
     <Card
       id="audit"
       title="Audit"
-      aside={<Select label="How far back" isInline value={days} onValue={setDays} options={[["1", "last day"], ["7", "last 7 days"], ["30", "last 30 days"], ["365", "last year"]]} />}
+      aside={<Select label="Time range" isInline value={days} onValue={setDays} options={[["1", "last day"], ["7", "last 7 days"], ["30", "last 30 days"], ["365", "last year"]]} />}
     >
       <Problem words={audit.problem} again={audit.again} />
       {found && (
         <p class={found.ok ? "verdict tone-good" : "verdict tone-bad"}>
           <Badge state={found.ok ? "on" : "held"} word={found.ok ? "Complete" : "Incomplete"} /> {counted(found.expected, "instant")} expected, {count(found.recorded)} recorded
-          {found.ok ? ". Nothing is missing, nothing is there twice." : "."}
+          {found.ok ? ": no gaps, no duplicates." : "."}
         </p>
       )}
       {findings.length > 0 && (

@@ -169,7 +169,7 @@ export function SchedulesPage() {
       {items.length > 0 && (
         <Table
           label="Schedules"
-          columns={[["State"], ["Schedule", "cell-main"], ["Rule", "cell-words"], ["Next", "figure"], ["Last 20"], canAct && DO]}
+          columns={[["State"], ["Schedule", "cell-main"], ["Trigger", "cell-words"], ["Next", "figure"], ["Last 20"], canAct && DO]}
           lines={items.map((schedule, place) => ({ key: keyOf(schedule), class: place === focus ? "current" : "", onFocusCapture: () => setFocus(place), cells: cells[place]! }))}
         />
       )}
@@ -262,13 +262,13 @@ function NextAt({ at, zone }: { at: string; zone: string | undefined }) {
 function NoSchedules() {
   return (
     <Empty title="No schedules yet">
-      <p>Declare one beside its task, and it is there when the app starts:</p>
+      <p>Declare one next to its task; it is created when the app starts:</p>
       <pre class="sample">{`@app.task
 def report():
     ...
 
 app.schedule("daily-report", report, Cron("0 6 * * *", tz="Europe/Berlin"))`}</pre>
-      <p>Or make one now, here with “New schedule” or in a terminal:</p>
+      <p>Or create one now, here with “New schedule” or in a terminal:</p>
       <Command line={command(["schedules", "put", "daily-report"], { task: "report", cron: "0 6 * * *", tz: "Europe/Berlin" })} />
     </Empty>
   );

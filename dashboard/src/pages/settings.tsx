@@ -49,9 +49,9 @@ function You() {
     <Card id="you" title="You">
       <Facts
         rows={[
-          ["Name", who.token_id ? <Text of={who.name} most={80} /> : "nobody in particular: no token is needed here yet"],
+          ["Name", who.token_id ? <Text of={who.name} most={80} /> : "anonymous: no token is required yet"],
           ["Role", `${who.role}: ${MAY[who.role]}`],
-          ["Sees", seesAll.value ? "all tenants" : <>the tenant <Text of={who.tenant} most={80} />; what others have does not exist here</>],
+          ["Sees", seesAll.value ? "all tenants" : <>the tenant <Text of={who.tenant} most={80} />; other tenants are not visible</>],
           who.token_id ? ["Token", <code>{who.token_id}</code>] : null,
         ]}
       />
@@ -66,14 +66,14 @@ function You() {
 
 function Behaviour() {
   return (
-    <Card id="behaviour" title="These pages" aside={<span class="faint">kept in this browser only</span>}>
+    <Card id="behaviour" title="Display" aside={<span class="faint">stored in this browser only</span>}>
       <div class="stack">
       <Select label="Theme" value={theme.value} onValue={(value) => (theme.value = value as Theme)} options={[["system", "as the system"], ["light"], ["dark"]]} />
       <label class="inline">
-        <input type="checkbox" checked={shortcuts.value === "on"} onChange={() => (shortcuts.value = shortcuts.value === "on" ? "off" : "on")} /> single letters are shortcuts
+        <input type="checkbox" checked={shortcuts.value === "on"} onChange={() => (shortcuts.value = shortcuts.value === "on" ? "off" : "on")} /> single-letter shortcuts
       </label>
       <label class="inline">
-        <input type="checkbox" checked={announces.value === "on"} onChange={() => (announces.value = announces.value === "on" ? "off" : "on")} /> tell screen readers how far a job is
+        <input type="checkbox" checked={announces.value === "on"} onChange={() => (announces.value = announces.value === "on" ? "off" : "on")} /> announce job progress to screen readers
       </label>
       </div>
     </Card>
@@ -83,7 +83,7 @@ function Behaviour() {
 // --- what is shown once
 
 /** Asks for something that has a secret, makes it, and shows the secret this once. */
-function SecretForm({ title, what, words, verb = "Make it", command: line, make, onClose, children }: { title: string; what: string; words: string; verb?: string; command: string; make: () => Promise<string>; onClose: () => void; children: ComponentChildren }) {
+function SecretForm({ title, what, words, verb = "Create", command: line, make, onClose, children }: { title: string; what: string; words: string; verb?: string; command: string; make: () => Promise<string>; onClose: () => void; children: ComponentChildren }) {
   const [secret, setSecret] = useState<string | null>(null);
   if (secret === null) {
     return (
@@ -100,7 +100,7 @@ function SecretForm({ title, what, words, verb = "Make it", command: line, make,
       </p>
       <footer>
         <button type="button" class="main" onClick={onClose}>
-          I have it
+          Done
         </button>
       </footer>
     </Dialog>
@@ -143,7 +143,7 @@ function Tokens() {
       id="tokens"
       title="Tokens"
       word="token"
-      columns={[["Name", "cell-main"], ["State"], ["Role"], ["Tenant"], ["Made"], ["Expires"]]}
+      columns={[["Name", "cell-main"], ["State"], ["Role"], ["Tenant"], ["Created"], ["Expires"]]}
       empty={
         <div class="quiet">
           <p>No tokens yet: anyone who can reach this address has full access. Creating one turns on sign-in; make it an admin token for all tenants.</p>
@@ -189,16 +189,16 @@ function NewToken({ onClose }: { onClose: () => void }) {
     <SecretForm
       title="New token"
       what="The token"
-      words="This is the token. It is shown this once; only a hash of it is kept."
+      words="This is the token. It is shown only once; Headway stores a hash."
       command={command(["tokens", "create", name || "NAME"], { role, tenant, expires: expires.trim() })}
       make={make}
       onClose={onClose}
     >
-      {me.value?.token_id === null && <p class="hint tone-warn">The first token ends access without one, for this page too: you will have to sign in.</p>}
-      <Field label="Who or what will use it" required value={name} onValue={setName} />
+      {me.value?.token_id === null && <p class="hint tone-warn">The first token turns on sign-in, also for this page.</p>}
+      <Field label="Name of the user or program" required value={name} onValue={setName} />
       <Select label="Role" value={role} onValue={(value) => setRole(value as Role)} options={(Object.keys(MAY) as Role[]).map((one) => [one, `${one}: ${MAY[one]}`])} />
       <Field label="Tenant, * for all" required disabled={!seesAll.value} value={tenant} onValue={setTenant} />
-      <Field label="Counts for so long, empty for ever" value={expires} onValue={setExpires} />
+      <Field label="Lifetime, such as 90d; empty: no expiry" value={expires} onValue={setExpires} />
     </SecretForm>
   );
 }
@@ -213,8 +213,8 @@ function Webhooks() {
         id="webhooks"
         title="Webhooks"
         word="webhook"
-        columns={[["To", "cell-words"], ["State"], ["About"], ["Tenant"], ["Made"]]}
-        empty={<p class="quiet">Nobody is told when jobs end. A webhook tells a URL of yours, signed and retried for a day.</p>}
+        columns={[["URL", "cell-words"], ["State"], ["Events"], ["Tenant"], ["Created"]]}
+        empty={<p class="quiet">No webhooks. A webhook notifies a URL when a job ends: signed, and retried for a day.</p>}
         row={(hook, again) => ({
           key: hook.id,
           cells: [
@@ -266,7 +266,7 @@ function NewWebhook({ onClose }: { onClose: () => void }) {
   const [note, setNote] = useState("");
   const make = async (): Promise<string> => (await ask<{ secret: string }>(apiUrl(["webhooks"]), { method: "POST", body: { url, events: eventsOf(events), note } })).secret;
   return (
-    <SecretForm title="New webhook" what="The secret" words="This secret signs the messages. It is shown this once." command={command(["webhooks", "add", url || "URL"], { event: eventsOf(events), note })} make={make} onClose={onClose}>
+    <SecretForm title="New webhook" what="The secret" words="This secret signs the messages. It is shown only once." command={command(["webhooks", "add", url || "URL"], { event: eventsOf(events), note })} make={make} onClose={onClose}>
       <Field label="URL" type="url" required placeholder="https://example.org/hook" value={url} onValue={setUrl} />
       <Field label="Events, * for all" required list="webhook-events" value={events} onValue={setEvents} />
       <datalist id="webhook-events">
@@ -283,11 +283,11 @@ function NewSecret({ hook, onClose }: { hook: Webhook; onClose: () => void }) {
   const [keep, setKeep] = useState("24h");
   const make = async (): Promise<string> => (await ask<{ secret: string }>(apiUrl(["webhooks", hook.id, "rotate"]), { method: "POST", body: { keep: keep.trim() } })).secret;
   return (
-    <SecretForm title="New secret" what="The secret" words="This secret signs from now on. It is shown this once." command={command(["webhooks", "rotate", hook.id], { keep: keep.trim() })} make={make} onClose={onClose}>
+    <SecretForm title="New secret" what="The secret" words="This secret signs from now on. It is shown only once." command={command(["webhooks", "rotate", hook.id], { keep: keep.trim() })} make={make} onClose={onClose}>
       <p class="mono">
         <Text of={hook.url ?? "the callback_url of jobs"} most={120} />
       </p>
-      <Field label="The old one signs beside it for so long; 0s when it has leaked" required value={keep} onValue={setKeep} />
+      <Field label="Keep the old secret for; 0s if it has leaked" required value={keep} onValue={setKeep} />
     </SecretForm>
   );
 }
@@ -310,16 +310,16 @@ function AuditLog() {
       before={
         <>
           <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
-            {field("Who", "actor")}
-            {field("What", "action")}
-            {field("To what", "target")}
+            {field("Actor", "actor")}
+            {field("Action", "action")}
+            {field("Target", "target")}
           </form>
           <Problem words={read.problem} again={read.again} />
         </>
       }
-      columns={[["When", "figure"], ["Who"], ["What"], ["To what", "small-text"], ["More", "cell-words"]]}
+      columns={[["Time", "figure"], ["Actor"], ["Action"], ["Target", "small-text"], ["Details", "cell-words"]]}
       items={read.data?.items}
-      empty={<p class="quiet">Nothing yet. Every action of an operator or admin is a line here, and none can be changed.</p>}
+      empty={<p class="quiet">No entries yet. Every action of an operator or admin is recorded here and cannot be changed.</p>}
       row={(action, place) => ({
         key: `${action.at} ${place}`,
         cells: [

@@ -16,7 +16,7 @@ export function SignInPage() {
       location.reload();
     } catch (error) {
       setBusy(false);
-      setProblem(error instanceof ApiError && error.status === 401 ? "This token does not count: it is mistyped, has expired or was revoked." : wordsOf(error));
+      setProblem(error instanceof ApiError && error.status === 401 ? "Invalid token: mistyped, expired or revoked." : wordsOf(error));
     }
   };
   return (
@@ -38,7 +38,7 @@ export function SignInPage() {
         </button>
       </form>
       <div class="faint">
-        <p>No token yet? Make one where the store is:</p>
+        <p>No token yet? Create one on a host with access to the store:</p>
         <Command line="headway tokens create me --role admin" />
         <p class="small-text">This server is {serverUrl()}. The token is sent to it once, and is not kept by the browser.</p>
       </div>
