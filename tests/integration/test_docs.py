@@ -443,7 +443,8 @@ def test_every_error_of_the_api_is_documented() -> None:
 
 
 def test_every_event_that_is_streamed_is_documented() -> None:
-    kinds = set(re.findall(r'(?:Event|job_event)\("(\w+)"', inspect.getsource(fanout) + inspect.getsource(follow)))
+    sources = "".join(map(inspect.getsource, (fanout, followers, follow)))
+    kinds = set(re.findall(r'(?:Event|job_event)\("(\w+)"', sources))
     assert {"resync", "gone", "log", "ready"} <= kinds
     for kind in kinds | {"status", "progress", "done"}:
         assert f"`{kind}`" in PAGES["docs/follow.md"], kind
