@@ -8,8 +8,8 @@ import pytest
 from headway.core.errors import JobNotFound
 from headway.core.instants import SECOND
 from headway.core.lifecycle import Status
-from headway.server import job_reader as module
-from headway.server.job_reader import EncodedJobs, JobReader
+from headway.operations import job_reader as module
+from headway.operations.job_reader import EncodedJobs, JobReader
 from headway.wire.jobs import job_of
 from tests.conformance.arrange import LEASE, claim_one, enqueue
 from tests.conformance.backend import Backend

@@ -29,8 +29,8 @@ from headway.core.instants import SECOND
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.lifecycle import Cancelled, Released, settle
 from headway.core.ports import Latest
+from headway.operations.job_reader import JobReader
 from headway.server.fanout import Fanout
-from headway.server.job_reader import JobReader
 from headway.server.routes import streams as follow
 from headway.store import Store
 from tests.integration.test_api_follow import enqueue, events
@@ -400,7 +400,7 @@ async def test_only_the_attempt_that_counts_is_shown(redis: RedisServer, tmp_pat
     async with desk(redis, tmp_path, "believed:") as it:
         live = RedisLive(redis.url(prefix="believed:"), clock=it.clock, node="node_1")
         live.begin(lambda _job_id, _attempt: True, lambda: None)
-        services = SimpleNamespace(fanout=it.fanout, gate=None, is_closing=False)
+        services = SimpleNamespace(fanout=it.fanout, auth=None, is_closing=False)
         call: Any = SimpleNamespace(services=services, clock=it.clock, store=it.store, query={})
         follower, first = await follow.follow_job(it.fanout, call, it.job_id, None)
         heard = list(first)
@@ -447,7 +447,7 @@ async def test_those_who_come_at_once_all_hear_it(redis: RedisServer, tmp_path: 
     async with desk(redis, tmp_path, "at-once:") as it:
         live = RedisLive(redis.url(prefix="at-once:"), clock=it.clock, node="node_1")
         live.begin(lambda _job_id, _attempt: True, lambda: None)
-        services = SimpleNamespace(fanout=it.fanout, gate=None, is_closing=False)
+        services = SimpleNamespace(fanout=it.fanout, auth=None, is_closing=False)
         call: Any = SimpleNamespace(services=services, clock=it.clock, store=it.store, query={})
         following = [follow.follow_job(it.fanout, call, it.job_id, None) for _ in range(3)]
         everything = [follow.follow_everything(it.fanout, lambda _: True, None) for _ in range(3)]

@@ -78,7 +78,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.adapters.transports",
         "headway.queue.background_announcer",
         "headway.scheduling.audit",
-        "headway.server.job_reader",
         "headway.server.routes.bulk",
         "headway.store",
         "headway.store.audit_log",
@@ -95,15 +94,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.server.api": {
         "headway.store",
     },
-    "headway.server.auth": {
-        "headway.store",
-    },
-    "headway.server.job_reader": {
-        "headway.store",
-    },
-    "headway.server.quotas": {
-        "headway.store",
-    },
     "headway.server.routes.bulk": {
         "headway.store",
         "headway.store.audit_log",
@@ -113,15 +103,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.server.routes.dead_letters": {
         "headway.store.failures",
     },
-    "headway.server.routes.health": {
-        "headway.store",
-    },
     "headway.server.routes.jobs": {
         "headway.store.job_filter",
-    },
-    "headway.server.routes.metrics": {
-        "headway.store",
-        "headway.store.measures",
     },
     "headway.server.routes.operations": {
         "headway.scheduling.audit",

@@ -323,7 +323,7 @@ async def serve_api(
     from headway.server.auth import require_credential
     from headway.server.http_server import serve, url_of
 
-    await require_credential(store, host=settings.host, token=settings.token)
+    await require_credential(store.tokens, host=settings.host, token=settings.token)
     log.write("listening", url=url_of(listening))
     await serve(api_of(store, settings, clock, tasks, node), listening, stopping)
 

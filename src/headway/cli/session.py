@@ -261,7 +261,7 @@ class Desk:
     async def told(self, jobs: "Sequence[Job]") -> "list[Job]":
         """Return jobs with what they have said live, if it is to be had within a moment and newer than the store."""
         from headway.core.lifecycle import Status
-        from headway.server.job_reader import overlaid_all
+        from headway.operations.job_reader import overlaid_all
 
         if self.redis is None or not any(job.status is Status.RUNNING for job in jobs):
             return list(jobs)

@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from headway.core.instants import Instant
 from headway.core.json_values import JsonObject
@@ -52,3 +52,27 @@ class AuditRecord:
     action: str
     target: str
     detail: JsonObject
+
+
+class TokenRecords(Protocol):
+    """The tokens that exist."""
+
+    async def find(self, value_hash: str) -> Token | None:
+        """Return the token whose value has this hash."""
+        ...
+
+    async def get(self, token_id: str) -> Token | None:
+        """Return a token by its id."""
+        ...
+
+    async def exist(self) -> tuple[bool, bool]:
+        """Say whether a token was ever made, and whether one is valid."""
+        ...
+
+
+class SessionRecords(Protocol):
+    """The sessions that are open."""
+
+    async def get(self, session_hash: str) -> Login | None:
+        """Return the session whose value has this hash, unless it is over."""
+        ...

@@ -29,11 +29,14 @@ from headway.core.ports import LiveView, WakeUps
 from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
+from headway.operations.health import Health
+from headway.operations.job_reader import EncodedJobs, JobReader, NodeNames
+from headway.operations.metrics import Metrics
 from headway.operations.task_catalogue import TaskCatalogue, TaskLike
+from headway.operations.tenant_counts import TenantCounts
 from headway.operations.webhooks import Deliveries, Webhooks
-from headway.server.auth import ANONYMOUS, Gate
+from headway.server.auth import ANONYMOUS, Authenticator
 from headway.server.fanout import Fanout
-from headway.server.job_reader import EncodedJobs, JobReader, NodeNames
 from headway.server.offload import Offload
 from headway.server.operation_routes import routes_of
 from headway.server.proxies import TrustedProxies, is_forwarded
@@ -59,8 +62,6 @@ from headway.server.routes import (
 from headway.server.routes import (
     streams as follow,
 )
-from headway.server.routes.health import Health
-from headway.server.routes.metrics import Metrics
 from headway.server.routes.series import Series
 from headway.server.routes.websocket import WebSocketSession
 from headway.server.web import Answer, Call, Refused, Route, answer_json, etag_of, headers_of, refusal_of
@@ -107,7 +108,7 @@ class Services:
     """What the routes of one process share."""
 
     fanout: Fanout
-    gate: Gate
+    auth: Authenticator
     quotas: Quotas
     offload: Offload
     tasks: TaskCatalogue
@@ -195,8 +196,8 @@ class Api:
         token = self._settings.token or None
         return Services(
             fanout=fanout,
-            gate=Gate(store, self._clock, is_loopback=self._is_loopback, token=token),
-            quotas=Quotas(store, self._settings, self._clock),
+            auth=Authenticator(store.tokens, store.sessions, self._clock, is_loopback=self._is_loopback, token=token),
+            quotas=Quotas(TenantCounts(store), self._settings, self._clock),
             offload=offload,
             tasks=TaskCatalogue(store, self._clock, self._tasks),
             reader=JobReader(store, live),
@@ -205,7 +206,7 @@ class Api:
             series=Series(store, self._clock),
             health=Health(store, self._clock, [*loops, *self._loops_beside]),
             tally=self._tally,
-            metrics=Metrics(store, self._clock, self._tally, deliverer),
+            metrics=Metrics(store, self._clock, self._tally, deliverer.counts),
             deliverer=deliverer,
             audits_enqueues=self._settings.audit_enqueues == "on",
             loops=loops,
@@ -333,7 +334,7 @@ class Api:
         _check_origin(request)
         principal = NOBODY
         if route.role is not None:
-            principal = await _admit(request, services.gate, is_page=openapi.is_page(route))
+            principal = await _admit(request, services.auth, is_page=openapi.is_page(route))
             if not principal.may(route.role):
                 raise Refused(403, "forbidden", f"the role {route.role} is needed, this token has {principal.role}")
             services.quotas.request(principal)
@@ -385,7 +386,7 @@ class Api:
             services = self._services or await self.start()
             assert self._store is not None
             _check_origin(socket)
-            principal = await _admit(socket, services.gate)
+            principal = await _admit(socket, services.auth)
             services.quotas.request(principal)
         except HeadwayError as error:
             await _refuse_socket(socket, refusal_of(error) or self._internal(request_id, error), request_id)
@@ -430,7 +431,7 @@ def refused_answer(refusal: Refused, request_id: str) -> tuple[int, list[Header]
     return refusal.status, headers, body
 
 
-async def _admit(request: HTTPConnection, gate: Gate, *, is_page: bool = False) -> Principal:
+async def _admit(request: HTTPConnection, auth: Authenticator, *, is_page: bool = False) -> Principal:
     """Let somebody in. A name that leads here from elsewhere must not open the door that is open for localhost."""
     headers, client = headers_of(request.scope), (request.scope.get("client") or ("",))[0]
     authorization = headers[b"authorization"].decode("latin-1") if b"authorization" in headers else None
@@ -438,7 +439,7 @@ async def _admit(request: HTTPConnection, gate: Gate, *, is_page: bool = False) 
     if value is not None and not is_page and not session.sends_token(request):
         authorization = None  # A browser goes on sending the password that a page has asked for.
     try:
-        principal = await gate.admit(
+        principal = await auth.admit(
             openapi.browser_credential(authorization) if is_page else authorization, client, value
         )
     except Refused as refused:

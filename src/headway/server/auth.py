@@ -24,7 +24,7 @@ from hmac import compare_digest
 from math import ceil
 from typing import Final, Generic, TypeVar
 
-from headway.core.access import TOKEN_PREFIX, Login, Token, hash_secret
+from headway.core.access import TOKEN_PREFIX, Login, SessionRecords, Token, TokenRecords, hash_secret
 from headway.core.clock import Clock
 from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.core.events import AccessRefused, emit
@@ -32,7 +32,6 @@ from headway.core.settings import read_secret
 from headway.core.tenants import ALL_TENANTS
 from headway.operations.caller import Principal
 from headway.server.web import Refused
-from headway.store import Store
 
 FRESH_S: Final = 2.0
 CHECK_EVERY_S: Final = 2.0  # So often whoever holds a stream open asks `still_valid`.
@@ -51,17 +50,19 @@ _INVALID: Final = ', error="invalid_token"'
 T = TypeVar("T")
 
 
-class Gate:
+class Authenticator:
     """Lets requests in. `is_loopback` says that nobody but this machine can reach the server."""
 
-    def __init__(self, store: Store, clock: Clock, *, is_loopback: bool, token: str | None) -> None:
+    def __init__(
+        self, tokens: TokenRecords, sessions: SessionRecords, clock: Clock, *, is_loopback: bool, token: str | None
+    ) -> None:
         self._clock = clock
         self._is_loopback = is_loopback
         self._environment_hash = None if token is None else hash_secret(read_secret("the setting token", token))
-        self._by_hash = _Lookups(clock, store.tokens.find)
-        self._by_id = _Lookups(clock, store.tokens.get)
-        self._by_session = _Lookups(clock, store.sessions.get)
-        self._is_closed = _Lookups(clock, lambda _: _was_made(store))
+        self._by_hash = _Lookups(clock, tokens.find)
+        self._by_id = _Lookups(clock, tokens.get)
+        self._by_session = _Lookups(clock, sessions.get)
+        self._is_closed = _Lookups(clock, lambda _: _was_made(tokens))
         self._failures = _Failures(clock)
         self._looks = _Looks(clock, LOOKS_A_SECOND)
         self._session_looks = _Looks(clock, SESSION_LOOKS_A_SECOND)
@@ -213,8 +214,8 @@ def _unauthorized(message: str, problem: str = "") -> Refused:
     )
 
 
-async def _was_made(store: Store) -> bool:
-    made, _ = await store.tokens.exist()
+async def _was_made(tokens: TokenRecords) -> bool:
+    made, _ = await tokens.exist()
     return made
 
 
@@ -236,11 +237,11 @@ def is_loopback(host: str) -> bool:
     return bool(found) and all(ipaddress.ip_address(address).is_loopback for address in found)
 
 
-async def require_credential(store: Store, *, host: str, token: str | None) -> None:
+async def require_credential(tokens: TokenRecords, *, host: str, token: str | None) -> None:
     """Refuse to listen where other machines can reach us while there is no token that would let anybody in."""
     if token is not None or is_loopback(host):
         return
-    made, usable = await store.tokens.exist()
+    made, usable = await tokens.exist()
     if not usable:
         reason = "every token has expired or was revoked" if made else "there is no token yet"
         raise InvalidConfig(

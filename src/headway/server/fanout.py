@@ -27,8 +27,8 @@ from headway.core.instants import SECOND, Instant
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.ports import Latest, LiveView
+from headway.operations.job_reader import length_of, overlaid, serial_of
 from headway.server.followers import Channel, Follower, StreamEvent, StreamPosition, job_event, log_event, push_to
-from headway.server.job_reader import length_of, overlaid, serial_of
 from headway.server.offload import Offload
 from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.jobs import change_of, listed

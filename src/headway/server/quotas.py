@@ -12,15 +12,14 @@ takes many, a tenant or one token for all tenants, leaves room for everybody els
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from headway.core.clock import Clock
 from headway.core.settings import Settings
+from headway.core.single_flight import Recent
 from headway.operations.caller import Principal
 from headway.server.fanout import FOLLOWERS_MAX
-from headway.server.single_flight import Recent
 from headway.server.web import Refused
-from headway.store import Store
 
 TENANTS_MAX: Final = 10_000
 STREAMS_RESERVED: Final = 2_000  # Of all places; for holders that have few of them.
@@ -33,11 +32,23 @@ COUNTING_SHARE: Final = 0.05
 T = TypeVar("T")
 
 
+class TenantCounts(Protocol):
+    """How much a tenant has."""
+
+    async def unfinished_jobs(self, tenant: str, *, limit: int) -> int:
+        """Count the jobs of a tenant that have not ended, up to a limit."""
+        ...
+
+    async def schedules(self, tenant: str) -> int:
+        """Count the schedules of a tenant."""
+        ...
+
+
 class Quotas:
     """The bounds of every tenant, as this process knows them."""
 
-    def __init__(self, store: Store, settings: Settings, clock: Clock) -> None:
-        self._store = store
+    def __init__(self, counts: TenantCounts, settings: Settings, clock: Clock) -> None:
+        self._counts = counts
         self._settings = settings
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}  # Requests that may still come, as of when.
@@ -111,13 +122,12 @@ class Quotas:
 
     async def _unfinished(self, tenant: str) -> int:
         self._admitted.pop(tenant, None)
-        counts = await self._store.statistics.live_counts(tenant, limit=self._settings.tenant_jobs)
-        return sum(row["jobs"] for row in counts)
+        return await self._counts.unfinished_jobs(tenant, limit=self._settings.tenant_jobs)
 
     async def schedules(self, principal: Principal, more: int) -> None:
         """Refuse schedules beyond what a tenant may have."""
         most, tenant = self._settings.tenant_schedules, principal.one_tenant
-        if tenant is not None and most and await self._store.schedules.count(tenant) + more > most:
+        if tenant is not None and most and await self._counts.schedules(tenant) + more > most:
             raise _too_much(f"a tenant may have {most:,} schedules; remove one first", retry_after=60)
 
 

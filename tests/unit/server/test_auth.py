@@ -15,7 +15,7 @@ from headway.core.events import AccessRefused, EngineEvent, subscribed
 from headway.core.instants import SECOND, Duration, parse_instant
 from headway.operations.caller import Principal
 from headway.server import auth as gates
-from headway.server.auth import ANONYMOUS, Gate, is_loopback, require_credential
+from headway.server.auth import ANONYMOUS, Authenticator, is_loopback, require_credential
 from headway.server.web import Refused
 from headway.store import Store
 from headway.store.migrations import migrate
@@ -49,8 +49,8 @@ class World:
     def now(self) -> int:
         return START + round(self.passed_s * SECOND)
 
-    def gate(self, *, is_loopback: bool = True, token: str | None = None) -> Gate:
-        return Gate(self.store, self.clock, is_loopback=is_loopback, token=token)
+    def gate(self, *, is_loopback: bool = True, token: str | None = None) -> Authenticator:
+        return Authenticator(self.store.tokens, self.store.sessions, self.clock, is_loopback=is_loopback, token=token)
 
     async def token(
         self, name: str = "ci", tenant: str = "acme", role: str = "viewer", lifetime: Duration | None = None
@@ -83,7 +83,7 @@ async def world() -> AsyncIterator[World]:
         yield world
 
 
-async def refusal(gate: Gate, authorization: str | None, client: str = HERE) -> Refused:
+async def refusal(gate: Authenticator, authorization: str | None, client: str = HERE) -> Refused:
     with pytest.raises(Refused) as refused:
         await gate.admit(authorization, client)
     return refused.value
@@ -267,7 +267,7 @@ async def test_one_who_gives_up_does_not_spoil_the_answer_for_others(world: Worl
 # Wrong tokens
 
 
-async def fail(gate: Gate, times: int, client: str = THERE) -> None:
+async def fail(gate: Authenticator, times: int, client: str = THERE) -> None:
     for number in range(times):
         assert (await refusal(gate, f"Bearer hw_wrong-{number}", client)).status == 401
 
@@ -408,12 +408,12 @@ def test_these_are_not(host: str) -> None:
 
 
 async def test_other_machines_are_not_listened_to_without_a_token(world: World) -> None:
-    await require_credential(world.store, host="127.0.0.1", token=None)
-    await require_credential(world.store, host="0.0.0.0", token=SECRET)
+    await require_credential(world.store.tokens, host="127.0.0.1", token=None)
+    await require_credential(world.store.tokens, host="0.0.0.0", token=SECRET)
     with pytest.raises(InvalidConfig, match=r"0\.0\.0\.0.*no token yet.*headway tokens create.*HEADWAY_TOKEN"):
-        await require_credential(world.store, host="0.0.0.0", token=None)
+        await require_credential(world.store.tokens, host="0.0.0.0", token=None)
     token, _ = await world.token()
-    await require_credential(world.store, host="0.0.0.0", token=None)
+    await require_credential(world.store.tokens, host="0.0.0.0", token=None)
     await world.revoke(token)
     with pytest.raises(InvalidConfig, match="every token has expired or was revoked"):
-        await require_credential(world.store, host="::", token=None)
+        await require_credential(world.store.tokens, host="::", token=None)

@@ -16,10 +16,11 @@ from headway.core.instants import HOUR, SECOND
 from headway.core.jobs import NewJob, Report
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
+from headway.operations.job_reader import JobReader
+from headway.operations.tenant_counts import TenantCounts
 from headway.server import fanout as fanout_module
 from headway.server.fanout import Fanout
 from headway.server.followers import BYTES_MAX, EVENTS_MAX, Follower, StreamEvent
-from headway.server.job_reader import JobReader
 from headway.server.quotas import Quotas
 from headway.server.routes import streams as follow
 from headway.server.routes import websocket
@@ -56,7 +57,11 @@ def fanout(store: Store) -> Fanout:
 def call_of(store: Store, fanout: Fanout) -> Any:
     """Return what is known of somebody who asks, and may everything."""
     services = SimpleNamespace(
-        fanout=fanout, gate=None, quotas=Quotas(store, Settings(), CLOCK), reader=JobReader(store), is_closing=False
+        fanout=fanout,
+        auth=None,
+        quotas=Quotas(TenantCounts(store), Settings(), CLOCK),
+        reader=JobReader(store),
+        is_closing=False,
     )
     everybody = Principal("root", "*", "admin")
     return SimpleNamespace(services=services, clock=CLOCK, store=store, principal=everybody, tenant=None, query={})

@@ -8,8 +8,8 @@ from headway.core.clock import Loop
 from headway.core.errors import StoreFull, StoreReadOnly, StoreUnavailable
 from headway.core.instants import SECOND
 from headway.core.nodes import Node
+from headway.operations.health import FRESH_S, NOBODY_DECIDES, UNKNOWN, Condition, Health
 from headway.operations.store_trouble import AWAY, FULL, OK, PROBE_S_MAX, READ_ONLY
-from headway.server.routes.health import FRESH_S, NOBODY_DECIDES, UNKNOWN, Condition, Health
 from tests.simulation.stage import Seat, Stage
 from tests.simulation.virtual_loop import virtual
 

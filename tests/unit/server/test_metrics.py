@@ -13,7 +13,7 @@ from headway.core.jobs import NewJob
 from headway.core.nodes import Node
 from headway.core.process_metrics import ProcessMetrics
 from headway.operations.engine_state import engines_of
-from headway.server.routes.metrics import LOOPS, QUEUES_MAX, Metrics
+from headway.operations.metrics import LOOPS, QUEUES_MAX, Metrics
 from tests.simulation.stage import Seat, Stage
 from tests.simulation.virtual_loop import virtual
 
@@ -257,7 +257,7 @@ async def test_the_docs_list_every_metric_and_no_other() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         deliverer = Deliverer(seat.store, Settings(), seat.clock)
-        text = (await Metrics(seat.store, seat.clock, ProcessMetrics(), deliverer).text()).decode()
+        text = (await Metrics(seat.store, seat.clock, ProcessMetrics(), deliverer.counts).text()).decode()
         said = re.findall(r"^# TYPE (headway_\w+) (\w+)$", text, re.MULTILINE)
         assert sorted(documented()) == sorted(name for name, _ in said)
         for name, kind in said:

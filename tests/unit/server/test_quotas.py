@@ -8,6 +8,7 @@ import pytest
 
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
+from headway.operations.tenant_counts import TenantCounts
 from headway.server import quotas as quota_module
 from headway.server.quotas import Quotas
 from headway.server.web import Refused
@@ -33,7 +34,7 @@ def _asked(quotas: Quotas, principal: Principal, times: int) -> int:
 async def test_requests_come_back_with_time_and_are_each_tenants_own() -> None:
     async with Stage() as stage:
         seat = stage.seat("node_a")
-        quotas = Quotas(seat.store, SETTINGS, seat.clock)
+        quotas = Quotas(TenantCounts(seat.store), SETTINGS, seat.clock)
         assert _asked(quotas, ACME, 30) == 10
         with pytest.raises(Refused, match="10 times a second") as refused:
             quotas.request(ACME)
@@ -44,7 +45,7 @@ async def test_requests_come_back_with_time_and_are_each_tenants_own() -> None:
         assert _asked(quotas, ACME, 30) == 5
         await asyncio.sleep(60)
         assert _asked(quotas, ACME, 30) == 10  # Time that was not used is not saved up.
-        free = Quotas(seat.store, replace(SETTINGS, tenant_requests=0), seat.clock)
+        free = Quotas(TenantCounts(seat.store), replace(SETTINGS, tenant_requests=0), seat.clock)
         assert _asked(free, ACME, 1_000) == 1_000
 
 
@@ -52,7 +53,7 @@ async def test_requests_come_back_with_time_and_are_each_tenants_own() -> None:
 async def test_streams_are_counted_while_they_are_open() -> None:
     async with Stage() as stage:
         seat = stage.seat("node_a")
-        quotas = Quotas(seat.store, SETTINGS, seat.clock)
+        quotas = Quotas(TenantCounts(seat.store), SETTINGS, seat.clock)
         with quotas.stream(ACME), quotas.stream(ACME), quotas.stream(GLOBEX):
             with pytest.raises(Refused, match="2 streams"), quotas.stream(ACME):
                 pass
@@ -72,7 +73,7 @@ async def test_whoever_takes_most_places_leaves_some_for_the_others(monkeypatch:
     neighbour = Principal("other board", "*", "viewer", "tok_2")
     async with Stage() as stage:
         seat = stage.seat("node_a")
-        quotas = Quotas(seat.store, free, seat.clock)
+        quotas = Quotas(TenantCounts(seat.store), free, seat.clock)
         with ExitStack() as open_streams:
 
             def opened(principal: Principal, times: int) -> int:
@@ -100,7 +101,7 @@ async def test_large_bodies_under_way_are_bounded_for_each_and_for_all(monkeypat
     viewers = [Principal("board", "*", "viewer", f"tok_{number}") for number in range(3)]
     async with Stage() as stage:
         seat = stage.seat("node_a")
-        quotas = Quotas(seat.store, SETTINGS, seat.clock)
+        quotas = Quotas(TenantCounts(seat.store), SETTINGS, seat.clock)
         with quotas.body(ACME, 300), quotas.body(ACME, 100), quotas.body(GLOBEX, 400):
             with pytest.raises(Refused, match="at once") as refused, quotas.body(ACME, 1):
                 pass

@@ -9,7 +9,7 @@ second while somebody listens, four times while nobody does. Values go by the hu
 number costs little. What cannot be told within a second is not told; the worker writes to the store as if there were no
 Redis, and asks every second whether it is back. Who listens does the same.
 
-Nothing here is believed by itself. Readers compare a value with the job in the store: see `server/job_reader.py`.
+Nothing here is believed by itself. Readers compare a value with the job in the store: see `operations/job_reader.py`.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from headway.core.lifecycle import Status
 from headway.core.validation import KEY_LENGTH_MAX, check_name
 from headway.operations import audit_log as deeds
 from headway.operations.job_context import node_names, why
-from headway.server.job_reader import length_of, serial_of
+from headway.operations.job_reader import length_of, serial_of
 from headway.server.offload import Offload
 from headway.server.routes.streams import (
     FILTERS,

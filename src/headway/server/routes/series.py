@@ -5,7 +5,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.instants import HOUR, SECOND, Duration, Instant
 from headway.core.lifecycle import FINAL, Status
-from headway.server.single_flight import Recent
+from headway.core.single_flight import Recent
 from headway.server.web import Answer, Call, Param, Route
 from headway.store import Store
 from headway.wire.shapes import Shape, stamp

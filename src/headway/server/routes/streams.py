@@ -27,9 +27,9 @@ from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.caller import Principal
 from headway.operations.job_context import why as why_of
+from headway.operations.job_reader import JobReader, length_of, serial_of
 from headway.server.fanout import Fanout
 from headway.server.followers import Follower, StreamEvent, StreamPosition, job_event, log_event
-from headway.server.job_reader import JobReader, length_of, serial_of
 from headway.server.offload import SMALL_BYTES_MAX, Offload
 from headway.server.web import Answer, Call, Param, Refused, Route
 from headway.wire.base import LISTED_BYTES_MAX
@@ -270,7 +270,7 @@ async def spoken(
         await follower.wake.wait()
         now = clock.monotonic()
         if now + PULSE_S / 2 >= valid_at:
-            if services.gate is not None and not await services.gate.still_valid(principal):
+            if services.auth is not None and not await services.auth.still_valid(principal):
                 return
             valid_at = now + VALID_EVERY_S
         events = follower.take()
@@ -366,7 +366,7 @@ async def _changed(call: Call, job: Job, known: tuple[int, int], limit_s: float)
             and not call.services.is_closing
         ):
             await call.clock.rest(min(rest_s, VALID_EVERY_S), follower.wake)
-            if not await call.services.gate.still_valid(call.principal):
+            if not await call.services.auth.still_valid(call.principal):
                 raise Refused(401, "unauthorized", "the token was revoked or has expired")
             if follower.take() or follower.is_dropped:
                 latest = await _looked_at(call, job)

@@ -85,7 +85,7 @@ class WebSocketSession:
         nothing = asyncio.Event()
         while not self._call.services.is_closing:
             await self._call.clock.rest(VALID_EVERY_S, nothing)
-            gate = self._call.services.gate
+            gate = self._call.services.auth
             if gate is not None and not await gate.still_valid(self._call.principal):
                 break
         if self._socket.application_state is WebSocketState.CONNECTED:

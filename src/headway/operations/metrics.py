@@ -1,0 +1,268 @@
+"""Numbers for Prometheus: /metrics.
+
+Three kinds of them, each with as many label values as are listed here and no more, whatever is in the store:
+
+    counted by nodes    decisions, attempts, durations, losses: sums over all that decide and run, also those that left
+    in the store        how much waits and for how long, asked when somebody wants to know
+    of this process     requests it has answered, messages it has delivered, its memory
+
+The first two concern the whole installation, and every API process says the same about them. What the store said
+counts for a second, or longer when asking it takes long, so that no number of scrapes costs it more than a twentieth of
+the time. When it does not answer, `headway_store_up` is 0, gauges of what is in it are absent rather than old, and
+counters stay.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headway.core.clock import Clock
+from headway.core.errors import StoreError
+from headway.core.occurrences import Decided
+from headway.core.process_metrics import OTHER, ProcessMetrics, histogram_of
+from headway.core.single_flight import Recent
+from headway.operations.engine_state import engines_of
+from headway.operations.job_context import ALIVE_WITHIN
+from headway.operations.store_trouble import SHARD_PREFIX
+from headway.store import Store
+from headway.store.measures import Depth, NodeSeen, Tallies, Undecided
+
+FRESH_S: Final = 1.0
+COST_MAX: Final = 0.025  # The part of the time that the store may spend on each of our two questions.
+LOOK_S_MAX: Final = 5.0  # Prometheus waits for ten.
+QUEUES_MAX: Final = 50
+# Waiting jobs are counted in each queue up to the larger of these: its part of what is counted in all, or so many.
+COUNTED_IN_ALL: Final = 200_000
+COUNTED_IN_EACH: Final = 10_000
+RESULTS: Final = ("completed", "failed", "crashed", "timed_out", "cancelled", "released", "parked", "expired")
+REFUSALS: Final = ("settlement", "report", "decision")
+LOSSES: Final = ("attempt", "term")
+LOOPS: Final = (
+    *("heartbeat", "shards", "scheduler", "housekeeping", "promoter", "janitor"),
+    *("claimer", "keeper", "settler", "reporter", "watchman"),
+)
+ROLES: Final = ("scheduler", "worker", "api")
+ENGINES: Final = ("redis", "etcd", "zookeeper", "consul", "rabbitmq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """What is in the store at one time."""
+
+    backlog: dict[str, Depth]
+    undecided: Undecided
+    dead_letters: int
+    deliveries: Depth
+    leases: int
+
+
+class DeliveryCounts(Protocol):
+    """What the sender of webhooks has counted since it began."""
+
+    delivered: int
+    failed: int
+    retried: int
+    in_flight: int
+
+
+class Metrics:
+    """Everything that /metrics says."""
+
+    def __init__(
+        self, store: Store, clock: Clock, tally: ProcessMetrics, deliveries: DeliveryCounts | None = None
+    ) -> None:
+        self._store = store
+        self._tally = tally
+        self._deliveries = deliveries
+        self._queues: dict[str, None] = {}  # Those that have a label of their own, for as long as we live.
+        self._queues_met = 1
+        self._tallies = Recent(self._read_tallies, clock=clock, fresh_s=FRESH_S, cost=COST_MAX)
+        self._gauges = Recent(self._read_gauges, clock=clock, fresh_s=FRESH_S, cost=COST_MAX)
+        self._cells: dict[str, int] = {}
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+
+    async def text(self) -> bytes:
+        """Write all of it in the text format of Prometheus."""
+        counted = found = None
+        with contextlib.suppress(StoreError, TimeoutError):  # What is not known is not said.
+            async with asyncio.timeout(LOOK_S_MAX):
+                counted = await self._tallies.get()
+                self._cells = counted.cells
+                found = await self._gauges.get()
+        families = [
+            _gauge("headway_store_up", "1 if the store answers", 0 if counted is None else 1),
+            *_of_nodes(self._cells),
+            *([] if counted is None else _of_living(counted.alive)),
+            *([] if found is None else self._of_store(found)),
+            *_of_answers(self._tally),
+            *([] if self._deliveries is None else _of_deliveries(self._deliveries)),
+        ]
+        return generate_latest(_Families(families)) + generate_latest(self._process)
+
+    async def _read_tallies(self) -> Tallies:
+        return await self._store.measures.tallies(ALIVE_WITHIN)
+
+    async def _read_gauges(self) -> Gauges:
+        store = self._store
+        backlog = await store.measures.backlog(max(COUNTED_IN_EACH, COUNTED_IN_ALL // max(1, self._queues_met)))
+        self._queues_met = len(backlog)
+        return Gauges(
+            backlog=backlog,
+            undecided=await store.measures.undecided(),
+            dead_letters=await store.measures.dead_letters(),
+            deliveries=await store.measures.deliveries_waiting(),
+            leases=sum(is_running for _, is_running in await store.leases.held(SHARD_PREFIX)),
+        )
+
+    def _of_store(self, found: Gauges) -> Iterator[Metric]:
+        name = "headway_oldest_undecided_seconds"
+        yield _gauge(name, "How long the oldest undecided instant has been due", found.undecided.oldest_s)
+        yield _gauge("headway_schedules_held", "Schedules that cannot be planned", found.undecided.held)
+        yield _gauge("headway_scheduler_leases", "Scheduler leases that are held", found.leases)
+        depth = GaugeMetricFamily("headway_queue_depth", "Jobs that are ready and wait", labels=["queue"])
+        oldest = GaugeMetricFamily("headway_queue_oldest_seconds", "How long the oldest has waited", labels=["queue"])
+        for queue, here in self._labelled(found.backlog).items():
+            depth.add_metric([queue], here.pending)
+            oldest.add_metric([queue], here.oldest_s)
+        yield depth
+        yield oldest
+        yield _gauge("headway_dead_letters", "Jobs that failed for good and await a look", found.dead_letters)
+        waiting = found.deliveries
+        yield _gauge("headway_webhook_waiting", "Messages that wait to be delivered", waiting.pending)
+        yield _gauge("headway_webhook_oldest_seconds", "Age of the oldest message that waits", waiting.oldest_s)
+        yield _gauge("headway_gauges_age_seconds", "How old the gauges of the store are", self._gauges.age_s())
+
+    def _labelled(self, backlog: Mapping[str, Depth]) -> dict[str, Depth]:
+        """Name the first queues that we met, the largest of them first, and sum up all others.
+
+        A queue keeps its label when it is empty or others are larger: a line in a graph must not come and go.
+        """
+        for queue in sorted(backlog, key=lambda queue: (-backlog[queue].pending, queue)):
+            if len(self._queues) < QUEUES_MAX and queue != OTHER:
+                self._queues.setdefault(queue)
+        others = [here for queue, here in backlog.items() if queue not in self._queues]
+        rest = Depth(
+            pending=sum(here.pending for here in others),
+            oldest_s=max((here.oldest_s for here in others), default=0.0),
+        )
+        return {**{queue: backlog.get(queue, _NOTHING) for queue in self._queues}, OTHER: rest}
+
+
+_NOTHING: Final = Depth(pending=0, oldest_s=0.0)
+
+
+def _of_nodes(cells: Mapping[str, int]) -> Iterator[Metric]:
+    yield _counter("decisions", "Decisions about instants", "outcome", "decided", tuple(map(str, Decided)), cells)
+    yield _histogram("decision_lateness", "From an instant to the decision to run it", "late", cells)
+    yield _counter("attempts", "Attempts that ended", "result", "attempts", RESULTS, cells)
+    yield _histogram("claim_duration", "Statements that take jobs", "claim", cells)
+    yield _histogram("run_duration", "Attempts, from their start to their end", "run", cells)
+    yield _histogram("settle_duration", "Statements that write outcomes", "settle", cells)
+    yield _counter("leases_lost", "Leases that somebody else could have taken", "of", "lost", LOSSES, cells)
+    yield _counter("stale_refusals", "Writes that the store refused", "of", "refused", REFUSALS, cells)
+    yield _counter("tick_failures", "Ticks that did not reach the store", "loop", "failed", LOOPS, cells)
+    for name, what, cell in (
+        ("terms_won", "Leases on roles that were taken", "won"),
+        ("jobs_promoted", "Waiting jobs that became ready", "promoted"),
+        ("schedules_set_aside", "Times that a schedule could not be planned", "held"),
+    ):
+        yield CounterMetricFamily(f"headway_{name}", what, value=cells.get(cell, 0))
+
+
+def _of_living(alive: Collection[NodeSeen]) -> Iterator[Metric]:
+    nodes = dict.fromkeys((*ROLES, OTHER), 0)
+    slots = running = draining = 0
+    for node in alive:
+        for role in node.roles:
+            nodes[role if role in ROLES else OTHER] += 1
+        worker = node.state.get("worker")
+        if isinstance(worker, dict):
+            slots += int(worker.get("slots", 0))
+            running += int(worker.get("running", 0))
+            draining += bool(worker.get("draining"))
+    family = GaugeMetricFamily("headway_nodes", "Nodes that live", labels=["role"])
+    for role, number in nodes.items():
+        family.add_metric([role], number)
+    yield family
+    yield _gauge("headway_worker_slots", "Jobs that all workers can run at the same time", slots)
+    yield _gauge("headway_worker_slots_used", "Jobs that have begun in workers and not ended", running)
+    yield _gauge("headway_workers_draining", "Workers that take no more jobs", draining)
+    yield from _of_engines(alive)
+
+
+def _of_engines(alive: Iterable[NodeSeen]) -> Iterator[Metric]:
+    labels = ["engine", "part"]
+    up = GaugeMetricFamily("headway_engine_up", "1 if a server beside the store answers all who use it", labels=labels)
+    cut_off = GaugeMetricFamily("headway_engine_cut_off_nodes", "Nodes that it does not answer", labels=labels)
+    absent: Counter[tuple[str, str]] = Counter()
+    for engine in engines_of(alive):
+        absent[engine.name if engine.name in ENGINES else OTHER, engine.part] += len(engine.troubles)
+    for seen, nodes in absent.items():
+        up.add_metric(seen, 0 if nodes else 1)
+        cut_off.add_metric(seen, nodes)
+    yield up
+    yield cut_off
+
+
+def _of_answers(tally: ProcessMetrics) -> Iterator[Metric]:
+    requests = CounterMetricFamily("headway_api_requests", "Requests answered", labels=["route", "method", "status"])
+    for (route, method, digit), number in sorted(tally.answers.items()):
+        requests.add_metric([route, method, f"{digit}xx"], number)
+    yield requests
+    times = HistogramMetricFamily(
+        "headway_api_request_duration_seconds", "Requests, until the answer began", labels=["route", "method"]
+    )
+    for kind, histogram in sorted(tally.answer_times.items()):
+        times.add_metric(kind, histogram.cumulated(), histogram.sum_s)
+    yield times
+
+
+def _of_deliveries(counts: DeliveryCounts) -> Iterator[Metric]:
+    tries = CounterMetricFamily("headway_webhook_deliveries", "Tries to deliver a message", labels=["result"])
+    for result, number in (("delivered", counts.delivered), ("failed", counts.failed), ("retried", counts.retried)):
+        tries.add_metric([result], number)
+    yield tries
+    yield _gauge("headway_webhook_in_flight", "Messages under way", counts.in_flight)
+
+
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, what, value=value)
+
+
+def _counter(
+    name: str, what: str, label: str, head: str, values: tuple[str, ...], cells: Mapping[str, int]
+) -> CounterMetricFamily:
+    """Make a counter of the cells with this head. What a node of another version calls otherwise is `other`."""
+    numbers = dict.fromkeys((*values, OTHER), 0)
+    for cell, number in cells.items():
+        start, _, value = cell.partition("|")
+        if start == head:
+            numbers[value if value in numbers else OTHER] += number
+    family = CounterMetricFamily(f"headway_{name}", what, labels=[label])
+    for value, number in numbers.items():
+        family.add_metric([value], number)
+    return family
+
+
+def _histogram(name: str, what: str, head: str, cells: Mapping[str, int]) -> HistogramMetricFamily:
+    times = histogram_of(head, cells)
+    return HistogramMetricFamily(f"headway_{name}_seconds", what, buckets=times.cumulated(), sum_value=times.sum_s)
+
+
+class _Families(Collector):
+    """What was collected already, as the library wants it."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Return it."""
+        return self._families
