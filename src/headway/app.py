@@ -11,12 +11,11 @@ import asyncio
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
-from headway.coordination.locks import TTL_DEFAULT, Leader, LeaderTerm, Lock, SyncLock, Wish
 from headway.core.clock import Clock
 from headway.core.errors import InvalidTask, ScheduleNotFound
-from headway.core.instants import DurationLike, quote
+from headway.core.instants import quote
 from headway.core.job_summary import glance
 from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.lifecycle import Status
@@ -31,11 +30,12 @@ from headway.operations import audit_log as deeds
 from headway.operations.job_context import why
 from headway.operations.schedule_sync import sync_schedules
 from headway.tasks.definitions import Definitions
-from headway.tasks.registry import TaskRegistry
-from headway.tasks.task import JobHandle, Options, Retry, Task
+from headway.tasks.registry import TaskOptions, TaskRegistry
+from headway.tasks.task import JobHandle, Options, Task
 from headway.wiring.connections import Connections
 from headway.wiring.ready_made import ReadyMade, program, request
 
+HTTP_TIMEOUT: Final = "30s"
 WAIT_REST_S_MIN: Final = 0.02
 WAIT_REST_S_MAX: Final = 0.5
 
@@ -74,13 +74,8 @@ class Headway(Connections, TaskRegistry):
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        tenant: str | None = None,
-        retry: Retry | None = None,
-        timeout: DurationLike | None = None,
-        expires: DurationLike | None = None,
         memory: str | int | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Task[..., dict[str, Any]]:
         """Register a program with its arguments as a task; no shell is involved.
 
@@ -88,9 +83,7 @@ class Headway(Connections, TaskRegistry):
         `::progress 40 Copying tables` its progress. An exit code other than 0 is a failure. Each process of the program
         can have as much `memory`.
         """
-        made = program(argv, env=env, cwd=cwd, memory=memory)
-        options = {"queue": queue, "priority": priority, "tenant": tenant, "timeout": timeout, "expires": expires}
-        return self._add(name, made, retry, options)
+        return self._add(name, program(argv, env=env, cwd=cwd, memory=memory), options)
 
     def http(
         self,
@@ -99,23 +92,20 @@ class Headway(Connections, TaskRegistry):
         *,
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        tenant: str | None = None,
-        retry: Retry | None = None,
-        timeout: DurationLike | None = "30s",
-        expires: DurationLike | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Task[..., dict[str, Any]]:
-        """Register a request as a task; the arguments of the job are its JSON body, or its query."""
+        """Register a request as a task; the arguments of the job are its JSON body, or its query.
+
+        It has 30 seconds, unless another `timeout` is given.
+        """
         made = request(url, method=method, headers=headers, allow=self.settings.webhook_allow)
-        options = {"queue": queue, "priority": priority, "tenant": tenant, "timeout": timeout, "expires": expires}
-        return self._add(name, made, retry, {**options, "isolation": "thread"})
+        return self._add(name, made, {"timeout": HTTP_TIMEOUT, **options}, isolation="thread")
 
     def _add(
-        self, name: str, made: ReadyMade, retry: Retry | None, options: Mapping[str, Any]
+        self, name: str, made: ReadyMade, options: TaskOptions, isolation: str | None = None
     ) -> Task[..., dict[str, Any]]:
-        name = check_name(name, "the name of a task")
-        return self.task(name=name, retry=made.policy(retry), **options)(made.function)
+        options = {**options, "retry": made.policy(options.get("retry"))}
+        return self.task(name=check_name(name, "the name of a task"), isolation=isolation, **options)(made.function)
 
     # --- jobs
 
@@ -285,47 +275,6 @@ class Headway(Connections, TaskRegistry):
         return await sync_schedules(await self.store(), self.name, self.declared)
 
     sync_sync = blocking_twin(sync)
-
-    # --- locks
-
-    def lock(
-        self, name: str, *, ttl: DurationLike = TTL_DEFAULT, timeout: DurationLike | None = None, blocking: bool = True
-    ) -> Lock:
-        """Return a lock on a name, over all hosts, for `async with`; it renews itself for as long as the body runs.
-
-        It is waited for, at most `timeout`, or not at all unless `blocking`; then `LockHeld` is raised. After a crash
-        others get it when `ttl` is over. When it is lost, the body is cancelled and `LeaseLost` is raised.
-        """
-        wish = Wish.of(name, ttl, timeout, blocking)
-        return Lock(wish, self._grants, clock=self._clock, holder_name=self.settings.node)
-
-    def lock_sync(
-        self, name: str, *, ttl: DurationLike = TTL_DEFAULT, timeout: DurationLike | None = None, blocking: bool = True
-    ) -> SyncLock:
-        """Return a lock on a name, over all hosts, for `with`; it is renewed in the background.
-
-        The body cannot be stopped when the lock is lost: `lock.check()` raises then, and so does the end of the body.
-        """
-        return SyncLock(
-            Wish.of(name, ttl, timeout, blocking),
-            self._grants,
-            clock=self._clock,
-            holder_name=self.settings.node,
-            call=self._renewing,
-            is_alone=self._is_moved,
-        )
-
-    def leader(self, name: str, *, ttl: DurationLike = TTL_DEFAULT) -> Leader:
-        """Return a role that one process at a time has: `async with` waits for one term of it, `async for` for all."""
-        wish = Wish.of(name, ttl, None, blocking=True)
-        return Leader(
-            lambda: LeaderTerm(wish, self._grants, clock=self._clock, holder_name=self.settings.node),
-            lambda: Lock(wish, self._grants, clock=self._clock, holder_name=self.settings.node),
-        )
-
-    def leader_sync(self, name: str, *, ttl: DurationLike = TTL_DEFAULT) -> SyncLock:
-        """Return a role that one process at a time has; `with` waits for one term of it."""
-        return self.lock_sync(name, ttl=ttl)
 
     def _handles(self, jobs: Sequence[NewJob], rows: Sequence[EnqueuedRow]) -> list[JobHandle]:
         return [JobHandle(self, row.job_of(job)) for job, row in zip(jobs, rows, strict=True)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headway import Context, Every, Headway, InvalidSchedule, InvalidTask, Retry
+from headway.core.instants import SECOND
 from headway.core.settings import Settings
 from headway.testing import virtual
 
@@ -142,3 +143,20 @@ def test_numbers_that_json_does_not_have_are_refused(app: Headway) -> None:
             with pytest.raises(InvalidTask, match=r"which has no (nan|inf|-inf) at n;"):
                 enqueue()
         assert world.jobs() == []
+
+
+def test_an_unknown_option_of_any_kind_of_task_is_refused(app: Headway) -> None:
+    options: dict[str, Any] = {"qeue": "media"}
+    with pytest.raises(TypeError, match="no option 'qeue'; known are queue, priority, tenant, retry, timeout, expires"):
+        app.task(**options)
+    with pytest.raises(TypeError, match="no option 'qeue'"):
+        app.command("list", ["ls"], **options)
+    with pytest.raises(TypeError, match="no option 'qeue'"):
+        app.http("ping", "https://example.org/", **options)
+    assert app.tasks.keys().isdisjoint({"list", "ping"})
+
+
+def test_a_request_has_thirty_seconds_unless_told_otherwise(app: Headway) -> None:
+    assert app.http("ping", "https://example.org/").execution.timeout == 30 * SECOND
+    assert app.http("pong", "https://example.org/", timeout="5s").execution.timeout == 5 * SECOND
+    assert app.http("late", "https://example.org/", timeout=None).execution.timeout is None

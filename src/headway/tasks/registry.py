@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from headway.core.errors import InvalidSchedule, InvalidTask, TaskNotFound
 from headway.core.instants import DurationLike, quote
@@ -18,6 +18,24 @@ from headway.tasks.task import AppPort, ExecutionPolicy, Options, Retry, Task, c
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class TaskOptions(TypedDict, total=False):
+    """What every kind of task can be registered with."""
+
+    queue: str | None
+    priority: int | None
+    tenant: str | None
+    retry: Retry | None
+    timeout: DurationLike | None
+    expires: DurationLike | None
+
+
+def check_task_options(options: Mapping[str, object]) -> None:
+    """Refuse an option that tasks do not have, as Python refuses an unknown keyword argument."""
+    if unknown := options.keys() - TaskOptions.__annotations__.keys():
+        known = ", ".join(TaskOptions.__annotations__)
+        raise TypeError(f"a task has no option {min(unknown)!r}; known are {known}, and what its kind has")
 
 
 class _Registers(Protocol):
@@ -58,14 +76,9 @@ class TaskRegistry(AppPort):
         /,
         *,
         name: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        tenant: str | None = None,
-        retry: Retry | None = None,
-        timeout: DurationLike | None = None,
-        expires: DurationLike | None = None,
         isolation: str | None = None,
         memory: str | int | None = None,
+        **options: Unpack[TaskOptions],
     ) -> _Registers: ...
 
     def task(
@@ -74,14 +87,9 @@ class TaskRegistry(AppPort):
         /,
         *,
         name: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        tenant: str | None = None,
-        retry: Retry | None = None,
-        timeout: DurationLike | None = None,
-        expires: DurationLike | None = None,
         isolation: str | None = None,
         memory: str | int | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Any:
         """Register a function as a task; its name defaults to the function's.
 
@@ -89,16 +97,17 @@ class TaskRegistry(AppPort):
         an `async def` on the `loop` that it shares with others (the default) or in a `process`. An attempt that
         takes longer than `timeout` is stopped; a job that has not begun after `expires` is cancelled.
         """
-        options = Options().changed({"queue": queue, "priority": priority, "tenant": tenant, "expires": expires})
-        policy = check_retry(retry)
+        check_task_options(options)
+        policy, timeout = check_retry(options.get("retry")), options.get("timeout")
+        defaults = Options().changed({name: options.get(name) for name in ("queue", "priority", "tenant", "expires")})
         if policy is not None:
-            options = replace(options, max_attempts=policy.max_attempts, backoff=policy.backoff)
+            defaults = replace(defaults, max_attempts=policy.max_attempts, backoff=policy.backoff)
 
         def register(callee: Callable[..., Any]) -> Task[..., Any]:
             check_function(callee)
             execution = ExecutionPolicy.of(callee, isolation=isolation, timeout=timeout, memory=memory, retry=policy)
             called = getattr(callee, "__name__", None) if name is None else name
-            return self._register(callee, called, options, execution)
+            return self._register(callee, called, defaults, execution)
 
         return register if function is None else register(function)
 

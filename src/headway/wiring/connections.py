@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headway.coordination.admission import AdmittedLeases
-from headway.coordination.locks import Grants
+from headway.coordination.locks import TTL_DEFAULT, Grants, Leader, LeaderTerm, Lock, SyncLock, Wish
 from headway.core.clock import Clock
+from headway.core.instants import DurationLike
 from headway.core.jobs import EnqueuedRow, NewJob
 from headway.core.settings import Settings
 from headway.core.sync_bridge import Portal, run_inline
@@ -127,6 +128,49 @@ class Connections:
     @property
     def _is_moved(self) -> bool:
         return self._moved_to is not None
+
+    # --- locks
+
+    def lock(
+        self, name: str, *, ttl: DurationLike = TTL_DEFAULT, timeout: DurationLike | None = None, blocking: bool = True
+    ) -> Lock:
+        """Return a lock on a name, over all hosts, for `async with`; it renews itself for as long as the body runs.
+
+        It is waited for, at most `timeout`, or not at all unless `blocking`; then `LockHeld` is raised. After a crash
+        others get it when `ttl` is over. When it is lost, the body is cancelled and `LeaseLost` is raised.
+        """
+        wish = Wish.of(name, ttl, timeout, blocking)
+        return Lock(wish, self._grants, clock=self._clock, holder_name=self.settings.node)
+
+    def lock_sync(
+        self, name: str, *, ttl: DurationLike = TTL_DEFAULT, timeout: DurationLike | None = None, blocking: bool = True
+    ) -> SyncLock:
+        """Return a lock on a name, over all hosts, for `with`; it is renewed in the background.
+
+        The body cannot be stopped when the lock is lost: `lock.check()` raises then, and so does the end of the body.
+        """
+        return SyncLock(
+            Wish.of(name, ttl, timeout, blocking),
+            self._grants,
+            clock=self._clock,
+            holder_name=self.settings.node,
+            call=self._renewing,
+            is_alone=self._is_moved,
+        )
+
+    def leader(self, name: str, *, ttl: DurationLike = TTL_DEFAULT) -> Leader:
+        """Return a role that one process at a time has: `async with` waits for one term of it, `async for` for all."""
+        wish = Wish.of(name, ttl, None, blocking=True)
+        return Leader(
+            lambda: LeaderTerm(wish, self._grants, clock=self._clock, holder_name=self.settings.node),
+            lambda: Lock(wish, self._grants, clock=self._clock, holder_name=self.settings.node),
+        )
+
+    def leader_sync(self, name: str, *, ttl: DurationLike = TTL_DEFAULT) -> SyncLock:
+        """Return a role that one process at a time has; `with` waits for one term of it."""
+        return self.lock_sync(name, ttl=ttl)
+
+    # --- the API
 
     def api(self) -> "Api":
         """Return the API as an ASGI application, to be served alone or mounted into another.
