@@ -65,7 +65,7 @@ from headway.core.schedules import CATCH_UP_LIMIT_MAX, QUEUE_LIMIT_MAX, Pause, S
 from headway.core.settings import SHARDS_MAX, Settings
 from headway.core.validation import ATTEMPTS_MAX, KEY_LENGTH_MAX, NAME_LENGTH_MAX, PRIORITY_MAX, TAGS_MAX
 from headway.scheduling import planner, scheduler
-from headway.server import fanout, followers, offload, quotas, web
+from headway.server import fanout, followers, json_bodies, offload, quotas, web
 from headway.server.api import ROUTES
 from headway.server.routes import jobs, openapi, websocket
 from headway.server.routes import streams as follow
@@ -411,12 +411,12 @@ def test_the_limits_of_the_api_are_those_of_the_code() -> None:
     number = "{:,}".format
     expected = {
         "body": f"{web.BODY_BYTES_MAX >> 20} MiB; {web.BULK_BYTES_MAX >> 20} MiB",
-        "nesting of JSON": number(web.DEPTH_MAX),
+        "nesting of JSON": number(json_bodies.DEPTH_MAX),
         "query parameter or path segment": number(web.TEXT_LENGTH_MAX),
         "page": f"{base.PAGE_MAX}, and {web.PAGE_BYTES_MAX >> 20} MiB",
         "value in a list": f"{base.LISTED_BYTES_MAX >> 10} KiB",
         "values in a body: objects, lists, strings, numbers": (
-            f"{number(web.VALUES_MAX)}; {number(web.BULK_VALUES_MAX)}"
+            f"{number(json_bodies.VALUES_MAX)}; {number(web.BULK_VALUES_MAX)}"
         ),
         f"large bodies (over {offload.SMALL_BYTES_MAX >> 10} KiB) in progress at one process": (
             f"{quotas.BODIES_BYTES_MAX >> 20} MiB; {quotas.BODIES_BYTES_OF_ONE_MAX >> 20} MiB"

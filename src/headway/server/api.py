@@ -8,17 +8,14 @@ the first request, so that it can also be mounted into somebody else's, whose se
 """
 
 import asyncio
-import ipaddress
 import itertools
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Final
 
-from starlette.requests import HTTPConnection, Request
-from starlette.routing import compile_path
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -35,12 +32,15 @@ from headway.operations.metrics import Metrics
 from headway.operations.task_catalogue import TaskCatalogue, TaskLike
 from headway.operations.tenant_counts import TenantCounts
 from headway.operations.webhooks import Deliveries, Webhooks
-from headway.server.auth import ANONYMOUS, Authenticator
+from headway.server.admission import admit, check_origin
+from headway.server.auth import Authenticator
 from headway.server.fanout import Fanout
 from headway.server.offload import Offload
 from headway.server.operation_routes import routes_of
-from headway.server.proxies import TrustedProxies, is_forwarded
+from headway.server.paths import Paths, path_of
+from headway.server.proxies import TrustedProxies
 from headway.server.quotas import Quotas
+from headway.server.refusals import Refused, refusal_of
 from headway.server.routes import (
     access,
     bulk,
@@ -64,7 +64,7 @@ from headway.server.routes import (
 )
 from headway.server.routes.series import Series
 from headway.server.routes.websocket import WebSocketSession
-from headway.server.web import Answer, Call, Refused, Route, answer_json, etag_of, headers_of, refusal_of
+from headway.server.web import Answer, Call, Route, answer_json, etag_of, headers_of
 from headway.server.webhook_sender import Deliverer
 from headway.store import Store
 
@@ -151,7 +151,7 @@ class Api:
         self._is_loopback = is_loopback
         self._loops_beside = loops
         self._proxies = TrustedProxies(settings.trusted_proxies)
-        self._paths = _Paths(ROUTES)
+        self._paths = Paths(ROUTES)
         self._store: Store | None = None
         self._services: Services | None = None
         self._running: list[asyncio.Task[None]] = []
@@ -331,10 +331,10 @@ class Api:
             return dashboard.answer(request, route)
         services = self._services or await self.start()
         assert self._store is not None
-        _check_origin(request)
+        check_origin(request)
         principal = NOBODY
         if route.role is not None:
-            principal = await _admit(request, services.auth, is_page=openapi.is_page(route))
+            principal = await admit(request, services.auth, is_page=openapi.is_page(route))
             if not principal.may(route.role):
                 raise Refused(403, "forbidden", f"the role {route.role} is needed, this token has {principal.role}")
             services.quotas.request(principal)
@@ -381,12 +381,12 @@ class Api:
     async def _converse(self, socket: WebSocket) -> None:
         request_id = _request_id(headers_of(socket.scope))
         try:
-            if _path_of(socket.scope) != "/api/ws":
+            if path_of(socket.scope) != "/api/ws":
                 raise Refused(404, "not_found", "no WebSocket has this path; there is one at /api/ws")
             services = self._services or await self.start()
             assert self._store is not None
-            _check_origin(socket)
-            principal = await _admit(socket, services.auth)
+            check_origin(socket)
+            principal = await admit(socket, services.auth)
             services.quotas.request(principal)
         except HeadwayError as error:
             await _refuse_socket(socket, refusal_of(error) or self._internal(request_id, error), request_id)
@@ -431,75 +431,8 @@ def refused_answer(refusal: Refused, request_id: str) -> tuple[int, list[Header]
     return refusal.status, headers, body
 
 
-async def _admit(request: HTTPConnection, auth: Authenticator, *, is_page: bool = False) -> Principal:
-    """Let somebody in. A name that leads here from elsewhere must not open the door that is open for localhost."""
-    headers, client = headers_of(request.scope), (request.scope.get("client") or ("",))[0]
-    authorization = headers[b"authorization"].decode("latin-1") if b"authorization" in headers else None
-    value = session.session_of(request) if b"cookie" in headers else None
-    if value is not None and not is_page and not session.sends_token(request):
-        authorization = None  # A browser goes on sending the password that a page has asked for.
-    try:
-        principal = await auth.admit(
-            openapi.browser_credential(authorization) if is_page else authorization, client, value
-        )
-    except Refused as refused:
-        if is_page and refused.status == 401:
-            refused.headers["WWW-Authenticate"] = 'Basic realm="headway", charset="UTF-8"'  # So that a browser asks.
-        raise
-    if principal.session is not None and not _only_reads(request):
-        session.require_own_page(request)
-    if principal is ANONYMOUS and not _is_local_name(headers.get(b"host", b"").decode("latin-1")):
-        raise Refused(403, "forbidden", "without tokens only requests to localhost are answered; make a token")
-    if principal is ANONYMOUS and is_forwarded(headers):
-        raise Refused(
-            403,
-            "forbidden",
-            "without tokens only requests of this machine are answered, and a proxy passed this one on",
-            hint="`headway tokens create` makes a token; from then on the API can be reached through the proxy",
-        )
-    return principal
-
-
-def _check_origin(request: HTTPConnection) -> None:
-    """Keep web pages of others out: they can make a browser ask, also on behalf of somebody without a token."""
-    if not _only_reads(request) and session.comes_from_here(request) is False:
-        raise Refused(403, "forbidden", "pages of other sites may not do this")
-
-
-def _only_reads(request: HTTPConnection) -> bool:
-    """Say whether nothing is changed; then pages of others gain nothing, since they cannot read the answer."""
-    return request.scope["type"] == "http" and request.scope["method"] in _SAFE
-
-
 async def _no_handler(_: Call) -> Answer:
     raise AssertionError("a conversation has no answer")
-
-
-class _Paths:
-    """Finds the routes of a path: at once where it is fixed, else by trying those with parameters in turn."""
-
-    def __init__(self, routes: Iterable[Route]) -> None:
-        by_path: dict[str, dict[str, Route]] = {}
-        for route in routes:
-            by_path.setdefault(route.path, {})[route.method] = route
-        self._fixed = {path: methods for path, methods in by_path.items() if "{" not in path}
-        with_parameters = [path for path in by_path if "{" in path]
-        # A name with slashes in it fits nearly everything, so it comes last.
-        with_parameters.sort(key=lambda path: ":path}" in path and path.endswith("}"))
-        self._patterns = [(compile_path(path)[0], by_path[path]) for path in with_parameters]
-
-    def find(self, scope: Scope) -> tuple[Mapping[str, Route] | None, dict[str, str]]:
-        """Return the routes of a request by method, and the parameters in its path."""
-        path = _path_of(scope)
-        if not path and scope.get("root_path"):
-            path = "/"  # As people write the address of something that is mounted.
-        routes = self._fixed.get(path)
-        if routes is not None:
-            return routes, {}
-        for pattern, methods in self._patterns:
-            if found := pattern.match(path):
-                return methods, found.groupdict()
-        return None, {}
 
 
 def _error(refusal: Refused, request_id: str) -> Answer:
@@ -512,12 +445,6 @@ def error_body(refusal: Refused, request_id: str) -> dict[str, Any]:
     if refusal.hint is not None:
         error["hint"] = refusal.hint
     return {"error": error, "request_id": request_id}
-
-
-def _path_of(scope: Scope) -> str:
-    """Return the path below where we are mounted."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
@@ -535,15 +462,3 @@ def new_request_id() -> str:
 def _matches(header: str, etag: str) -> bool:
     known = {part.strip().removeprefix("W/") for part in header.split(",")}
     return "*" in known or etag.removeprefix("W/") in known
-
-
-@lru_cache(256)
-def _is_local_name(host: str) -> bool:
-    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-    name = name.strip("[]").lower()
-    if name in ("localhost", ""):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

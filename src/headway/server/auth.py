@@ -31,7 +31,7 @@ from headway.core.events import AccessRefused, emit
 from headway.core.settings import read_secret
 from headway.core.tenants import ALL_TENANTS
 from headway.operations.caller import Principal
-from headway.server.web import Refused
+from headway.server.refusals import Refused
 
 FRESH_S: Final = 2.0
 CHECK_EVERY_S: Final = 2.0  # So often whoever holds a stream open asks `still_valid`.

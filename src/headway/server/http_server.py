@@ -15,7 +15,7 @@ from websockets.http11 import Response
 
 from headway.core.errors import InvalidConfig, StoreUnavailable
 from headway.server.api import WHOLE_ANSWER, Api, Header, new_request_id, refused_answer
-from headway.server.web import Refused
+from headway.server.refusals import Refused
 
 GRACEFUL_S: Final = 3
 BACKLOG: Final = 2_048

@@ -19,7 +19,7 @@ from headway.core.settings import Settings
 from headway.core.single_flight import Recent
 from headway.operations.caller import Principal
 from headway.server.fanout import FOLLOWERS_MAX
-from headway.server.web import Refused
+from headway.server.refusals import Refused
 
 TENANTS_MAX: Final = 10_000
 STREAMS_RESERVED: Final = 2_000  # Of all places; for holders that have few of them.

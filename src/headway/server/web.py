@@ -12,13 +12,10 @@ which parameters exist, what a body may be) and /openapi.json, so that none of t
 
 import asyncio
 import hashlib
-import json
-import math
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -26,89 +23,26 @@ from starlette.types import Scope
 
 from headway.core.clock import Clock
 from headway.core.errors import (
-    Conflict,
     DefinitionError,
-    Denied,
-    HeadwayError,
-    LeaseLost,
-    NotFound,
-    ScheduleChanged,
-    SchemaMismatch,
-    StoreFull,
-    StoreReadOnly,
-    StoreUnavailable,
-    TaskNotFound,
 )
 from headway.core.instants import Instant, parse_instant
 from headway.core.settings import Settings
 from headway.operations.caller import Caller, Principal
+from headway.server.json_bodies import VALUES_MAX, read_json_strictly
 from headway.server.offload import SMALL_BYTES_MAX, Offload
+from headway.server.refusals import Refused
 from headway.store import Store
 from headway.store.audit_log import AuditEntry
 from headway.wire.base import PAGE_DEFAULT, PAGE_MAX
 
 BODY_BYTES_MAX: Final = 1 << 20
 BULK_BYTES_MAX: Final = 16 << 20
-DEPTH_MAX: Final = 64
-VALUES_MAX: Final = 100_000  # In one body: objects, lists, texts, numbers.
 BULK_VALUES_MAX: Final = 500_000
 PAGE_BYTES_MAX: Final = 1 << 20
-PIECE_BYTES: Final = 1 << 20
-DIGITS_MAX: Final = 400
 BODY_S_MAX: Final = 30.0
-PATH_LENGTH_MAX: Final = 80
 TEXT_LENGTH_MAX: Final = 512
 
 T = TypeVar("T")
-
-
-class Refused(HeadwayError):
-    """The request cannot be answered; `status`, `code` and the message say why, `hint` what to do instead."""
-
-    def __init__(
-        self, status: int, code: str, message: str, hint: str | None = None, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.hint = hint
-        self.headers = dict(headers or {})
-
-
-# One table from exception to answer; the first that fits counts. Nothing else becomes an answer but an internal error.
-_ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ...]] = (
-    (TaskNotFound, 404, "unknown_task", {}),
-    (NotFound, 404, "not_found", {}),
-    (Denied, 403, "forbidden", {}),
-    (ScheduleChanged, 412, "changed", {}),
-    (Conflict, 409, "conflict", {}),
-    (DefinitionError, 422, "invalid", {}),
-    (LeaseLost, 409, "lease_lost", {}),
-    (StoreFull, 507, "store_full", {"Retry-After": "30"}),
-    (StoreReadOnly, 503, "store_read_only", {"Retry-After": "5"}),
-    (StoreUnavailable, 503, "store_unavailable", {"Retry-After": "1"}),
-    (SchemaMismatch, 503, "schema_mismatch", {"Retry-After": "30"}),
-)
-# What may be told to anybody about these; their own messages may name hosts.
-_PUBLIC_WORDS: Final = {
-    "store_full": "the store has no room left and nothing was written; an operator has to free space on its disk",
-    "store_read_only": (
-        "the store is read-only and nothing was written; reads work, and writes do when an operator has ended that,"
-        " or the fail-over is over"
-    ),
-    "store_unavailable": "the store does not answer and the outcome is not known: repeat it with the same key",
-    "schema_mismatch": "the database has another schema than this program; an operator has to run `headway migrate`",
-}
-
-
-def refusal_of(error: HeadwayError) -> Refused | None:
-    """Say as an answer what an error means; None when it is a mistake of ours."""
-    if isinstance(error, Refused):
-        return error
-    for kind, status, code, headers in _ANSWERS:
-        if isinstance(error, kind):
-            return Refused(status, code, _PUBLIC_WORDS.get(code, str(error)), headers=headers)
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,132 +240,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise Refused(400, "cut_off", "the connection ended before the body did") from None  # Nobody hears it.
     return bytes(data)
-
-
-_COMMA: Final = ord(",")
-_STRING: Final = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
-
-
-def _has_more_values(data: bytes, most: int) -> bool:
-    """Say whether JSON has more values than that, without reading it.
-
-    Each value but the first comes after a comma or the beginning of what it is in. Texts may have such characters, too:
-    only where they would be too many, texts are looked at and left out.
-    """
-    if _separators(data) < most:
-        return False
-    found, end = 0, 0
-    for text in _STRING.finditer(data):
-        gap = text.start() - end
-        if gap:
-            found += 1 if gap == 1 and data[end] == _COMMA else _separators(data, end, end + gap)
-        end = text.end()
-        if found >= most:
-            return True
-    return found + _separators(data, end) >= most
-
-
-def _separators(data: bytes, start: int = 0, end: int | None = None) -> int:
-    """Count them, a piece at a time: other threads go on in between. An empty pair that is cut counts as one more."""
-    found, end = 0, len(data) if end is None else end
-    for at in range(start, end, PIECE_BYTES):
-        until = min(at + PIECE_BYTES, end)
-        opened = data.count(b"[", at, until) + data.count(b"{", at, until)
-        found += data.count(b",", at, until) + opened - data.count(b"[]", at, until) - data.count(b"{}", at, until)
-    return found
-
-
-def read_json_strictly(data: bytes, most: int = VALUES_MAX) -> Any:
-    """Read JSON as one would wish it were: no name twice, no NaN, no NUL, not too deep, whole numbers exact."""
-    if _has_more_values(data, most):
-        raise Refused(413, "too_large", f"the body may have at most {most:,} values")
-    try:
-        value = json.loads(
-            data,
-            object_pairs_hook=_without_duplicates,
-            parse_constant=lambda text: _Wrong(f"{text} is no number in JSON"),
-            parse_float=_finite,
-            parse_int=_bounded_int,
-        )
-    except RecursionError:
-        raise Refused(422, "too_deep", f"the JSON may be nested {DEPTH_MAX} deep at most") from None
-    except UnicodeDecodeError:
-        raise Refused(400, "not_json", "the body is not UTF-8") from None
-    except ValueError as error:
-        raise Refused(400, "not_json", f"the body is not JSON: {error}") from None
-    if (wrong := _what_is_wrong(value)) is not None:
-        culprit, why = wrong
-        raise Refused(422, "invalid", f"{_path_to(culprit, value)}: {why}")
-    return value
-
-
-class _Wrong(NamedTuple):
-    """Stands for a value that cannot be taken until it is known where it is."""
-
-    why: str
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise Refused(422, "duplicate_name", f"the name {twice[:80]!r} is there twice")
-    return found
-
-
-def _finite(text: str) -> float | _Wrong:
-    number = float(text)
-    return _Wrong(f"{text[:40]} is too large for a number") if math.isinf(number) else number
-
-
-def _bounded_int(text: str) -> int | _Wrong:
-    return _Wrong(f"a number may have {DIGITS_MAX} digits at most") if len(text) > DIGITS_MAX else int(text)
-
-
-def _what_is_wrong(value: Any) -> tuple[Any, str] | None:
-    """Return what cannot be taken, if anything, and why; level by level, since it may be deep."""
-    level = [value]
-    for depth in range(DEPTH_MAX + 1):
-        inner: list[Any] = []
-        for item in level:
-            if isinstance(item, dict | list):
-                if depth == DEPTH_MAX:
-                    return item, f"nested more than {DEPTH_MAX} deep"
-                inner += item  # Of an object, its names.
-                if isinstance(item, dict):
-                    inner += item.values()
-            elif isinstance(item, _Wrong):
-                return item, item.why
-            elif isinstance(item, str) and (why := _what_is_wrong_with(item)):
-                return item, why
-        level = inner
-    return None
-
-
-def _what_is_wrong_with(text: str) -> str | None:
-    if "\x00" in text:
-        return f"{text[:40]!r} has a NUL character, which no database keeps"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return f"{text[:40]!r} has half of a surrogate pair, which is no text"
-    return None
-
-
-def _path_to(culprit: Any, value: Any) -> str:
-    """Return where in a value something is, as people write it; of a name, where the object is that has it."""
-    level: list[tuple[str, Any]] = [("", value)]
-    while level:
-        inner: list[tuple[str, Any]] = []
-        for path, item in level:
-            if item is culprit or (isinstance(item, dict) and any(name is culprit for name in item)):
-                return path.lstrip(".")[:PATH_LENGTH_MAX] or "the body"
-            if isinstance(item, dict):
-                inner += [(f"{path}.{name}", part) for name, part in item.items()]
-            elif isinstance(item, list):
-                inner += [(f"{path}[{number}]", part) for number, part in enumerate(item)]
-        level = inner
-    return "the body"
 
 
 def _read_query(request: Request, route: Route) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from headway.core.instants import SECOND, Duration, parse_instant
 from headway.operations.caller import Principal
 from headway.server import auth as gates
 from headway.server.auth import ANONYMOUS, Authenticator, is_loopback, require_credential
-from headway.server.web import Refused
+from headway.server.refusals import Refused
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import SqliteDriver

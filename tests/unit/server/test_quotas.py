@@ -11,7 +11,7 @@ from headway.operations.caller import Principal
 from headway.operations.tenant_counts import TenantCounts
 from headway.server import quotas as quota_module
 from headway.server.quotas import Quotas
-from headway.server.web import Refused
+from headway.server.refusals import Refused
 from tests.simulation.stage import Stage
 from tests.simulation.virtual_loop import virtual
 

@@ -13,8 +13,9 @@ from headway.core.errors import DefinitionError
 from headway.core.instants import Instant, parse_instant
 from headway.core.lifecycle import Status
 from headway.operations import audit_log as deeds
+from headway.server.refusals import Refused
 from headway.server.routes.jobs import chosen_by
-from headway.server.web import TEXT_LENGTH_MAX, Answer, Call, Refused, Route, require_printable
+from headway.server.web import TEXT_LENGTH_MAX, Answer, Call, Route, require_printable
 from headway.store import Store
 from headway.store.audit_log import AuditEntry
 from headway.store.bulk import AT_ONCE_MAX, COUNT_MAX, Done, Verb

@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 
-from headway.server.web import Answer, Call, Refused, Route
+from headway.server.refusals import Refused
+from headway.server.web import Answer, Call, Route
 
 FOLDER: Final = Path(__file__).parents[1] / "static" / "dashboard"
 POLICY: Final = (

@@ -13,9 +13,10 @@ from headway.core.errors import HeadwayError, JobNotFound, NotFinal, NotFound, S
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.operations import audit_log as deeds
+from headway.server.refusals import Refused
 from headway.server.routes.jobs import JOB_ID, page_of_jobs
 from headway.server.routes.streams import job_answer, visible_job
-from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route, require_printable
+from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Route, require_printable
 from headway.store.failures import COUNTED_MAX, ERROR_TEXT_MAX, ErrorGroup, Letter
 from headway.wire.base import LISTED_BYTES_MAX, PAGE_MAX
 from headway.wire.shapes import Shape, stamp

@@ -18,6 +18,7 @@ from headway.operations import audit_log as deeds
 from headway.operations.job_context import node_names, why
 from headway.operations.job_reader import length_of, serial_of
 from headway.server.offload import Offload
+from headway.server.refusals import Refused
 from headway.server.routes.streams import (
     FILTERS,
     LIVE,
@@ -36,7 +37,6 @@ from headway.server.web import (
     Answer,
     Call,
     Param,
-    Refused,
     Route,
     etag_of,
     require_printable,

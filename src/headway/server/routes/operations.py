@@ -26,7 +26,8 @@ from headway.operations.queues import Queues
 from headway.operations.workers import Nodes, Workers
 from headway.scheduling import audit as auditing
 from headway.server.operation_routes import routes_of
-from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Refused, Route, etag_of
+from headway.server.refusals import Refused
+from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Route, etag_of
 from headway.store.facts import Facts, facts
 from headway.store.transaction import Driver
 from headway.wire.base import PAGE_DEFAULT, PAGE_MAX

@@ -33,6 +33,7 @@ from headway.operations.job_context import alive
 from headway.operations.overview import unserved
 from headway.operations.runs import runs
 from headway.operations.times import read_future, read_past
+from headway.server.refusals import Refused
 from headway.server.routes.schedule_bodies import (
     NEXT_SHOWN,
     BackfillBody,
@@ -42,7 +43,7 @@ from headway.server.routes.schedule_bodies import (
     TriggerBody,
 )
 from headway.server.routes.streams import job_answer
-from headway.server.web import Answer, Call, Refused, answer_json
+from headway.server.web import Answer, Call, answer_json
 from headway.store.ledger import FOREVER
 from headway.store.schedule_definitions import absent
 from headway.tasks.definitions import inherited, take_trigger

@@ -20,7 +20,8 @@ from starlette.requests import HTTPConnection
 from headway.core.access import hash_secret
 from headway.core.instants import DAY, SECOND, isoformat
 from headway.operations.caller import Principal
-from headway.server.web import Answer, Call, Refused, Route
+from headway.server.refusals import Refused
+from headway.server.web import Answer, Call, Route
 from headway.wire.access import BrowserSession
 from headway.wire.base import example_of
 

@@ -31,7 +31,8 @@ from headway.operations.job_reader import JobReader, length_of, serial_of
 from headway.server.fanout import Fanout
 from headway.server.followers import Follower, StreamEvent, StreamPosition, job_event, log_event
 from headway.server.offload import SMALL_BYTES_MAX, Offload
-from headway.server.web import Answer, Call, Param, Refused, Route
+from headway.server.refusals import Refused
+from headway.server.web import Answer, Call, Param, Route
 from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.jobs import change_of, job_of
 

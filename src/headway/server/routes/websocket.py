@@ -10,6 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from headway.core.errors import HeadwayError
 from headway.server.followers import Follower, StreamEvent
+from headway.server.refusals import Refused, refusal_of
 from headway.server.routes.streams import (
     FILTERS,
     SEND_S_MAX,
@@ -23,7 +24,7 @@ from headway.server.routes.streams import (
     visible_job,
     wanted,
 )
-from headway.server.web import Call, Refused, refusal_of
+from headway.server.web import Call
 
 SUBSCRIPTIONS_MAX: Final = 100
 MESSAGE_BYTES_MAX: Final = 4_096

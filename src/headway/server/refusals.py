@@ -1,0 +1,68 @@
+"""What a request is refused with: one table from errors to HTTP statuses."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from headway.core.errors import (
+    Conflict,
+    DefinitionError,
+    Denied,
+    HeadwayError,
+    LeaseLost,
+    NotFound,
+    ScheduleChanged,
+    SchemaMismatch,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TaskNotFound,
+)
+
+
+class Refused(HeadwayError):
+    """The request cannot be answered; `status`, `code` and the message say why, `hint` what to do instead."""
+
+    def __init__(
+        self, status: int, code: str, message: str, hint: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.hint = hint
+        self.headers = dict(headers or {})
+
+
+# One table from exception to answer; the first that fits counts. Nothing else becomes an answer but an internal error.
+_ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ...]] = (
+    (TaskNotFound, 404, "unknown_task", {}),
+    (NotFound, 404, "not_found", {}),
+    (Denied, 403, "forbidden", {}),
+    (ScheduleChanged, 412, "changed", {}),
+    (Conflict, 409, "conflict", {}),
+    (DefinitionError, 422, "invalid", {}),
+    (LeaseLost, 409, "lease_lost", {}),
+    (StoreFull, 507, "store_full", {"Retry-After": "30"}),
+    (StoreReadOnly, 503, "store_read_only", {"Retry-After": "5"}),
+    (StoreUnavailable, 503, "store_unavailable", {"Retry-After": "1"}),
+    (SchemaMismatch, 503, "schema_mismatch", {"Retry-After": "30"}),
+)
+# What may be told to anybody about these; their own messages may name hosts.
+_PUBLIC_WORDS: Final = {
+    "store_full": "the store has no room left and nothing was written; an operator has to free space on its disk",
+    "store_read_only": (
+        "the store is read-only and nothing was written; reads work, and writes do when an operator has ended that,"
+        " or the fail-over is over"
+    ),
+    "store_unavailable": "the store does not answer and the outcome is not known: repeat it with the same key",
+    "schema_mismatch": "the database has another schema than this program; an operator has to run `headway migrate`",
+}
+
+
+def refusal_of(error: HeadwayError) -> Refused | None:
+    """Say as an answer what an error means; None when it is a mistake of ours."""
+    if isinstance(error, Refused):
+        return error
+    for kind, status, code, headers in _ANSWERS:
+        if isinstance(error, kind):
+            return Refused(status, code, _PUBLIC_WORDS.get(code, str(error)), headers=headers)
+    return None
