@@ -7,13 +7,13 @@ import pytest
 
 from headway.core.errors import HeadwayError, SchemaMismatch
 from headway.core.instants import MINUTE
-from headway.store.transaction import Call, ConstraintViolated, Transaction, as_json, call
+from headway.store.transaction import ConstraintViolated, StatementCall, Transaction, as_json, call
 from tests.conformance.arrange import enqueue, new_job, spec
 from tests.conformance.backend import Backend
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
 
-def _lease(name: str) -> Call:
+def _lease(name: str) -> StatementCall:
     leases = as_json([{"name": name, "token": 1}])
     return call("acquire", leases=leases, holder="n", holder_name="", duration=MINUTE)
 

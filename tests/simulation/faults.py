@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
 from headway.core.ports import WakeUps
-from headway.store.transaction import Begin, Call, Rows, T, Transaction, one
+from headway.store.transaction import Begin, Rows, StatementCall, T, Transaction, one
 from headway.testing.child_pool import Gate
 from tests.simulation.scenario import Mishaps
 
@@ -45,7 +45,7 @@ class Sea(Protocol):
         """Run a transaction on the store and let the checkers look at it."""
         ...
 
-    def fetch(self, actor: str, statement: Call) -> Rows:
+    def fetch(self, actor: str, statement: StatementCall) -> Rows:
         """Run one call on the store and let the checkers look at it."""
         ...
 
@@ -93,7 +93,7 @@ class FaultyDriver:
         likely = _LIKELY.get(getattr(begin(), "__name__", ""), 1.0)
         return await self._send(begin, lambda: self._sea.commit(self._actor, begin), likely)
 
-    async def fetch(self, statement: Call) -> Rows:
+    async def fetch(self, statement: StatementCall) -> Rows:
         """Run one call."""
         likely = _LIKELY.get(statement.statement, 1.0)
         rows = await self._send(lambda: one(statement), lambda: self._sea.fetch(self._actor, statement), likely)
@@ -103,7 +103,7 @@ class FaultyDriver:
             raise StoreUnavailable("simulated: claimed, and the answer was lost")
         return rows
 
-    async def peek(self, statement: Call) -> Rows:
+    async def peek(self, statement: StatementCall) -> Rows:
         """Run one call."""
         return await self.fetch(statement)
 

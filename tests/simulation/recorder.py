@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from headway.store.sqlite import SqliteConnection
-from headway.store.transaction import Begin, Call, Rows
+from headway.store.transaction import Begin, Rows, StatementCall
 
 T = TypeVar("T")
 
@@ -195,7 +195,7 @@ class Recorder:
         result = self._connection.run(begin)
         return result, self._changes
 
-    def fetch(self, statement: Call) -> tuple[Rows, list[Change]]:
+    def fetch(self, statement: StatementCall) -> tuple[Rows, list[Change]]:
         """Run one call, committed by itself; return its rows and what it changed."""
         self._changes = []
         rows = self._connection.fetch(statement)

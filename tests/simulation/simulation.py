@@ -33,7 +33,7 @@ from headway.scheduling.audit import audit
 from headway.store import Store
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
 from headway.store.statements import SQLITE, Statement, migrations
-from headway.store.transaction import Begin, Call, Rows, T, call
+from headway.store.transaction import Begin, Rows, StatementCall, T, call
 from tests.simulation.actors import NodeActor, OperatorActor, WorkerActor
 from tests.simulation.checkers import FINAL, HOUSEKEEPING, Checker, Liveness, Violation, next_instant
 from tests.simulation.faults import NO_MISHAPS
@@ -214,7 +214,7 @@ class Simulation:
         self._look(actor, changes)
         return result
 
-    def fetch(self, actor: str, statement: Call) -> Rows:
+    def fetch(self, actor: str, statement: StatementCall) -> Rows:
         """Run one call, look at what it did, and tell the others."""
         rows, changes = self._recorder.fetch(statement)
         self._look(actor, changes)

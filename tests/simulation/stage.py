@@ -17,7 +17,7 @@ from headway.core.instants import SECOND, Instant, parse_instant
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
-from headway.store.transaction import Begin, Call, Rows, T, one
+from headway.store.transaction import Begin, Rows, StatementCall, T, one
 
 START: Final = parse_instant("2027-06-16T09:00:00Z")
 
@@ -64,7 +64,7 @@ class ObedientDriver(InlineSqliteDriver):
                 raise StoreUnavailable("the answer was lost")
         return result
 
-    async def fetch(self, statement: Call) -> Rows:
+    async def fetch(self, statement: StatementCall) -> Rows:
         """Run one call as a transaction of its own."""
         return await self.run(lambda: one(statement))
 

@@ -58,7 +58,7 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.bulk",
         "headway.store.facts",
         "headway.store.failures",
-        "headway.store.measures",
+        "headway.store.metrics",
         "headway.store.schedules",
     },
     "headway.cli.schedules": {

@@ -22,7 +22,7 @@ from headway.core.job_details import error_line
 from headway.core.jobs import Job
 from headway.operations import audit_log as deeds
 from headway.server.routes.dead_letters import group_shape
-from headway.store.failures import ERROR_TEXT_MAX, ErrorGroup, Letter, letter_of
+from headway.store.failures import ERROR_TEXT_MAX, DeadLetter, ErrorGroup, dead_letter_of
 
 LIST_MAX: Final = 10_000
 KINDS_TOLD: Final = 20
@@ -235,7 +235,7 @@ async def drop(
     return 0
 
 
-def _tell_plan(session: Session, verb: str, letters: Sequence[Letter], more: bool) -> int:
+def _tell_plan(session: Session, verb: str, letters: Sequence[DeadLetter], more: bool) -> int:
     """Say what would be touched: all ids for programs, the count of each error for people."""
     if session.as_json:
         ids = [letter.id for letter in letters]
@@ -266,7 +266,9 @@ def _error(text: str | None) -> str | None:
     return text
 
 
-async def _chosen(desk: Desk, ids: list[str] | None, filters: Filters, everything: bool) -> tuple[list[Letter], bool]:
+async def _chosen(
+    desk: Desk, ids: list[str] | None, filters: Filters, everything: bool
+) -> tuple[list[DeadLetter], bool]:
     """Return the dead letters that are meant, oldest first, and whether there are more of them."""
     filtered = any(value is not None for value in filters.values())
     if ids and (filtered or everything):
@@ -280,10 +282,10 @@ async def _chosen(desk: Desk, ids: list[str] | None, filters: Filters, everythin
     return [letters[letter_id] for letter_id in sorted(letters)], False
 
 
-async def _letter(desk: Desk, given: str) -> Letter:
+async def _letter(desk: Desk, given: str) -> DeadLetter:
     job = await desk.store.jobs.get(given if given.startswith("job_") else f"job_{given}")
     if not job.status.is_final:
         raise NotFinal(f"{job.id} is {job.status}; it is no dead letter")
     if job.status not in ("FAILED", "TIMED_OUT") or job.reviewed_at is not None:
         raise NotFound(f"{job.id} is no dead letter: {job.status}" + (", reviewed" if job.reviewed_at else ""))
-    return letter_of(job)
+    return dead_letter_of(job)

@@ -42,8 +42,8 @@ from headway.store import Store
 from headway.store.audit_log import AuditEntry
 from headway.store.bulk import Verb
 from headway.store.facts import Facts
-from headway.store.failures import ErrorGroup, Letter, letter_of
-from headway.store.measures import Missed
+from headway.store.failures import DeadLetter, ErrorGroup, dead_letter_of
+from headway.store.metrics import MissedInstants
 from headway.store.schedules import BACKFILL_MAX, Triggered
 from headway.wire.masking import MASK
 from headway.wire.shapes import Shape, schedule_shape, spec_shape
@@ -161,7 +161,7 @@ class RemoteDesk(Desk):
         """Have the server run a job once more."""
         return self._remote.job(await self._remote.client.retry(job.id, args=args))
 
-    async def retry_dead(self, letter: Letter) -> Job:
+    async def retry_dead(self, letter: DeadLetter) -> Job:
         """Have the server run a dead letter once more, unless somebody has dealt with it meanwhile."""
         return self._remote.job(await self._remote.client.dead.retry(letter.id))
 
@@ -268,12 +268,12 @@ class _Failures:
 
     async def letters(
         self, *, task: str | None = None, before: str | None = None, limit: int, **filters: str | None
-    ) -> tuple[list[Letter], str | None]:
+    ) -> tuple[list[DeadLetter], str | None]:
         shapes = self._client.dead.list(type=task, before=before, limit=limit + 1, **filters)
         jobs = [self._store.job(shape) async for shape in shapes]
         self._found = {job.id: job for job in jobs[:limit]}
         following = jobs[limit - 1].id if len(jobs) > limit else None
-        return [letter_of(job) for job in jobs[:limit]], following
+        return [dead_letter_of(job) for job in jobs[:limit]], following
 
     async def jobs(self, job_ids: Sequence[str]) -> list[Job]:
         """Return jobs that were among the letters read last."""
@@ -655,7 +655,7 @@ def situation_of(shape: Shape) -> Situation:
             for one in shape["failing"]
         ],
         missed=[
-            Missed(
+            MissedInstants(
                 schedule=one["schedule"],
                 tenant=one.get("tenant", DEFAULT_TENANT),
                 instants=one["instants"],

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headway.store import Store
     from headway.store.audit_log import AuditEntry
     from headway.store.bulk import Verb
-    from headway.store.failures import Letter
+    from headway.store.failures import DeadLetter
     from headway.wire.shapes import Shape
 
 PAGE: Final = 200
@@ -191,7 +191,7 @@ class Desk:
         text = None if args is None else encode_args(unmasked(dict(args), read_json(job.args)))
         return await acting.queue.retry(job.id, author=AUTHOR, args=text)
 
-    async def retry_dead(self, letter: "Letter") -> "Job":
+    async def retry_dead(self, letter: "DeadLetter") -> "Job":
         """Run a dead letter once more, unless somebody has dealt with it meanwhile; return the new job."""
         from headway.operations import audit_log as deeds
 

@@ -14,7 +14,7 @@ from headway.core.nodes import Node
 from headway.operations.engine_state import PARTS, engines_of
 from headway.operations.overview import LATE, NAMES_SHOWN, Situation
 from headway.operations.store_trouble import AWAY, FULL, OK, READ_ONLY, SHARD_PREFIX
-from headway.store.measures import OpenTransaction
+from headway.store.metrics import OpenTransaction
 from headway.wire.shapes import Shape
 
 STANDSTILL_S: Final = 30.0

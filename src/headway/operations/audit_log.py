@@ -18,8 +18,8 @@ from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.settings import mask_url
 from headway.core.webhooks import Delivery, Endpoint
 from headway.store.audit_log import AuditEntry
-from headway.store.bulk import Done
-from headway.store.failures import Letter
+from headway.store.bulk import BulkResult
+from headway.store.failures import DeadLetter
 from headway.store.schedules import Triggered
 from headway.wire.shapes import definition_shape, stamp
 from headway.wire.webhooks import webhook_of
@@ -86,16 +86,16 @@ def act_on_many(verb: str, tenant: str, chosen: Mapping[str, Any], reason: str) 
     return AuditEntry(f"job.{verb}", "*", tenant, {"filter": said, "reason": reason}, _jobs)
 
 
-def _jobs(result: Done) -> Mapping[str, Any] | None:
+def _jobs(result: BulkResult) -> Mapping[str, Any] | None:
     return {"jobs": list(result.done)} if result.done else None
 
 
-def retry_dead(letter: Job | Letter) -> AuditEntry:
+def retry_dead(letter: Job | DeadLetter) -> AuditEntry:
     """Run a dead letter once more."""
     return AuditEntry("dead.retry", letter.id, letter.tenant, {"before": str(letter.status)}, lambda new: {"new": new})
 
 
-def drop_dead(letter: Job | Letter) -> AuditEntry:
+def drop_dead(letter: Job | DeadLetter) -> AuditEntry:
     """Take a dead letter off the list."""
     return AuditEntry("dead.drop", letter.id, letter.tenant, {"before": str(letter.status)})
 

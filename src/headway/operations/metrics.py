@@ -32,7 +32,7 @@ from headway.operations.engine_state import engines_of
 from headway.operations.job_context import ALIVE_WITHIN
 from headway.operations.store_trouble import SHARD_PREFIX
 from headway.store import Store
-from headway.store.measures import Depth, NodeSeen, Tallies, Undecided
+from headway.store.metrics import Depth, LiveNode, NodeCounters, Undecided
 
 FRESH_S: Final = 1.0
 COST_MAX: Final = 0.025  # The part of the time that the store may spend on each of our two questions.
@@ -107,18 +107,18 @@ class Metrics:
         ]
         return generate_latest(_Families(families)) + generate_latest(self._process)
 
-    async def _read_tallies(self) -> Tallies:
-        return await self._store.measures.tallies(ALIVE_WITHIN)
+    async def _read_tallies(self) -> NodeCounters:
+        return await self._store.metrics.counters(ALIVE_WITHIN)
 
     async def _read_gauges(self) -> Gauges:
         store = self._store
-        backlog = await store.measures.backlog(max(COUNTED_IN_EACH, COUNTED_IN_ALL // max(1, self._queues_met)))
+        backlog = await store.metrics.backlog(max(COUNTED_IN_EACH, COUNTED_IN_ALL // max(1, self._queues_met)))
         self._queues_met = len(backlog)
         return Gauges(
             backlog=backlog,
-            undecided=await store.measures.undecided(),
-            dead_letters=await store.measures.dead_letters(),
-            deliveries=await store.measures.deliveries_waiting(),
+            undecided=await store.metrics.undecided(),
+            dead_letters=await store.metrics.dead_letters(),
+            deliveries=await store.metrics.deliveries_waiting(),
             leases=sum(is_running for _, is_running in await store.leases.held(SHARD_PREFIX)),
         )
 
@@ -177,7 +177,7 @@ def _of_nodes(cells: Mapping[str, int]) -> Iterator[Metric]:
         yield CounterMetricFamily(f"headway_{name}", what, value=cells.get(cell, 0))
 
 
-def _of_living(alive: Collection[NodeSeen]) -> Iterator[Metric]:
+def _of_living(alive: Collection[LiveNode]) -> Iterator[Metric]:
     nodes = dict.fromkeys((*ROLES, OTHER), 0)
     slots = running = draining = 0
     for node in alive:
@@ -198,7 +198,7 @@ def _of_living(alive: Collection[NodeSeen]) -> Iterator[Metric]:
     yield from _of_engines(alive)
 
 
-def _of_engines(alive: Iterable[NodeSeen]) -> Iterator[Metric]:
+def _of_engines(alive: Iterable[LiveNode]) -> Iterator[Metric]:
     labels = ["engine", "part"]
     up = GaugeMetricFamily("headway_engine_up", "1 if a server beside the store answers all who use it", labels=labels)
     cut_off = GaugeMetricFamily("headway_engine_cut_off_nodes", "Nodes that it does not answer", labels=labels)

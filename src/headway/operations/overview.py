@@ -18,7 +18,7 @@ from headway.operations.worker_state import WORKER, Worker, workers_of
 from headway.store import Store
 from headway.store.facts import Facts
 from headway.store.failures import ErrorGroup
-from headway.store.measures import Missed, OpenTransaction
+from headway.store.metrics import MissedInstants, OpenTransaction
 from headway.store.restore_detection import Sign
 from headway.wire.shapes import Shape, stamp
 
@@ -49,7 +49,7 @@ class Situation:
     dead: list[dict[str, Any]]
     failing: list[tuple[ScheduleRef, int]]
     held: list[tuple[ScheduleRef, str]] = field(default_factory=list)
-    missed: list[Missed] = field(default_factory=list)
+    missed: list[MissedInstants] = field(default_factory=list)
     lost: list[Node] = field(default_factory=list)
     trouble: str = OK
     restored: list[Sign] = field(default_factory=list)
@@ -113,12 +113,12 @@ async def look(
         queues=queues,
         waiting=waiting,
         schedules=schedules,
-        missed=await store.measures.missed(DAY, tenant=tenant) if schedules["last_day"].get("missed") else [],
+        missed=await store.metrics.missed(DAY, tenant=tenant) if schedules["last_day"].get("missed") else [],
         dead=await _dead(store, tenant),
         failing=await store.ledger.failing(FAILING_FLAGGED, tenant=tenant),
         held=await store.ledger.held(tenant=tenant),
         undelivered=await store.webhooks.failed(DAY, owner=tenant),
-        transaction=await store.measures.oldest_transaction() if tenant is None else None,
+        transaction=await store.metrics.oldest_transaction() if tenant is None else None,
         tenant=tenant,
     )
 

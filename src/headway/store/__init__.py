@@ -3,7 +3,7 @@
 store = await Store.open("postgresql://…", clock)
 store.ledger · store.work · store.housekeeping · store.leases · store.nodes     the ports of the loops
 store.queue · store.schedules · store.bulk · store.erasure                      what producers and operators change
-store.jobs · store.statistics · store.failures · store.feed · store.measures    what they read
+store.jobs · store.statistics · store.failures · store.feed · store.metrics    what they read
 store.tokens · store.sessions · store.audit_log · store.webhooks                what the server keeps
 store.origin                                                                    detects a store restored from a backup
 """
@@ -26,7 +26,7 @@ from headway.store.feed import StoreFeed
 from headway.store.housekeeping import StoreHousekeeping
 from headway.store.jobs import StoreJobs
 from headway.store.ledger import StoreLedger
-from headway.store.measures import StoreMeasures
+from headway.store.metrics import StoreMetrics
 from headway.store.migrations import check_schema, migrate
 from headway.store.queue import StoreQueue
 from headway.store.restore_detection import StoreOrigin
@@ -59,7 +59,7 @@ class Store:
     sessions: StoreSessions
     audit_log: StoreAuditLog
     webhooks: StoreWebhooks
-    measures: StoreMeasures
+    metrics: StoreMetrics
     erasure: StoreErasure
     bulk: StoreBulk
     failures: StoreFailures
@@ -84,7 +84,7 @@ class Store:
             StoreSessions(driver),
             StoreAuditLog(driver),
             StoreWebhooks(driver, clock),
-            StoreMeasures(driver),
+            StoreMetrics(driver),
             StoreErasure(driver),
             StoreBulk(driver, clock),
             StoreFailures(driver),

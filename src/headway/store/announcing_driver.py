@@ -1,7 +1,7 @@
-"""A driver that says, after each commit, which jobs it has made ready.
+"""A driver that announces, after each commit, which jobs became ready.
 
-Every statement that can make a job ready returns in `ready_in` the queue in which it is ready now. So whoever commits,
-and whatever for, is overheard in this one place.
+Every statement that can make a job ready returns the queue of the job in the column `ready_in`. So this one place sees
+all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from functools import cache
 from typing import TypeAlias, TypeVar
 
 from headway.store.statements import SQLITE, catalogue
-from headway.store.transaction import Begin, Call, Driver, Rows, Transaction
+from headway.store.transaction import Begin, Driver, Rows, StatementCall, Transaction
 from headway.store.wrapping_driver import WrappingDriver
 
 T = TypeVar("T")
@@ -17,35 +17,35 @@ Announce: TypeAlias = Callable[[Sequence[tuple[str, str]]], None]
 
 
 class AnnouncingDriver(WrappingDriver):
-    """Another driver, overheard. `announce` is called with (queue, job id) and must return at once."""
+    """Wrap a driver. `announce` is called with pairs of queue and job id, and must not block."""
 
     def __init__(self, driver: Driver, announce: Announce) -> None:
         super().__init__(driver)
         self._announce = announce
 
     async def run(self, begin: Begin[T]) -> T:
-        """Run a transaction, and say what it has made ready."""
+        """Run a transaction and announce the jobs that it made ready."""
         ready: list[tuple[str, str]] = []
 
-        def overheard() -> Transaction[T]:
-            ready.clear()  # It may be run again.
-            return _overhear(begin(), ready)
+        def observed() -> Transaction[T]:
+            ready.clear()  # The driver may run it again.
+            return _observe(begin(), ready)
 
-        result = await self._driver.run(overheard)
+        result = await self._driver.run(observed)
         if ready:
             self._announce(ready)
         return result
 
-    async def fetch(self, statement: Call) -> Rows:
-        """Run one call, and say what it has made ready."""
+    async def fetch(self, statement: StatementCall) -> Rows:
+        """Run one call and announce the jobs that it made ready."""
         rows = await self._driver.fetch(statement)
-        if statement.statement in _tellers() and (ready := _ready(rows)):
+        if statement.statement in _announcing() and (ready := _ready(rows)):
             self._announce(ready)
         return rows
 
 
 @cache
-def _tellers() -> frozenset[str]:
+def _announcing() -> frozenset[str]:
     return frozenset(name for name, statement in catalogue(SQLITE).items() if " as ready_in" in statement.text)
 
 
@@ -53,12 +53,12 @@ def _ready(rows: Rows) -> list[tuple[str, str]]:
     return [(row["ready_in"], row["id"]) for row in rows if row["ready_in"] is not None]
 
 
-def _overhear(transaction: Transaction[T], ready: list[tuple[str, str]]) -> Transaction[T]:
+def _observe(transaction: Transaction[T], ready: list[tuple[str, str]]) -> Transaction[T]:
     try:
         statement = next(transaction)
         while True:
             rows = yield statement
-            if statement.statement in _tellers():
+            if statement.statement in _announcing():
                 ready += _ready(rows)
             statement = transaction.send(rows)
     except StopIteration as stop:

@@ -14,7 +14,7 @@ from headway.core.access import AuditRecord
 from headway.core.instants import Duration, Instant
 from headway.core.tenants import ALL_TENANTS
 from headway.core.validation import storable
-from headway.store.transaction import Call, Driver, Row, as_json, call
+from headway.store.transaction import Driver, Row, StatementCall, as_json, call
 
 PAGE_MAX: Final = 200
 _DETAIL_LENGTH_MAX: Final = 16_384
@@ -65,14 +65,14 @@ class AuditEntry:
         return _row(actor.name, tenant or actor.tenant, actor.origin, self.action, target, detail)
 
 
-def add_entries(actor: Actor, entries: Iterable[AuditEntry], result: Any) -> Iterator[Call]:
+def add_entries(actor: Actor, entries: Iterable[AuditEntry], result: Any) -> Iterator[StatementCall]:
     """Insert the entries that the result calls for, in one statement; none when nothing changed."""
     rows = [row for entry in entries if (row := entry.row(actor, result)) is not None]
     if rows:
         yield _insert(rows)
 
 
-def add_entry(actor: str, tenant: str, origin: str, action: str, target: str, detail: str) -> Call:
+def add_entry(actor: str, tenant: str, origin: str, action: str, target: str, detail: str) -> StatementCall:
     """Insert one entry; the detail is JSON."""
     return _insert([_row(actor, tenant, origin, action, target, detail)])
 
@@ -120,7 +120,7 @@ class StoreAuditLog:
         return len(await self._driver.fetch(call("prune_audit_entries", age=retention, limit=limit)))
 
 
-def _insert(rows: Sequence[Mapping[str, str]]) -> Call:
+def _insert(rows: Sequence[Mapping[str, str]]) -> StatementCall:
     return call("add_audit_entries", lines=as_json(rows))
 
 

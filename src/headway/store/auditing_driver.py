@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 from headway.store.statements import SQLITE, catalogue
-from headway.store.transaction import Begin, Call, Driver, Rows, Transaction, one
+from headway.store.transaction import Begin, Driver, Rows, StatementCall, Transaction, one
 from headway.store.wrapping_driver import WrappingDriver
 
 T = TypeVar("T")
-Entries: TypeAlias = Callable[[Any], Iterable[Call]]
+Entries: TypeAlias = Callable[[Any], Iterable[StatementCall]]
 
 
 class AuditingDriver(WrappingDriver):
@@ -22,7 +22,7 @@ class AuditingDriver(WrappingDriver):
         """Run a transaction and add its entries before it commits."""
         return await self._driver.run(lambda: _with_entries(begin, self._entries))
 
-    async def fetch(self, statement: Call) -> Rows:
+    async def fetch(self, statement: StatementCall) -> Rows:
         """Run one call; add its entries if it writes."""
         if catalogue(SQLITE)[statement.statement].text.startswith("select"):
             return await self._driver.fetch(statement)

@@ -1,8 +1,8 @@
-"""Many jobs at once: count those that a filter chooses, run them again, stop them.
+"""Retry or cancel many jobs at once, and count those that a filter matches.
 
-What is chosen is what something can be done to: to retry a job it must have ended, and nobody may have retried it yet;
-to cancel one it must not have ended, and nobody may have asked it to stop. So doing it again does nothing twice, and
-when it was broken off, doing it again does the rest.
+A filter matches only jobs that the verb applies to. A job can be retried if it has ended and was not retried yet; it
+can be cancelled if it has not ended and was not asked to stop. So repeating an interrupted action does the rest of it,
+and nothing twice.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,24 +27,24 @@ from headway.store.queue import (
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
 COUNT_MAX: Final = 10_000
-AT_ONCE_MAX: Final = 100  # Jobs in one transaction: it locks them, and others wait for it.
-_BYTES_AT_ONCE_MAX: Final = 4 << 20  # Of arguments in one statement.
+AT_ONCE_MAX: Final = 100  # Jobs per transaction, which locks them.
+_BYTES_AT_ONCE_MAX: Final = 4 << 20  # Arguments per statement.
 
 Verb: TypeAlias = Literal["retry", "cancel"]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """To which jobs something was done, and why to others not."""
+class BulkResult:
+    """The jobs that were changed, and why each of the others was not."""
 
     done: tuple[str, ...]
     refused: tuple[tuple[str, str], ...]
 
 
-def _retry(job_ids: Sequence[str], author: str, clock: Clock) -> Transaction[Done]:
+def _retry(job_ids: Sequence[str], author: str, clock: Clock) -> Transaction[BulkResult]:
     ids = as_json(sorted(set(job_ids)))
     yield call("lock_lines", ids=ids)
-    yield call("lock_jobs", ids=ids)  # Who retries one of them at the same moment waits, and finds it retried.
+    yield call("lock_jobs", ids=ids)  # A concurrent retry waits here, then finds the job retried.
     found = {row["id"]: row for row in (yield call("jobs_to_repeat", ids=ids))}
     again = {row["rerun_of"]: row["id"] for row in (yield call("reruns", ids=ids))}
     refused = {job_id: reason for job_id in job_ids if (reason := _unrunnable(found.get(job_id), again.get(job_id)))}
@@ -56,11 +56,11 @@ def _retry(job_ids: Sequence[str], author: str, clock: Clock) -> Transaction[Don
     yield from record_events(
         [(job_id, "retried", {"author": author, "job_id": new_id}) for job_id, new_id in reruns.items()]
     )
-    return Done(tuple(sorted([*parked, *reruns])), tuple(refused.items()))
+    return BulkResult(tuple(sorted([*parked, *reruns])), tuple(refused.items()))
 
 
 def _unrunnable(row: Row | None, again: str | None) -> str | None:
-    """Say why a job cannot be retried; None if it can."""
+    """Return why a job cannot be retried; None if it can."""
     if row is None:
         return "no job has this id"
     status = Status(row["status"])
@@ -80,7 +80,7 @@ def _unpark(job_ids: Sequence[str], author: str) -> Transaction[None]:
 
 
 def _repeat(rows: Sequence[Row], clock: Clock) -> Transaction[dict[str, str]]:
-    """Make a new job of each; of a schedule that runs one at a time each waits for the one before it."""
+    """Enqueue a rerun of each job; reruns of a schedule that runs one job at a time wait for each other."""
     exclusive, last = yield from _lines(rows)
     reruns: dict[str, str] = {}
     waiting, size = [], 0
@@ -102,7 +102,7 @@ def _repeat(rows: Sequence[Row], clock: Clock) -> Transaction[dict[str, str]]:
 
 
 def _lines(rows: Sequence[Row]) -> Transaction[tuple[dict[str, bool], dict[str, str]]]:
-    """Say which schedules want one job at a time, and who is the last in line of each."""
+    """Return which schedules run one job at a time, and the last waiting job of each."""
     names = sorted({row["schedule"] for row in rows if row["schedule"] is not None})
     if not names:
         return {}, {}
@@ -111,7 +111,7 @@ def _lines(rows: Sequence[Row]) -> Transaction[tuple[dict[str, bool], dict[str, 
         try:
             exclusive[row["name"]] = ScheduleSpec.from_json(row["definition"]).exclusive
         except DefinitionError:
-            continue  # Then what the job says counts.
+            continue  # The flag of the job decides then.
     live: dict[str, list[Row]] = {}
     for row in (yield call("live_jobs", names=as_json([{"name": name} for name in names]))):
         live.setdefault(row["schedule"], []).append(row)
@@ -119,14 +119,14 @@ def _lines(rows: Sequence[Row]) -> Transaction[tuple[dict[str, bool], dict[str, 
     return exclusive, last
 
 
-def _cancel(job_ids: Sequence[str], words: str) -> Transaction[Done]:
+def _cancel(job_ids: Sequence[str], words: str) -> Transaction[BulkResult]:
     ended, asked = yield from cancel_in_line(job_ids, words)
     done = {*ended, *asked}
     rest = [job_id for job_id in job_ids if job_id not in done]
     states: Mapping[str, Row] = {}
     if rest:
         states = {row["id"]: row for row in (yield call("job_states", ids=as_json(rest)))}
-    return Done(tuple(sorted(done)), tuple((job_id, _why_not_cancelled(states.get(job_id))) for job_id in rest))
+    return BulkResult(tuple(sorted(done)), tuple((job_id, _why_not_cancelled(states.get(job_id))) for job_id in rest))
 
 
 def _why_not_cancelled(row: Row | None) -> str:
@@ -136,21 +136,21 @@ def _why_not_cancelled(row: Row | None) -> str:
 
 
 class StoreBulk:
-    """Many jobs of one store."""
+    """Actions on many jobs of one store."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
 
     async def count(self, chosen: JobFilter, verb: Verb | None = None, *, limit: int = COUNT_MAX) -> tuple[int, bool]:
-        """Count the jobs that are chosen, and to which this can be done; up to a limit. Say whether that is all."""
+        """Count the jobs that match and that the verb applies to, up to a limit; return whether that is all."""
         statement = "job_count_of_tenant" if chosen.has_index else "job_count"
         rows = await self._driver.fetch(call(statement, **chosen.parameters(), verb=verb, limit=limit + 1))
         jobs: int = rows[0]["jobs"]
         return min(jobs, limit), jobs <= limit
 
     async def choose(self, chosen: JobFilter, verb: Verb, limit: int) -> list[tuple[str, str]]:
-        """Return the oldest jobs that are chosen and to which this can be done, each with its tenant."""
+        """Return the oldest jobs that match and that the verb applies to, each with its tenant."""
         statement = "jobs_to_act_of_tenant" if chosen.has_index else "jobs_to_act"
         rows = await self._driver.fetch(call(statement, **chosen.parameters(), verb=verb, limit=limit))
         return [(row["id"], row["tenant"]) for row in rows]
@@ -158,18 +158,18 @@ class StoreBulk:
     async def find(
         self, job_ids: Iterable[str], verb: Verb, *, tenant: str | None = None
     ) -> dict[str, tuple[str, bool]]:
-        """Return of these jobs those that exist (for a tenant): whose each is, and whether this can be done to it."""
+        """Return the tenant of each job that exists (for a tenant), and whether the verb applies to it."""
         ids = as_json(sorted(set(job_ids)))
         rows = await self._driver.fetch(call("jobs_to_act_by_id", ids=ids, verb=verb, tenant=tenant))
         return {row["id"]: (row["tenant"], row["is_fit"] == 1) for row in rows}
 
-    async def retry(self, job_ids: Sequence[str], *, author: str) -> Done:
-        """Run jobs that have ended once more, each as a new one linked to it; have parked ones looked at again.
+    async def retry(self, job_ids: Sequence[str], *, author: str) -> BulkResult:
+        """Rerun ended jobs, each as a new job linked to it, and unpark parked ones, in one transaction.
 
-        All in one transaction. What was retried already is left alone.
+        Jobs that were retried already are skipped.
         """
         return await self._driver.run(lambda: _retry(job_ids, author, self._clock))
 
-    async def cancel(self, job_ids: Sequence[str], *, author: str, reason: str = "") -> Done:
-        """End jobs that are not running and ask running ones to stop, in one transaction."""
+    async def cancel(self, job_ids: Sequence[str], *, author: str, reason: str = "") -> BulkResult:
+        """Cancel jobs that are not running and ask running ones to stop, in one transaction."""
         return await self._driver.run(lambda: _cancel(job_ids, cancel_words(author, reason)))

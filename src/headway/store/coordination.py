@@ -1,7 +1,7 @@
 """Leases and nodes in the store.
 
-A lease runs on the store's own clock: it is taken, extended and stolen by statements that read the time where the row
-is, so no process can be early. Its token comes from a counter that outlives the row, so it only ever grows, also
+A lease runs on the store's clock: the statements that take, extend and steal it read the time in the database, so the
+clock of a process does not matter. Its token comes from a counter that outlives the row, so it only ever grows, also
 across release and deletion.
 """
 
@@ -19,7 +19,7 @@ from headway.core.instants import Duration, Instant
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Lease, Node
 from headway.store.restore_detection import Memory, StoreOrigin
-from headway.store.transaction import Call, Driver, Row, Transaction, as_json, call
+from headway.store.transaction import Driver, Row, StatementCall, Transaction, as_json, call
 
 NODES_MAX: Final = 1_000
 KEEP_EVERY_S: Final = 10.0
@@ -31,7 +31,7 @@ _LAST: Final = "\U0010ffff"  # Sorts after every other character, in both databa
 
 def _acquire(names: Sequence[str], holder: str, holder_name: str, duration: Duration) -> Transaction[list[Lease]]:
     taken = {row["name"] for row in (yield call("held_by_others", names=as_json(names), holder=holder))}
-    names = sorted(set(names) - taken)  # One order for everybody, so that nobody waits in a circle.
+    names = sorted(set(names) - taken)  # In one order, so that two processes cannot deadlock.
     if not names:
         return []
     highest = (yield call("next_tokens", count=len(names)))[0]["value"]
@@ -42,7 +42,7 @@ def _acquire(names: Sequence[str], holder: str, holder_name: str, duration: Dura
 
 
 def _adopt(tokens: Mapping[str, int], holder: str, holder_name: str, duration: Duration) -> Transaction[list[Lease]]:
-    names = sorted(tokens)  # One order for everybody, so that nobody waits in a circle.
+    names = sorted(tokens)  # In one order, so that two processes cannot deadlock.
     highest = (yield call("next_tokens_above", count=len(names), above=max(tokens.values())))[0]["value"]
     adopted = range(highest - len(names) + 1, highest + 1)
     leases = [{"name": name, "token": token} for name, token in zip(names, adopted, strict=True)]
@@ -66,7 +66,7 @@ def _lease_rows(leases: Sequence[Lease]) -> str:
     return as_json([{"lease_name": lease.name, "lease_token": lease.token} for lease in ordered])
 
 
-def _beat(node: Node, *, seen: Instant) -> Call:
+def _beat(node: Node, *, seen: Instant) -> StatementCall:
     return call(
         "beat",
         id=node.id,
@@ -83,23 +83,23 @@ def _leave(node_id: str) -> Transaction[None]:
 
 
 def keep_tallies(rows: Sequence[Row]) -> Transaction[None]:
-    """Add up what nodes had counted that are gone now, so that the sums over all nodes never fall."""
+    """Add the counters of nodes that are gone to the totals, so that sums over all nodes never fall."""
     cells: Counter[str] = Counter()
     for row in rows:
         cells.update(tally_in(row["state"]))
-    if cells:  # In one order for everybody, so that nobody waits in a circle.
+    if cells:  # In one order, so that two processes cannot deadlock.
         added = [{"name": TALLY_PREFIX + cell, "number": number} for cell, number in sorted(cells.items())]
         yield call("keep_tally", cells=as_json(added))
 
 
 def tally_in(state: str) -> dict[str, int]:
-    """Read what a node has counted out of its state; whole numbers only, whatever else an older one may say."""
+    """Read the counters out of a node's state; ignore anything that is not a positive integer."""
     cells = read_state(state).get("tally", {})
     return {cell: number for cell, number in cells.items() if type(number) is int and 0 < number < TALLY_MAX}
 
 
 def read_state(text: str) -> JsonObject:
-    """Read what a node says of itself; what cannot be read is left out, and must not stop the others."""
+    """Decode the state of a node; parts that cannot be decoded are left out."""
     try:
         state = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, TypeError):
@@ -108,12 +108,12 @@ def read_state(text: str) -> JsonObject:
 
 
 def prefixed(prefix: str) -> dict[str, str]:
-    """Return the bounds between which all names are that begin so."""
+    """Return the bounds of all names with this prefix."""
     return {"low": prefix, "high": prefix + _LAST}
 
 
 def held_in(rows: Sequence[Row]) -> list[tuple[Lease, bool]]:
-    """Read leases, each with whether it still runs."""
+    """Read leases, each with whether it is still valid."""
     return [(_lease(row, row["holder"], row["holder_name"]), row["until"] > row["now"]) for row in rows]
 
 
@@ -135,14 +135,14 @@ def nodes_in(rows: Sequence[Row]) -> list[Node]:
 
 
 class StoreLeases:
-    """Leases as rows of the store. The port `Leases` says what its methods promise."""
+    """Implement the port `AdoptingLeases` on one store."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     async def acquire(self, names: Sequence[str], *, holder: str, holder_name: str, duration: Duration) -> list[Lease]:
-        """Take those leases that are free, have run out or are the holder's own."""
-        # Looked at outside of a transaction first: somebody who waits for a lease locks and writes nothing.
+        """Take the leases that are free, expired, or the holder's own."""
+        # Check outside of a transaction first, so that a process that waits for a lease neither locks nor writes.
         taken = await self._driver.fetch(call("held_by_others", names=as_json(names), holder=holder))
         if len(taken) == len(names):
             return []
@@ -151,11 +151,11 @@ class StoreLeases:
     async def adopt(
         self, tokens: Mapping[str, int], *, holder: str, holder_name: str, duration: Duration
     ) -> list[Lease]:
-        """Take leases whoever has them; each with a token above all before, and above the one that is given."""
+        """Take leases from any holder, each with a token above all earlier ones and above the given one."""
         return await self._driver.run(lambda: _adopt(tokens, holder, holder_name, duration))
 
     async def renew(self, leases: Sequence[Lease], *, duration: Duration) -> list[Lease]:
-        """Extend those leases that are still ours."""
+        """Extend the leases that are still held."""
         if not leases:
             return []
         rows = await self._driver.fetch(
@@ -164,17 +164,17 @@ class StoreLeases:
         return [_lease(row, leases[0].holder, leases[0].holder_name) for row in rows]
 
     async def release(self, leases: Sequence[Lease]) -> None:
-        """Give leases back at once."""
+        """Release leases at once."""
         if leases:
             await self._driver.fetch(call("release", leases=_lease_rows(leases), holder=leases[0].holder))
 
     async def held(self, prefix: str, limit: int = 1_000) -> list[tuple[Lease, bool]]:
-        """Read the leases whose name begins so, each with whether it still runs."""
+        """Read the leases with this prefix, each with whether it is still valid."""
         return held_in(await self._driver.fetch(call("leases", **prefixed(prefix), limit=limit)))
 
 
 class StoreNodes:
-    """Nodes as rows of the store."""
+    """Implement the port `Nodes` on one store."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
@@ -184,10 +184,10 @@ class StoreNodes:
         self._keep_at = float("-inf")
 
     async def beat(self, node: Node) -> str | None:
-        """Say that the node lives, hear the store's time, and what an operator asks of this node."""
+        """Record a heartbeat, read the store's time, and return what an operator asked of this node."""
         sent = self._clock.monotonic()
         rows = await self._driver.fetch(_beat(node, seen=self._memory.seen_by(node.id)))
-        is_lost = not rows  # The store knows an older beat of ours than it has acknowledged.
+        is_lost = not rows  # The store has an older heartbeat than it acknowledged: it was restored.
         if is_lost:
             rows = await self._driver.fetch(_beat(node, seen=0))
         now, started = rows[0]["now"], rows[0]["started_at"]
@@ -203,18 +203,18 @@ class StoreNodes:
     async def _keep_origin(self) -> None:
         if self._clock.monotonic() >= self._keep_at:
             self._keep_at = self._clock.monotonic() + KEEP_EVERY_S
-            with suppress(StoreError):  # There is another time.
+            with suppress(StoreError):  # The next heartbeat tries again.
                 await self._origin.keep()
 
     async def ask(self, node_id: str, what: str) -> bool:
-        """Ask a node for something; False when there is no such node."""
+        """Ask a node for something; return False when it does not exist."""
         return bool(await self._driver.fetch(call("ask_node", id=node_id, asked=what)))
 
     async def alive(self, within: Duration) -> list[Node]:
-        """Return the nodes that were heard of lately."""
+        """Return the nodes with a recent heartbeat."""
         return nodes_in(await self._driver.fetch(call("nodes", age=within, limit=NODES_MAX)))
 
     async def leave(self, node_id: str) -> None:
-        """Forget the node, but not what it has counted."""
+        """Remove the node, but keep its counters in the totals."""
         self._memory.forget(node_id)
         await self._driver.run(lambda: _leave(node_id))

@@ -1,7 +1,7 @@
-"""Erasure: what jobs were given, what came of them and what they said leaves the store, on request and at once.
+"""Erase the content of jobs on request: arguments, results, errors, logs and metadata.
 
-The rows stay, with times and status, so that the ledger can still be audited: every instant keeps its decision, every
-job its end.
+The rows stay, with times and status, so that the ledger can still be audited: every instant keeps its decision, and
+every job its final status.
 """
 
 from typing import Final
@@ -27,15 +27,15 @@ def _erase(ids: list[str], keeps_key: bool) -> Transaction[list[str]]:
 
 
 class StoreErasure:
-    """Erases the content of jobs that have ended, a bounded piece at a time."""
+    """Erase the content of ended jobs, in bounded batches."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     async def page(self, tenant: str, key: str | None, after: str = "") -> tuple[list[str], list[str]]:
-        """Return jobs with ids after this one: those that have ended, and those that have not; neither, at the end.
+        """Return a page of job ids after this one: ended jobs, and others. Both lists are empty at the end.
 
-        With a key the job that has it, and all that repeat it.
+        With a key, return the job that has it and its reruns.
         """
         page = {"tenant": tenant, "after": after, "limit": BATCH}
         found = call("erasable", **page) if key is None else call("erasable_by_key", key=key, **page)
@@ -44,5 +44,5 @@ class StoreErasure:
         return ended, [row["id"] for row in rows if row["finished_at"] is None]
 
     async def erase(self, ids: list[str], *, keeps_key: bool = False) -> list[str]:
-        """Erase those of these jobs that have ended; return which. A key that is kept leads to them again."""
+        """Erase those jobs that have ended; return their ids. With `keeps_key` a job can still be found by its key."""
         return await self._driver.run(lambda: _erase(ids, keeps_key))

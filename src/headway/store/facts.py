@@ -1,4 +1,4 @@
-"""Facts about a database for people: which one it is, and the settings on which durability and wake-ups depend."""
+"""Describe a database: its kind, its version, and the settings that durability and wake-ups depend on."""
 
 import sqlite3
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _SERVER_SETTINGS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a database says of itself."""
+    """Kind, version and settings of a database."""
 
     kind: str
     version: str
@@ -29,7 +29,7 @@ class Facts:
 
 
 async def facts(driver: Driver) -> Facts:
-    """Ask a database what it is."""
+    """Read kind, version and settings of a database."""
     driver = unwrapped(driver)
     if driver.dialect_name == "sqlite":
         return Facts(kind="sqlite", version=sqlite3.sqlite_version, settings=_file_settings(driver))
@@ -37,7 +37,7 @@ async def facts(driver: Driver) -> Facts:
 
 
 def _file_settings(driver: Driver) -> dict[str, str]:
-    # The synchronous mode belongs to a connection and is a setting of ours; the journal belongs to the file.
+    # The journal mode belongs to the file; the synchronous mode belongs to a connection, and is our own setting.
     if not isinstance(driver, SqliteDriver) or driver.path == ":memory:":
         return {}
     try:
@@ -58,7 +58,7 @@ async def _server_facts(driver: Driver) -> Facts:
     assert isinstance(driver, PostgresDriver)
     connection = await driver.connect()
     try:
-        async with connection.transaction():  # One transaction, so that a pooler keeps to one server.
+        async with connection.transaction():  # One transaction, so that a pooler keeps one server.
             columns = ", ".join(f"current_setting('{name}')" for name in _SERVER_SETTINGS)
             row = await connection.fetchrow(f"select {columns}", timeout=PROBE_S_MAX)
         is_encrypted = _has_tls(connection)
@@ -73,6 +73,6 @@ async def _server_facts(driver: Driver) -> Facts:
 
 
 def _has_tls(connection: object) -> bool:
-    """Say whether our own way to the server is encrypted; a pooler may go on without it."""
+    """Return whether our connection is encrypted; a pooler may connect to the server without encryption."""
     transport = getattr(connection, "_transport", None)
     return transport is not None and transport.get_extra_info("ssl_object") is not None

@@ -1,7 +1,7 @@
-"""Failed jobs and what they have in common: dead letters by error, and which of them an error means.
+"""Group failed jobs by error, and find dead letters by error.
 
 Errors that differ only in numbers and ids are one error: `row 17 is bad` and `row 18 is bad` are both `row … is bad`.
-The command line, the API and the dashboard group and filter with `error_kind`, so that each means the same jobs.
+The command line, the API and the dashboard group and filter with `error_kind`, so that all select the same jobs.
 """
 
 import re
@@ -20,15 +20,15 @@ from headway.store.transaction import Driver, Row, as_json, call
 
 COUNTED_MAX: Final = 10_000
 PAGE: Final = 1_000
-SCANNED_MAX: Final = 100_000  # Letters that are looked at for those with one error.
-HEAD: Final = 640  # Characters of a stored error: its type and its message come first.
+SCANNED_MAX: Final = 100_000  # Dead letters read to find those with one error.
+HEAD: Final = 640  # Characters read of a stored error; its type and its message come first.
 TYPE_LENGTH_MAX: Final = 100
 MESSAGE_LENGTH_MAX: Final = 200
-ERROR_TEXT_MAX: Final = 1_000  # Of an error that is asked for.
+ERROR_TEXT_MAX: Final = 1_000  # Of an error to search for.
 
 _NO_MESSAGE: Final = "(no message)"
 _LAST_ID: Final = "~"  # Sorts after every id.
-# A stored error that was cut: what is read of the message may end in the middle of an escape.
+# A truncated error: the message may end in the middle of an escape.
 _CUT: Final = re.compile(r'\{"type": ?"((?:[^"\\]|\\.)*)", ?"message": ?"((?:[^"\\]|\\.)*)', re.DOTALL)
 _HALF_ESCAPE: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u[0-9a-fA-F]{0,3}$")
 _WITHOUT: Final = r"\1"
@@ -41,7 +41,7 @@ _SAME: Final = (
 
 
 def error_text(error: str | None, *, status: str, reason: str | None) -> str:
-    """Say in one line what went wrong, of a stored error or its beginning: `OSError: row 17 is bad`."""
+    """Return a stored error, or its beginning, as one line: `OSError: row 17 is bad`."""
     if error is None:
         return _one_line(f"{status}: {reason or 'no error was recorded'}")
     kind, message = _read(error)
@@ -49,7 +49,7 @@ def error_text(error: str | None, *, status: str, reason: str | None) -> str:
 
 
 def error_kind(text: str) -> str:
-    """Return what an error has in common with others like it: `OSError: row … is bad`. The kind of a kind is itself."""
+    """Return an error without numbers and ids: `OSError: row … is bad`. The kind of a kind is itself."""
     kind, _, message = _one_line(text).partition(": ")
     while (simpler := _simplified(message)) != message:
         message = simpler
@@ -57,14 +57,14 @@ def error_kind(text: str) -> str:
 
 
 def is_meant(kind: str, wanted: str) -> bool:
-    """Say whether a kind of error is the one asked for: the same, or of the type that was named alone."""
+    """Return whether a kind of error matches: it is equal, or `wanted` is only its type."""
     if ": " in wanted:
         return kind == error_kind(wanted)
     return kind.startswith(f"{_clipped(_one_line(wanted), TYPE_LENGTH_MAX)}: ")
 
 
 def _read(error: str) -> tuple[str, str]:
-    """Read type and message of a stored error; what is no such thing is all message."""
+    """Read type and message of a stored error; any other text is a message without a type."""
     try:
         found = msgspec.json.decode(error)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
@@ -78,7 +78,7 @@ def _read(error: str) -> tuple[str, str]:
 
 
 def _unescaped(text: str) -> str:
-    """Read the inside of a JSON text; half an escape at its end is left out."""
+    """Unescape the inside of a JSON string; drop an incomplete escape at its end."""
     try:
         return msgspec.json.decode(f'"{_HALF_ESCAPE.sub(_WITHOUT, text)}"', type=str)
     except (msgspec.DecodeError, UnicodeEncodeError):
@@ -100,8 +100,8 @@ def _clipped(text: str, most: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
-    """A dead letter, or a job that was one: what is needed to say which it is and to deal with it."""
+class DeadLetter:
+    """A dead letter, or a job that was one, without its arguments and result."""
 
     id: str
     tenant: str
@@ -113,13 +113,13 @@ class Letter:
 
     @property
     def kind(self) -> str:
-        """What its error has in common with others."""
+        """The kind of its error."""
         return error_kind(self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorGroup:
-    """Jobs of one task that failed alike; `example` is the error of the newest, as it was told."""
+    """Jobs of one task with the same kind of error; `example` is the error of the newest."""
 
     task: str
     error: str
@@ -130,9 +130,9 @@ class ErrorGroup:
     oldest_at: Instant
 
 
-def _letter(row: Row) -> Letter:
+def _letter(row: Row) -> DeadLetter:
     status = Status(row["status"])
-    return Letter(
+    return DeadLetter(
         id=row["id"],
         tenant=row["tenant"],
         task=row["task"],
@@ -143,11 +143,11 @@ def _letter(row: Row) -> Letter:
     )
 
 
-def letter_of(job: Job) -> Letter:
-    """Return of a job what is needed to deal with it as a dead letter."""
+def dead_letter_of(job: Job) -> DeadLetter:
+    """Return a job as a dead letter."""
     error = error_text(job.error and job.error[:HEAD], status=job.status, reason=job.reason)
     is_dead = job.status in (Status.FAILED, Status.TIMED_OUT) and job.reviewed_at is None
-    return Letter(
+    return DeadLetter(
         id=job.id,
         tenant=job.tenant,
         task=job.task,
@@ -159,7 +159,7 @@ def letter_of(job: Job) -> Letter:
 
 
 def grouped(rows: Iterable[Row]) -> list[ErrorGroup]:
-    """Put together what failed alike, most first; of as many the newest."""
+    """Group dead letters by task and kind of error, largest group first, then newest."""
     found: dict[tuple[str, str], ErrorGroup] = {}
     for row in rows:
         text = error_text(row["error"], status=row["status"], reason=row["reason"])
@@ -180,7 +180,7 @@ def grouped(rows: Iterable[Row]) -> list[ErrorGroup]:
 
 
 class StoreFailures:
-    """Reads what failed, by error."""
+    """Failed jobs of one store, by error."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -195,7 +195,7 @@ class StoreFailures:
         schedule: str | None = None,
         limit: int = COUNTED_MAX,
     ) -> list[ErrorGroup]:
-        """Count dead letters by task and error; with `since`, all that failed since then. The newest up to a limit."""
+        """Count the newest dead letters by task and error, or with `since` all jobs that failed since then."""
         whose = tenant_of(tenant, schedule)
         filters: dict[str, Any] = {"task": task, "queue": queue, "tenant": whose, "schedule": schedule}
         filters |= {"limit": max(1, min(limit, COUNTED_MAX)), "head": HEAD}
@@ -210,9 +210,9 @@ class StoreFailures:
         before: str | None = None,
         limit: int = PAGE,
         **filters: str | None,
-    ) -> tuple[list[Letter], str | None]:
-        """Find dead letters, newest first, and where to go on (`before`) when there are more, or not all were read."""
-        found: list[Letter] = []
+    ) -> tuple[list[DeadLetter], str | None]:
+        """Find dead letters, newest first; return the next `before` when there may be more."""
+        found: list[DeadLetter] = []
         wanted = {name: filters.get(name) for name in ("task", "queue", "tenant", "schedule")}
         wanted["tenant"] = tenant_of(wanted["tenant"], wanted["schedule"])
         for _ in range(SCANNED_MAX // PAGE):
@@ -229,12 +229,12 @@ class StoreFailures:
             before = rows[-1]["id"]
         return found, before
 
-    async def among(self, job_ids: Sequence[str]) -> dict[str, Letter]:
-        """Read these jobs by their ids; those that do not exist are left out."""
+    async def among(self, job_ids: Sequence[str]) -> dict[str, DeadLetter]:
+        """Read jobs by their ids; missing ones are left out."""
         rows = await self._driver.fetch(call("dead_letters_among", ids=as_json(sorted(set(job_ids))), head=HEAD))
         return {row["id"]: _letter(row) for row in rows}
 
     async def jobs(self, job_ids: Sequence[str], *, largest: int = ANY_SIZE) -> list[Job]:
-        """Read these jobs, newest first; arguments and results with more bytes than that are left out."""
+        """Read jobs by their ids, newest first; leave out texts of more than `largest` bytes."""
         rows = await self._driver.fetch(call("failed_jobs", ids=as_json(sorted(set(job_ids))), largest=largest))
         return [read_listed_job(row) for row in rows]

@@ -1,10 +1,10 @@
-"""The feed: every change of the jobs that somebody follows, in the order in which they were committed.
+"""The change feed: every change of the followed jobs, in commit order.
 
-Numbers are given when a row is written and commits come in another order, so "everything above the last number" would
-miss rows. A *position* is therefore what the database itself knows about order: on PostgreSQL a snapshot, which says
-exactly whose commits had been seen; on SQLite, with one writer at a time, the number. `read` returns what is new since
-a position, each row once. `again` returns everything that may be new, some of it perhaps twice, for followers that
-come back with no more than a number in their hands.
+Sequence numbers are assigned when a row is written, but rows commit in another order, so "everything above the last
+number" would miss rows. A *position* is therefore what the database itself knows about order: on PostgreSQL a snapshot,
+which says exactly which commits were visible; on SQLite, with one writer at a time, the number. `read` returns what is
+new since a position, each row once. `again` returns everything that may be new, possibly twice, for clients that
+reconnect with only a number.
 """
 
 from collections.abc import Iterable
@@ -23,31 +23,31 @@ AGAIN_MAX: Final = 5_000
 PRUNE_MAX: Final = 20_000
 LOG_PAGE: Final = 1_000
 PEEK_MAX: Final = 100
-JOBS_PEEK_MAX: Final = 20  # Whole jobs can be large, and a peek holds up everything else.
+JOBS_PEEK_MAX: Final = 20  # Jobs can be large, and a peek blocks the event loop on SQLite.
 
 
 class StoreFeed:
-    """Who is followed, and what has become of them."""
+    """Followed jobs and their changes."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     async def follow(self, scopes: Iterable[str], duration: Duration) -> dict[str, int]:
-        """Have changes of these jobs fed for a while; return since when each is fed without a break."""
+        """Record changes of these jobs for a while; return since when each is recorded without a gap."""
         rows = as_json([{"scope": scope} for scope in sorted(set(scopes))])
         followed = await self._driver.fetch(call("follow_jobs", scopes=rows, duration=duration))
         return {row["scope"]: row["since"] for row in followed}
 
     async def position(self) -> str:
-        """Return where the feed is now."""
+        """Return the current position."""
         rows = await self._driver.fetch(call("feed_position"))
         return str(rows[0]["position"])
 
     async def read(self, position: str) -> tuple[list[Change], str, bool]:
-        """Read what was committed since a position; return it, the position after it, and whether there may be more.
+        """Read the changes since a position; return them, the next position, and whether there may be more.
 
-        What is too long for once is read in parts, all of them as of the first: of what is committed meanwhile, some
-        has lower numbers, and would be missed, or be read with this and again. A position within it has three parts.
+        A long result is read in parts, all as of the first part: rows that commit meanwhile may have lower numbers, and
+        would be missed or read twice. A position between parts has three components.
         """
         base, seq, until = position.split("/") if "/" in position else (position, "0", None)
         rows = await self._driver.fetch(call("feed", position=base, seq=int(seq), until=until, limit=READ_MAX))
@@ -58,28 +58,28 @@ class StoreFeed:
         return changes, end, until is not None
 
     async def again(self, low: int) -> list[Change] | None:
-        """Read everything that may have been committed since; None when that is too much."""
+        """Read everything that may have been committed since; return None when that is too much."""
         position = f"{low}:{low}:" if self._driver.dialect_name == "postgresql" else str(low)
         rows = await self._driver.fetch(call("feed_again", position=position, limit=AGAIN_MAX))
         return None if len(rows) == AGAIN_MAX else [_change(row) for row in rows]
 
     async def of_job(self, job_id: str, after: int) -> list[Change]:
-        """Read the versions of one job after this one, as far as they were fed."""
+        """Read the recorded versions of one job after this one."""
         rows = await self._driver.fetch(call("feed_of_job", id=job_id, after=after, limit=AGAIN_MAX))
         return [_change(row) for row in rows]
 
     async def versions(self, job_ids: Iterable[str]) -> dict[str, int]:
-        """Read the versions that jobs have now; one that is gone has none."""
+        """Read the current versions of jobs; missing jobs are left out."""
         rows = await self._driver.fetch(call("versions", ids=as_json(sorted(job_ids))))
         return {row["id"]: row["version"] for row in rows}
 
     async def jobs(self, job_ids: Iterable[str], *, largest: int = ANY_SIZE) -> list[Job]:
-        """Read these jobs; texts with more bytes than that are left out, and named in `omitted`."""
+        """Read jobs; texts of more than `largest` bytes are left out and named in `omitted`."""
         rows = await self._by_id("jobs_by_id", job_ids, peek_max=JOBS_PEEK_MAX, largest=largest)
         return [read_listed_job(row) for row in rows]
 
     async def stamps(self, job_ids: Iterable[str]) -> dict[str, tuple[int, Instant | None]]:
-        """Read version and end of the lease of these jobs: while both are the same, everything else is."""
+        """Read version and lease end of jobs; while both are the same, the job has not changed."""
         rows = await self._by_id("stamps", job_ids)
         return {row["id"]: (row["version"], row["lease_until"]) for row in rows}
 
@@ -91,14 +91,14 @@ class StoreFeed:
         return await read(call(statement, ids=as_json(ids), **parameters))
 
     async def log_between(self, job_id: str, after: int, until: int) -> list[Line]:
-        """Read the lines that a job logged after one of its versions, up to another; bounded, as its log is."""
+        """Read the lines that a job logged after one version up to another."""
         lines: list[Line] = []
         while len(page := await self._log_page(job_id, after, lines[-1].seq if lines else 0)) == LOG_PAGE:
             lines += page
         return [line for line in lines + page if line.version <= until]
 
     async def last_line(self, job_id: str, version: int) -> tuple[int, int]:
-        """Return attempt and time of the last line that a job had logged by one of its versions; zeroes for none."""
+        """Return attempt and time of the last line that a job had logged by a version; zeroes if none."""
         rows = await self._driver.fetch(call("last_line", id=job_id, version=version))
         return (rows[0]["attempt"], rows[0]["at"]) if rows else (0, 0)
 
@@ -117,7 +117,7 @@ class StoreFeed:
         ]
 
     async def prune(self) -> int:
-        """Forget what happened a while ago, and who is not followed any more; return how many changes went."""
+        """Delete old changes and expired subscriptions; return how many changes were deleted."""
         await self._driver.fetch(call("forget_followed", age=60 * SECOND))
         return len(await self._driver.fetch(call("prune_feed", age=FEED_KEPT, limit=PRUNE_MAX)))
 

@@ -1,7 +1,7 @@
-"""Who may read and write the files of a SQLite store: arguments, results and logs of jobs are in them.
+"""Permissions of the files of a SQLite store, which contain arguments, results and logs of jobs.
 
-SQLite gives `-wal`, `-shm` and `-journal` the permissions of the database file, so that one decides for all of them.
-Files that exist already keep their permissions: somebody may have shared them on purpose. They are only warned about.
+SQLite gives `-wal`, `-shm` and `-journal` the permissions of the database file, so its mode decides for all of them.
+Existing files keep their permissions, which may be intended. `exposures` only warns about them.
 """
 
 import grp
@@ -18,22 +18,22 @@ SIBLINGS: Final = ("", "-wal", "-shm", "-journal")
 
 
 def create_private(path: str) -> None:
-    """Create an empty database file that only its owner may read and write, whatever the umask is.
+    """Create an empty database file with mode 600, whatever the umask is.
 
-    One that exists is left alone, and what keeps it from being created is said by SQLite when it opens the file.
+    An existing file is left alone. SQLite reports why a file cannot be created when it opens it.
     """
     if path == ":memory:":
         return
     with suppress(OSError):
         number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, PRIVATE)
         try:
-            os.fchmod(number, PRIVATE)  # A strict umask may have taken too much away.
+            os.fchmod(number, PRIVATE)  # A strict umask may have cleared too many bits.
         finally:
             os.close(number)
 
 
 def exposures(path: str) -> Iterator[str]:
-    """Yield a sentence for each file, and the folder, that other users of the machine can reach; it names the cure."""
+    """Yield a warning, with its cure, for files and a folder that other users of the machine can access."""
     if path == ":memory:":
         return
     folder = Path(path).absolute().parent
@@ -57,13 +57,13 @@ def _is_exposed(file: Path) -> bool:
 
 
 def _others(found: os.stat_result) -> int:
-    """Return what anybody but the owner may do, as the bits for others; a group of the owner alone does not count."""
+    """Return the permission bits of everyone but the owner; a private group of the owner does not count."""
     others = found.st_mode & stat.S_IRWXO
     return others if _is_private_group(found.st_uid, found.st_gid) else others | (found.st_mode & stat.S_IRWXG) >> 3
 
 
 def _is_private_group(uid: int, gid: int) -> bool:
-    """Say whether a group has the owner as its only member, as the first group of people on many systems has."""
+    """Return whether the owner is the only member of the group, as in user private groups."""
     try:
         owner, group = pwd.getpwuid(uid), grp.getgrgid(gid)
     except KeyError:

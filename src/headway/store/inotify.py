@@ -1,4 +1,4 @@
-"""Hearing from the kernel that a file was written to, without asking again and again. Linux only."""
+"""Watch a file for writes with inotify instead of polling. Linux only."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ class FileWatch:
             raise OSError(error, "inotify_add_watch", path)
 
     def take(self) -> None:
-        """Take note of all that has happened so far."""
+        """Discard the events so far."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.number, _EVENTS_BYTES)
 

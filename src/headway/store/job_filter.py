@@ -1,4 +1,4 @@
-"""Which jobs are meant: the filters that lists, counts and actions on many jobs have in common."""
+"""Filters of jobs, shared by lists, counts and bulk actions."""
 
 import re
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from headway.store.transaction import as_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Jobs that have all of this in common; nothing said chooses all jobs.
+    """Match jobs that have all of these values; an empty filter matches all jobs.
 
-    `words` may be anywhere in task, key, schedule, id or reason; `since` and `until` bound when a job was handed in.
-    `schedule` is the name of one of the tenant, or of the default tenant.
+    `words` may be anywhere in task, key, schedule, id or reason. `since` and `until` bound the time of enqueueing.
+    `schedule` names a schedule of the tenant, or of the default tenant.
     """
 
     status: str | None = None
@@ -35,11 +35,11 @@ class JobFilter:
 
     @property
     def has_index(self) -> bool:
-        """Say whether the jobs of its tenant have an index: those of the usual one are too many to need one."""
+        """Return whether an index serves the jobs of the tenant; the default tenant, with most jobs, needs none."""
         return has_index(self.tenant)
 
     def parameters(self) -> dict[str, object]:
-        """Return what the fragment `chosen` of a statement needs."""
+        """Return the parameters of the SQL fragment `chosen`."""
         return {
             "status": self.status,
             "task": self.task,
@@ -48,8 +48,8 @@ class JobFilter:
             "schedule": self.schedule,
             "key": self.key,
             "rerun_of": self.rerun_of,
-            "tag": None if self.tag is None else f"%{literally(as_json([self.tag])[1:-1])}%",
-            "words": None if self.words is None else f"%{literally(self.words)}%",
+            "tag": None if self.tag is None else f"%{escape_like(as_json([self.tag])[1:-1])}%",
+            "words": None if self.words is None else f"%{escape_like(self.words)}%",
             "since": self.since,
             "until": self.until,
             "finished_after": self.finished_after,
@@ -58,15 +58,15 @@ class JobFilter:
 
 
 def tenant_of(tenant: str | None, schedule: str | None) -> str | None:
-    """Return whose jobs a filter means: the name of a schedule is one of the default tenant where none is said."""
+    """Return the tenant of a filter: a schedule without a tenant belongs to the default tenant."""
     return DEFAULT_TENANT if tenant is None and schedule is not None else tenant
 
 
 def has_index(tenant: str | None) -> bool:
-    """Say whether the jobs of a tenant have an index."""
+    """Return whether an index serves the jobs of a tenant."""
     return tenant not in (None, DEFAULT_TENANT)
 
 
-def literally(text: str) -> str:
-    """Write a text for `like … escape '!'`, in which nothing stands for anything else."""
+def escape_like(text: str) -> str:
+    """Escape the wildcards of a text for `like … escape '!'`."""
     return re.sub("([!%_])", r"!\1", text)

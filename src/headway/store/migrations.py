@@ -1,10 +1,10 @@
-"""The schema, step by step: numbered SQL files, each applied once, in one transaction with its mark.
+"""Migrations: numbered SQL files, each applied once, in one transaction.
 
-A step begins with its mark, a row in `headway_schema`: of two programs that race, the second fails on it before it
-touches anything else, and finds that the work is done.
+A migration first inserts its row into `headway_schema`. Of two processes that race, the second fails on that row before
+it changes anything, and finds that the migration is done.
 
-A program works with exactly the version it was written for, or one newer (so that a rolling upgrade can migrate first);
-anything else is refused in one clear sentence before it can do harm.
+A program works with the version it was written for, or one newer, so that a rolling upgrade can migrate first. It
+refuses any other version with an error that says what to do.
 """
 
 from headway.core.errors import SchemaMismatch
@@ -15,12 +15,12 @@ _LOCK = "headway.migrate"
 
 
 def steps_for(driver: Driver) -> tuple[Migration, ...]:
-    """Return all steps in the driver's dialect."""
+    """Return all migrations in the driver's dialect."""
     return migrations(SQLITE if driver.dialect_name == "sqlite" else POSTGRES)
 
 
 async def schema_version(driver: Driver) -> int:
-    """Return the version of the database; 0 when it has no schema of ours."""
+    """Return the schema version of the database; 0 when it has no Headway schema."""
     try:
         rows = await driver.fetch(call("schema_version"))
     except SchemaMismatch:
@@ -29,7 +29,7 @@ async def schema_version(driver: Driver) -> int:
 
 
 async def check_schema(driver: Driver) -> None:
-    """Refuse a database that this program was not written for."""
+    """Raise `SchemaMismatch` unless this program works with the schema of the database."""
     present, wanted = await schema_version(driver), steps_for(driver)[-1].version
     if present == 0:
         raise SchemaMismatch("the database has no Headway schema yet; run `headway migrate`")
@@ -40,7 +40,7 @@ async def check_schema(driver: Driver) -> None:
 
 
 async def migrate(driver: Driver) -> tuple[int, int]:
-    """Bring the database to the present schema; return its version before and after. Safe to run by many at once."""
+    """Migrate to the current schema; return the version before and after. Safe to run concurrently."""
     steps = steps_for(driver)
     before = await schema_version(driver)
     for step in steps:
@@ -54,4 +54,4 @@ async def _apply(driver: Driver, step: Migration) -> None:
         await driver.script(step.statements, _LOCK)
     except Exception:
         if await schema_version(driver) < step.version:
-            raise  # Otherwise somebody else applied it while we waited for the lock.
+            raise  # Otherwise another process applied it while we waited for the lock.

@@ -28,7 +28,7 @@ from headway.core.errors import SchemaMismatch, StoreError, StoreFull, StoreRead
 from headway.core.events import WakeModeChanged, emit
 from headway.store.primary import SUSPECT_S, Primary
 from headway.store.statements import POSTGRES, catalogue, positional
-from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, call, one, step_through_async
+from headway.store.transaction import Begin, ConstraintViolated, Rows, StatementCall, T, call, one, step_through_async
 
 STATEMENT_S_MAX: Final = 10.0
 IDLE_S_MAX: Final = 5.0
@@ -111,7 +111,7 @@ class PostgresDriver:
                 continue
         return await self._run_once(begin)
 
-    async def fetch(self, statement: Call) -> Rows:
+    async def fetch(self, statement: StatementCall) -> Rows:
         """Run one call, committed by itself."""
         if self._behind_pooler:
             return await self.run(lambda: one(statement))
@@ -125,7 +125,7 @@ class PostgresDriver:
         except _Again:
             return await self.run(lambda: one(statement))
 
-    async def peek(self, statement: Call) -> Rows:
+    async def peek(self, statement: StatementCall) -> Rows:
         """Run one call: here everything goes over the same wire."""
         return await self.fetch(statement)
 
@@ -200,7 +200,7 @@ class PostgresDriver:
         await connection.execute(f"commit; {_wake(topics)}" if topics else "commit", timeout=statement_s)
         return result
 
-    async def _execute(self, connection: asyncpg.Connection, topics: set[str], statement: Call) -> Rows:
+    async def _execute(self, connection: asyncpg.Connection, topics: set[str], statement: StatementCall) -> Rows:
         """Run one call; add what others should hear of when it is committed."""
         text, order = self._texts[statement.statement]
         arguments = [statement.parameters[name] for name in order]

@@ -22,7 +22,7 @@ from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import After
 from headway.scheduling.planner import next_instant
 from headway.store import schedule_definitions as defining
-from headway.store.job_filter import literally
+from headway.store.job_filter import escape_like
 from headway.store.job_rows import job_row
 from headway.store.jobs import PAGE_MAX
 from headway.store.ledger import (
@@ -415,8 +415,8 @@ class StoreSchedules:
                 "schedules",
                 owner=owner,
                 tenant=tenant,
-                words=None if plain is None else f"%{literally(plain)}%",
-                words_in_json=None if plain is None else f"%{literally(as_json([plain])[2:-2])}%",
+                words=None if plain is None else f"%{escape_like(plain)}%",
+                words_in_json=None if plain is None else f"%{escape_like(as_json([plain])[2:-2])}%",
                 state=state,
                 flagged=FAILING_FLAGGED,
                 after_tenant=begin.tenant,

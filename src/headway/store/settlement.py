@@ -10,7 +10,7 @@ import msgspec
 
 from headway.core.lifecycle import FINAL, Settlement, Status
 from headway.store.queue import cancel, end, record_events
-from headway.store.transaction import Call, Row, Transaction, as_json, call
+from headway.store.transaction import Row, StatementCall, Transaction, as_json, call
 
 
 def settle_attempts(settlements: Sequence[Settlement]) -> Transaction[frozenset[str]]:
@@ -45,7 +45,7 @@ class _CompletedRow(msgspec.Struct, frozen=True, omit_defaults=True):
     to_result: str | None = None
 
 
-def completed(settlements: Sequence[Settlement]) -> Call:
+def completed(settlements: Sequence[Settlement]) -> StatementCall:
     """Write successes: one statement, however many there are."""
     rows = [_CompletedRow(settlement.job_id, settlement.attempt, settlement.result) for settlement in settlements]
     return call("settle_completed", attempts=as_json(rows))

@@ -33,7 +33,7 @@ from headway.core.instants import Instant
 from headway.store.file_access import create_private
 from headway.store.inotify import FileWatch
 from headway.store.statements import SQLITE, catalogue
-from headway.store.transaction import Begin, Call, ConstraintViolated, Rows, T, step_through
+from headway.store.transaction import Begin, ConstraintViolated, Rows, StatementCall, T, step_through
 
 STATEMENT_S_MAX: Final = 30.0
 BUSY_S_MAX: Final = 10.0
@@ -133,7 +133,7 @@ class SqliteConnection:
         except sqlite3.Error as error:
             raise _cannot_open(path, error) from error
 
-    def execute(self, statement: Call) -> Rows:
+    def execute(self, statement: StatementCall) -> Rows:
         """Run one call. The time stands still within it, as it does in PostgreSQL."""
         self._statement_now = self._now()
         text = self._statements[statement.statement].text
@@ -154,7 +154,7 @@ class SqliteConnection:
             raise
         return result
 
-    def fetch(self, statement: Call) -> Rows:
+    def fetch(self, statement: StatementCall) -> Rows:
         """Run one call, committed by itself."""
         try:
             return self.execute(statement)
@@ -193,11 +193,11 @@ class SqliteDriver:
         """Run a transaction in one hop to the thread."""
         return await self._hop(lambda: self._connection.run(begin))
 
-    async def fetch(self, statement: Call) -> Rows:
+    async def fetch(self, statement: StatementCall) -> Rows:
         """Run one call in one hop to the thread."""
         return await self._hop(lambda: self._connection.fetch(statement))
 
-    async def peek(self, statement: Call) -> Rows:
+    async def peek(self, statement: StatementCall) -> Rows:
         """Read at once on a connection of the caller's thread, which never waits for writers; else in a hop."""
         if self._closed or self.path == ":memory:":
             return await self.fetch(statement)
@@ -377,11 +377,11 @@ class InlineSqliteDriver:
         """Run a transaction."""
         return self.connection.run(begin)
 
-    async def fetch(self, statement: Call) -> Rows:
+    async def fetch(self, statement: StatementCall) -> Rows:
         """Run one call, committed by itself."""
         return self.connection.fetch(statement)
 
-    async def peek(self, statement: Call) -> Rows:
+    async def peek(self, statement: StatementCall) -> Rows:
         """Run one call: here everything is done at once."""
         return await self.fetch(statement)
 

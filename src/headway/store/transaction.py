@@ -5,10 +5,10 @@
         yield call("record", occurrences=...)
         return len(rows)
 
-It knows nothing of drivers, threads or event loops, so one text serves them all: asyncpg awaits each call,
+It does not depend on a driver, a thread or an event loop, so one text serves them all: asyncpg awaits each call,
 sqlite3 runs the whole generator in one hop to its thread, a caller's own connection runs it inside the caller's
-transaction, and the simulation fails it before or after any step. A transaction that meets a deadlock is run again from
-its beginning, so it must not change anything but the store.
+transaction, and the simulation fails it before or after any step. After a deadlock the driver runs the transaction
+again from its beginning, so it must change nothing but the store.
 """
 
 import re
@@ -21,14 +21,14 @@ import msgspec
 from headway.core.errors import StoreError
 from headway.core.ports import WakeUps
 
-_NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # Not a backslash that is itself written with one.
+_NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # Skips escaped backslashes.
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Row(Protocol):
-    """A row of a result, read by column name, or all columns in their order."""
+    """A row of a result: read a column by name, or iterate over all columns in order."""
 
     def __getitem__(self, column: str) -> Any: ...
 
@@ -39,14 +39,14 @@ Rows: TypeAlias = "list[Row]"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StatementCall:
     """One execution of a named statement."""
 
     statement: str
     parameters: Mapping[str, object]
 
 
-Transaction: TypeAlias = Generator[Call, Rows, T]
+Transaction: TypeAlias = Generator[StatementCall, Rows, T]
 Begin: TypeAlias = Callable[[], Transaction[T]]
 
 
@@ -54,27 +54,27 @@ class ConstraintViolated(StoreError):
     """The database refused a row that breaks one of its constraints."""
 
 
-def call(statement: str, **parameters: object) -> Call:
+def call(statement: str, **parameters: object) -> StatementCall:
     """Name a statement and its parameters."""
-    return Call(statement, parameters)
+    return StatementCall(statement, parameters)
 
 
 def as_json(rows: Iterable[object]) -> str:
-    """Write rows, or plain values, as the one JSON parameter that a statement unfolds.
+    """Encode rows, or plain values, as the one JSON parameter that a statement unfolds.
 
-    PostgreSQL cannot keep a NUL, and one in what somebody's task logs must not refuse what goes with it.
+    PostgreSQL cannot store NUL characters. They are replaced, so that one in a log line does not fail the whole write.
     """
     text = msgspec.json.encode(rows if isinstance(rows, list) else list(rows)).decode()
     return _NUL.sub(r"\1␀", text) if "\\u0000" in text else text
 
 
-def one(statement: Call) -> Transaction[Rows]:
+def one(statement: StatementCall) -> Transaction[Rows]:
     """Wrap a single call as a transaction."""
     return (yield statement)
 
 
-def step_through(begin: Begin[T], execute: Callable[[Call], Rows]) -> T:
-    """Run every call of a transaction with a function that answers at once; return what the transaction returns."""
+def step_through(begin: Begin[T], execute: Callable[[StatementCall], Rows]) -> T:
+    """Run every call of a transaction with a blocking function; return what the transaction returns."""
     transaction = begin()
     try:
         statement = next(transaction)
@@ -86,8 +86,8 @@ def step_through(begin: Begin[T], execute: Callable[[Call], Rows]) -> T:
         transaction.close()
 
 
-async def step_through_async(begin: Begin[T], execute: Callable[[Call], Awaitable[Rows]]) -> T:
-    """Run every call of a transaction with a function that has to be awaited."""
+async def step_through_async(begin: Begin[T], execute: Callable[[StatementCall], Awaitable[Rows]]) -> T:
+    """Run every call of a transaction with a coroutine function; return what the transaction returns."""
     transaction = begin()
     try:
         statement = next(transaction)
@@ -100,7 +100,7 @@ async def step_through_async(begin: Begin[T], execute: Callable[[Call], Awaitabl
 
 
 class Driver(Protocol):
-    """Runs transactions on one database. Every error that leaves it is one of `headway.core.errors`."""
+    """Run transactions on one database. Every error that it raises is one of `headway.core.errors`."""
 
     @property
     def dialect_name(self) -> str:
@@ -110,36 +110,36 @@ class Driver(Protocol):
     async def run(self, begin: Begin[T]) -> T:
         """Run a transaction: all of its calls are committed together, or none.
 
-        `StoreUnavailable` may mean that the commit happened and its answer was lost.
+        After `StoreUnavailable` the outcome is unknown: the commit may have happened.
         """
         ...
 
-    async def fetch(self, statement: Call) -> Rows:
-        """Run one call, committed by itself."""
+    async def fetch(self, statement: StatementCall) -> Rows:
+        """Run one call in its own transaction."""
         ...
 
-    async def peek(self, statement: Call) -> Rows:
-        """Read a few rows by their keys: what is so short that handing it to somebody else takes longer."""
+    async def peek(self, statement: StatementCall) -> Rows:
+        """Read a few rows by their keys, on SQLite in the calling thread: a hop to another would take longer."""
         ...
 
     async def probe(self, begin: Begin[T], within_s: float) -> T:
-        """Run a small transaction apart from all others, so that only the database can hold it up; give up in time.
+        """Run a small transaction on a connection of its own, so that only the database can delay it, with a timeout.
 
-        One at a time: who asks while another one is under way waits for it, and no connection is left behind.
+        Probes run one at a time, and none leaves a connection behind.
         """
         ...
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
-        """Run schema statements in one transaction that excludes every other one with this lock name."""
+        """Run schema statements in one transaction, while holding the lock of this name."""
         ...
 
     async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> WakeUps:
-        """Start to hear of other processes' commits; each is a topic such as `ready default` or `schedules`.
+        """Call `hear` after other processes' commits, with a topic such as `ready default` or `schedules`.
 
-        Who can wait so long says so: where one's own commits are heard, too, those within that time are heard as one.
+        Where a process hears its own commits too, those within `quiet_s` are reported once.
         """
         ...
 
     async def close(self) -> None:
-        """Give back every connection."""
+        """Close every connection."""
         ...

@@ -17,7 +17,7 @@ from headway.core.lifecycle import APART_MAX, Released, Settlement, Status, sett
 from headway.store.job_rows import count_in, read_claimed, read_lost_attempt
 from headway.store.queue import enqueue, with_earlier
 from headway.store.settlement import completed, refuse, settle_attempts
-from headway.store.transaction import Call, ConstraintViolated, Driver, Row, Transaction, as_json, call
+from headway.store.transaction import ConstraintViolated, Driver, Row, StatementCall, Transaction, as_json, call
 
 QUEUES_MAX: Final = 1_000
 HELD_MAX: Final = 100_000
@@ -46,7 +46,7 @@ def _hand_back_unknown(
     return [row["id"] for row in unknown]
 
 
-def _report_call(reports: Sequence[Report]) -> Call:
+def _report_call(reports: Sequence[Report]) -> StatementCall:
     rows = [
         _ReportRow(
             report.job_id,

@@ -1,16 +1,16 @@
-"""A driver around another one: what it does not do in its own way, the other does."""
+"""A driver that delegates to another one; subclasses override what they change."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from headway.core.ports import WakeUps
-from headway.store.transaction import Begin, Call, Driver, Rows
+from headway.store.transaction import Begin, Driver, Rows, StatementCall
 
 T = TypeVar("T")
 
 
 class WrappingDriver:
-    """Another driver, as it is."""
+    """Delegate everything to another driver."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -24,16 +24,16 @@ class WrappingDriver:
         """Run a transaction."""
         return await self._driver.run(begin)
 
-    async def fetch(self, statement: Call) -> Rows:
+    async def fetch(self, statement: StatementCall) -> Rows:
         """Run one call."""
         return await self._driver.fetch(statement)
 
-    async def peek(self, statement: Call) -> Rows:
+    async def peek(self, statement: StatementCall) -> Rows:
         """Read a few rows by their keys."""
         return await self._driver.peek(statement)
 
     async def probe(self, begin: Begin[T], within_s: float) -> T:
-        """Run a small transaction apart from all others."""
+        """Run a small transaction on a connection of its own."""
         return await self._driver.probe(begin, within_s)
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
@@ -41,16 +41,16 @@ class WrappingDriver:
         await self._driver.script(statements, lock)
 
     async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> WakeUps:
-        """Start to hear of other processes' commits."""
+        """Call `hear` after other processes' commits."""
         return await self._driver.watch(hear, quiet_s=quiet_s)
 
     async def close(self) -> None:
-        """Give back every connection."""
+        """Close every connection."""
         await self._driver.close()
 
 
 def unwrapped(driver: Driver) -> Driver:
-    """Return the driver of the database itself, whatever is around it."""
+    """Return the innermost driver."""
     while isinstance(driver, WrappingDriver):
         driver = driver._driver
     return driver

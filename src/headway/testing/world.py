@@ -40,7 +40,7 @@ from headway.operations.schedule_sync import sync_schedules
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
-from headway.store.transaction import Begin, Call, Rows, T
+from headway.store.transaction import Begin, Rows, StatementCall, T
 from headway.tasks.task import JobHandle, Task
 from headway.testing.child_pool import Gate, InlineChildPool, at_once
 from headway.testing.loop import Livelock, VirtualLoop
@@ -87,7 +87,7 @@ class _Driver(InlineSqliteDriver):
         self._world.may_have_changed()
         return result
 
-    async def fetch(self, statement: Call) -> Rows:
+    async def fetch(self, statement: StatementCall) -> Rows:
         """Run one call, and let everybody know if it changed anything."""
         await self._pass()
         rows = self.connection.fetch(statement)

@@ -14,7 +14,7 @@ from headway.operations.overview import look, lost_among, unserved
 from headway.operations.store_trouble import AWAY, FULL, READ_ONLY
 from headway.operations.worker_state import workers_of
 from headway.store.facts import Facts
-from headway.store.measures import Missed
+from headway.store.metrics import MissedInstants
 from headway.wire.shapes import stamp
 from tests.simulation.stage import Stage
 from tests.simulation.virtual_loop import virtual
@@ -87,7 +87,7 @@ def test_a_store_without_writes_is_not_taken_for_nodes_without_life(trouble: str
 
 
 def test_missed_instants_are_told_with_the_way_to_them() -> None:
-    missed = [Missed(schedule="daily report", instants=3, latest=NOW)]
+    missed = [MissedInstants(schedule="daily report", instants=3, latest=NOW)]
     [alert] = [alert for alert in alerts(situation(missed=missed)) if alert.code == "schedule_missed"]
     assert alert.words == "schedule daily report: 3 instants missed in the last day"
     assert (alert.cure, alert.target) == ("headway schedules history 'daily report'", "daily report")
@@ -142,7 +142,7 @@ async def test_missed_instants_are_found_for_a_day() -> None:
             ("c", now - 6, None, 1, "missed", now - 2 * DAY),
         ):
             stage.sql(insert, name, instant, until, count, outcome, decided)
-        assert await store.measures.missed(DAY) == [Missed(schedule="a", instants=5, latest=now - 5)]
+        assert await store.metrics.missed(DAY) == [MissedInstants(schedule="a", instants=5, latest=now - 5)]
 
 
 @virtual

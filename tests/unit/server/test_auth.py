@@ -20,7 +20,7 @@ from headway.server.refusals import Refused
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import SqliteDriver
-from headway.store.transaction import Call, Rows
+from headway.store.transaction import Rows, StatementCall
 
 HERE, THERE = "127.0.0.1", "198.51.100.7"
 SECRET = "0123456789-environment"
@@ -38,7 +38,7 @@ class World:
         self.store = Store.on(self.driver, self.clock)
         fetch = self.driver.fetch
 
-        async def counted(statement: Call) -> Rows:
+        async def counted(statement: StatementCall) -> Rows:
             self.asked.append(statement.statement)
             if self.is_gone:
                 raise StoreUnavailable

@@ -173,7 +173,7 @@ async def test_a_worker_counts_its_statements_and_what_the_store_refused() -> No
 
 
 async def cells_of(seat: Seat) -> dict[str, int]:
-    return (await seat.store.measures.tallies(10 * SECOND)).cells
+    return (await seat.store.metrics.counters(10 * SECOND)).cells
 
 
 @virtual

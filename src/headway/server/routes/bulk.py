@@ -18,7 +18,7 @@ from headway.server.routes.jobs import chosen_by
 from headway.server.web import TEXT_LENGTH_MAX, Answer, Call, Route, require_printable
 from headway.store import Store
 from headway.store.audit_log import AuditEntry
-from headway.store.bulk import AT_ONCE_MAX, COUNT_MAX, Done, Verb
+from headway.store.bulk import AT_ONCE_MAX, COUNT_MAX, BulkResult, Verb
 from headway.store.job_filter import JobFilter
 from headway.wire.shapes import Shape
 
@@ -113,12 +113,12 @@ class Bulk:
         # What nothing can be done to is tried as well: the store says why not.
         tried = [(job_id, found[job_id][0]) for job_id in ids if job_id in found]
         if dry_run:
-            return _outcome(fit, True, Done((), tuple(unknown)), more=fit > limit)
+            return _outcome(fit, True, BulkResult((), tuple(unknown)), more=fit > limit)
         done = await self._carry_out(tried[:limit], {"ids": True})
         refused = (*unknown, *done.refused)
-        return _outcome(fit, True, Done(done.done, refused), more=len(tried) > limit)
+        return _outcome(fit, True, BulkResult(done.done, refused), more=len(tried) > limit)
 
-    async def _carry_out(self, jobs: Sequence[tuple[str, str]], said: Mapping[str, Any]) -> Done:
+    async def _carry_out(self, jobs: Sequence[tuple[str, str]], said: Mapping[str, Any]) -> BulkResult:
         if self._admit is not None and jobs:
             await self._admit(len(jobs))
         by_tenant: dict[str, list[str]] = {}
@@ -136,11 +136,11 @@ class Bulk:
                     result = await bulk.cancel(part, author=self._author, reason=self._reason)
                 done += result.done
                 refused += result.refused
-        return Done(tuple(done), tuple(refused))
+        return BulkResult(tuple(done), tuple(refused))
 
 
-def _outcome(matched: int, is_exact: bool, done: Done | None = None, *, more: bool) -> Shape:
-    result = done or Done((), ())
+def _outcome(matched: int, is_exact: bool, done: BulkResult | None = None, *, more: bool) -> Shape:
+    result = done or BulkResult((), ())
     return {
         "matched": matched,
         "is_exact": is_exact,

@@ -17,7 +17,7 @@ from headway.server.refusals import Refused
 from headway.server.routes.jobs import JOB_ID, page_of_jobs
 from headway.server.routes.streams import job_answer, visible_job
 from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Route, require_printable
-from headway.store.failures import COUNTED_MAX, ERROR_TEXT_MAX, ErrorGroup, Letter
+from headway.store.failures import COUNTED_MAX, ERROR_TEXT_MAX, DeadLetter, ErrorGroup
 from headway.wire.base import LISTED_BYTES_MAX, PAGE_MAX
 from headway.wire.shapes import Shape, stamp
 
@@ -149,18 +149,18 @@ async def drop_dead_group(call: Call) -> Answer:
     return _told(body, letters, dropped, more, {"dropped": dropped, "refused": refused})
 
 
-def _told(body: LettersBody, chosen: list[Letter], done: list[str], more: bool, rest: Shape) -> Answer:
+def _told(body: LettersBody, chosen: list[DeadLetter], done: list[str], more: bool, rest: Shape) -> Answer:
     """Say what was done; of a dry run, to which letters it would be."""
     ids = [letter.id for letter in chosen] if body.dry_run else done
     return Answer({"count": len(ids), "ids": ids, **rest, "more": more, "dry_run": body.dry_run})
 
 
-async def _retried(call: Call, letter: Job | Letter) -> Job:
+async def _retried(call: Call, letter: Job | DeadLetter) -> Job:
     store = call.acting(deeds.retry_dead(letter))
     return await store.queue.retry(letter.id, author=call.principal.name, only_dead=True)
 
 
-def _by_tenant(letters: Iterable[Letter]) -> dict[str, list[str]]:
+def _by_tenant(letters: Iterable[DeadLetter]) -> dict[str, list[str]]:
     """Sort letters by tenant: each finds in its own audit log what was done with its own letters."""
     found: dict[str, list[str]] = {}
     for letter in letters:
@@ -174,7 +174,7 @@ def _filters(body: LettersBody) -> dict[str, str]:
     }
 
 
-async def _chosen(call: Call, body: LettersBody) -> tuple[list[Letter], bool, list[dict[str, str]]]:
+async def _chosen(call: Call, body: LettersBody) -> tuple[list[DeadLetter], bool, list[dict[str, str]]]:
     """Return the dead letters that are meant, oldest first, whether there are more, and those already dealt with."""
     filters = {"task": body.type, "queue": body.queue, "schedule": body.schedule, "error": body.error}
     is_filtered = body.tenant is not None or any(value is not None for value in filters.values())
@@ -191,7 +191,7 @@ async def _chosen(call: Call, body: LettersBody) -> tuple[list[Letter], bool, li
     return found[::-1], following is not None, []
 
 
-async def _letters(call: Call, job_ids: list[str]) -> list[Letter]:
+async def _letters(call: Call, job_ids: list[str]) -> list[DeadLetter]:
     """Read jobs by their ids, oldest first; that somebody has dealt with one does not keep the others from it."""
     found = await call.store.failures.among(job_ids)
     for job_id in sorted(set(job_ids)):
@@ -212,7 +212,7 @@ async def _letter(call: Call, job_id: str) -> Job:
     return job
 
 
-def _no_letter(job: Job | Letter) -> NotFound:
+def _no_letter(job: Job | DeadLetter) -> NotFound:
     is_failed = job.status in (Status.FAILED, Status.TIMED_OUT)
     return JobNotFound(f"{job.id} is no dead letter: {job.status}" + (", reviewed" if is_failed else ""))
 

@@ -23,14 +23,14 @@ async def enqueue(store: Store, queue: str, number: int = 1, **fields: object) -
 
 
 async def cells(store: Store) -> dict[str, int]:
-    return (await store.measures.tallies(10 * SECOND)).cells
+    return (await store.metrics.counters(10 * SECOND)).cells
 
 
 async def test_tallies_of_all_nodes_are_summed(store: Store) -> None:
     await store.nodes.beat(node("a", tally={"decided|fired": 2, "won": 1}))
     await store.nodes.beat(node("b", tally={"decided|fired": 40}))
     await store.nodes.beat(node("old", loops={}))
-    found = await store.measures.tallies(10 * SECOND)
+    found = await store.metrics.counters(10 * SECOND)
     assert found.cells == {"decided|fired": 42, "won": 1}
     assert [seen.roles for seen in found.alive] == [("scheduler", "worker")] * 3
 
@@ -51,7 +51,7 @@ async def test_what_a_dead_node_counted_stays_for_ever(backend: Backend) -> None
     store = backend.store
     await store.nodes.beat(node("a", tally={"attempts|failed": 7}))
     await backend.advance(HOUR)
-    assert (await store.measures.tallies(10 * SECOND)).alive == ()
+    assert (await store.metrics.counters(10 * SECOND)).alive == ()
     assert await cells(store) == {"attempts|failed": 7}
     await backend.advance(48 * HOUR)
     await store.housekeeping.prune(30 * 24 * HOUR, 100)
@@ -97,7 +97,7 @@ async def test_the_backlog_counts_every_queue_and_finds_its_oldest(backend: Back
         await store.queue.enqueue(jobs)
     await enqueue(store, "later", 4, delay=HOUR)
     await store.work.claim("a", node="node_a", lease=MINUTE, limit=1)
-    found = await store.measures.backlog(1_000)
+    found = await store.metrics.backlog(1_000)
     assert {queue: depth.pending for queue, depth in found.items()} == {"a": 3, "mixed": 5, "z z": 1}
     assert 60 <= found["mixed"].oldest_s < 100, "the oldest has the lowest priority"
     assert max(found["a"].oldest_s, found["z z"].oldest_s) < 40
@@ -106,22 +106,22 @@ async def test_the_backlog_counts_every_queue_and_finds_its_oldest(backend: Back
 async def test_a_long_queue_is_counted_up_to_a_limit(store: Store) -> None:
     await enqueue(store, "long", 25)
     await enqueue(store, "short", 9)
-    found = await store.measures.backlog(10)
+    found = await store.metrics.backlog(10)
     assert {queue: depth.pending for queue, depth in found.items()} == {"long": 10, "short": 9}
 
 
 async def test_an_empty_store_has_no_backlog(store: Store) -> None:
-    assert await store.measures.backlog(1_000) == {}
-    assert (await store.measures.undecided()).oldest_s == 0.0
-    assert await store.measures.dead_letters() == 0
-    assert (await store.measures.deliveries_waiting()).pending == 0
+    assert await store.metrics.backlog(1_000) == {}
+    assert (await store.metrics.undecided()).oldest_s == 0.0
+    assert await store.metrics.dead_letters() == 0
+    assert (await store.metrics.deliveries_waiting()).pending == 0
 
 
 async def test_the_oldest_undecided_instant(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("tick", ScheduleSpec(task="work", trigger=Every("10s")))
     await backend.advance(MINUTE)
-    found = await store.measures.undecided()
+    found = await store.metrics.undecided()
     assert 49 <= found.oldest_s < 90
     assert found.held == 0
 
@@ -132,7 +132,7 @@ async def test_a_schedule_that_was_set_aside_is_undecided_since_before(backend: 
     version = (await store.schedules.get("bad")).version
     await backend.advance(MINUTE)
     await store.ledger.hold("bad", version, "cannot be planned")
-    found = await store.measures.undecided()
+    found = await store.metrics.undecided()
     assert found.held == 1
     assert found.oldest_s >= 49
 
@@ -141,4 +141,4 @@ async def test_dead_letters_are_counted(store: Store) -> None:
     await enqueue(store, "q", 3)
     jobs = await store.work.claim("q", node="node_a", lease=MINUTE, limit=2)
     await store.work.settle([settle(job, Raised("{}", retryable=False), 0.5) for job in jobs])
-    assert await store.measures.dead_letters() == 2
+    assert await store.metrics.dead_letters() == 2

@@ -1,4 +1,4 @@
-"""Numbers about the whole store, for those who watch it from outside: all tenants, all nodes, bounded answers."""
+"""Health and metrics of the whole store: all tenants, all nodes. Every count is bounded."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -25,28 +25,28 @@ TOUCHED: Final = (
     "touch_leases",
     "touch_nodes",
 )
-LANES_MAX: Final = 5_000  # Priorities, of all queues together.
+LANES_MAX: Final = 5_000  # Priorities of all queues together.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSeen:
-    """A node that lives: what it is, and what it says of itself."""
+class LiveNode:
+    """Roles and state of a live node."""
 
     roles: tuple[str, ...]
     state: JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tallies:
-    """What all nodes have counted together, those that are gone too, and which of them live."""
+class NodeCounters:
+    """Totals of the counters of all nodes, past ones included, and the live nodes."""
 
     cells: dict[str, int]
-    alive: tuple[NodeSeen, ...]
+    alive: tuple[LiveNode, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """How many wait, and for how long the oldest has."""
+    """The number of pending jobs, and the age of the oldest."""
 
     pending: int
     oldest_s: float
@@ -54,7 +54,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undecided:
-    """For how long the oldest undecided instant has been due, and how many schedules cannot be planned."""
+    """How long the oldest undecided instant has been due, and how many schedules cannot be planned."""
 
     oldest_s: float
     held: int
@@ -62,15 +62,15 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """A transaction of anybody that keeps the database from removing dead rows, and for how long it has."""
+    """The oldest open transaction, which keeps the database from removing dead rows, and its age."""
 
     age_s: float
     who: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missed:
-    """How many instants of a schedule were recorded as missed, and the latest of them."""
+class MissedInstants:
+    """The number of missed instants of a schedule, and the latest of them."""
 
     schedule: str
     instants: int
@@ -84,63 +84,63 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vital:
-    """Who lives, and which leases there are, each with whether it still runs."""
+class StoreHealth:
+    """The live nodes, and the leases, each with whether it is still valid."""
 
     nodes: list[Node]
     leases: list[tuple[Lease, bool]]
 
 
-def _vital(prefix: str, alive_within: Duration) -> Transaction[Vital]:
+def _check(prefix: str, alive_within: Duration) -> Transaction[StoreHealth]:
     for statement in TOUCHED:
         yield call(statement)
     leases = held_in((yield call("leases", **prefixed(prefix), limit=LEASES_MAX)))
     nodes = nodes_in((yield call("nodes", age=alive_within, limit=NODES_MAX)))
-    yield call("touch_counter")  # Last, since everybody who looks waits here for the others.
-    return Vital(nodes=nodes, leases=leases)
+    yield call("touch_counter")  # Last, because concurrent checks wait for each other here.
+    return StoreHealth(nodes=nodes, leases=leases)
 
 
-class StoreMeasures:
-    """Counts what is in the store."""
+class StoreMetrics:
+    """Health and metrics of one store."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     async def now(self) -> Instant:
-        """Hear the store's time: the cheapest question that shows whether it answers."""
+        """Read the store's time: the cheapest query that shows whether it answers."""
         now: Instant = (await self._driver.fetch(call("time")))[0]["now"]
         return now
 
-    async def vital(self, prefix: str, *, alive_within: Duration, within_s: float) -> Vital:
-        """Show that the store takes writes, and read who lives and leads; raise what keeps it from that.
+    async def check(self, prefix: str, *, alive_within: Duration, within_s: float) -> StoreHealth:
+        """Check that the store accepts writes, and read the live nodes and the leases.
 
-        It writes one small row, and takes the locks on tables that everything else needs. A lock that somebody holds,
-        a server that is read-only or full, and one whose commits no standby confirms: each shows here.
+        It writes one small row and takes the table locks that all writes need. So it fails when a lock is held, when
+        the server is read-only or full, and when no standby confirms commits.
         """
-        return await self._driver.probe(lambda: _vital(prefix, alive_within), within_s)
+        return await self._driver.probe(lambda: _check(prefix, alive_within), within_s)
 
     async def oldest_transaction(self) -> OpenTransaction | None:
-        """Find the transaction that has been open for longest; SQLite does not tell."""
+        """Find the transaction that has been open longest; None on SQLite, which cannot tell."""
         if self._driver.dialect_name == "sqlite":
             return None
         rows = await self._driver.fetch(call("oldest_transaction"))
         return OpenTransaction(age_s=float(rows[0]["age_s"]), who=rows[0]["who"]) if rows else None
 
-    async def tallies(self, alive_within: Duration) -> Tallies:
-        """Add up what the nodes have counted; a node that was heard of so lately lives."""
+    async def counters(self, alive_within: Duration) -> NodeCounters:
+        """Add up the counters of all nodes; return the nodes with a recent heartbeat too."""
         cells: Counter[str] = Counter()
-        alive: list[NodeSeen] = []
+        alive: list[LiveNode] = []
         for row in await self._driver.fetch(call("tallies", limit=NODES_MAX)):
             if row["id"].startswith(TALLY_PREFIX):
                 cells[row["id"].removeprefix(TALLY_PREFIX)] += row["value"]
                 continue
             cells.update(tally_in(row["state"]))
             if row["beat_at"] >= row["now"] - alive_within:
-                alive.append(NodeSeen(roles=tuple(row["roles"].split(",")), state=msgspec.json.decode(row["state"])))
-        return Tallies(cells=dict(cells), alive=tuple(alive))
+                alive.append(LiveNode(roles=tuple(row["roles"].split(",")), state=msgspec.json.decode(row["state"])))
+        return NodeCounters(cells=dict(cells), alive=tuple(alive))
 
     async def backlog(self, most: int) -> dict[str, Depth]:
-        """Count what waits by queue, in each up to `most`; of more queues than can be read, the first by name."""
+        """Count pending jobs by queue, up to `most` in each; with too many queues, the first by name."""
         rows = await self._driver.fetch(call("backlog", most=most, lanes=LANES_MAX, limit=QUEUES_MAX))
         return {
             row["queue"]: Depth(pending=row["pending"], oldest_s=max(0, row["now"] - row["oldest_at"]) / SECOND)
@@ -153,11 +153,11 @@ class StoreMeasures:
         oldest = min((at for at in (row["next_at"], row["held_since"]) if at is not None), default=row["now"])
         return Undecided(oldest_s=max(0, row["now"] - oldest) / SECOND, held=row["held"])
 
-    async def missed(self, within: Duration, limit: int = 50, *, tenant: str | None = None) -> list[Missed]:
-        """Find the schedules of which instants were recorded as missed lately, the latest first."""
+    async def missed(self, within: Duration, limit: int = 50, *, tenant: str | None = None) -> list[MissedInstants]:
+        """Find the schedules with recently missed instants, latest first."""
         rows = await self._driver.fetch(call("missed", window=within, tenant=tenant, limit=limit))
         return [
-            Missed(
+            MissedInstants(
                 schedule=schedule_name(row["schedule"]),
                 tenant=row["tenant"] or DEFAULT_TENANT,
                 instants=int(row["instants"]),
@@ -167,12 +167,12 @@ class StoreMeasures:
         ]
 
     async def deliveries_waiting(self) -> Depth:
-        """Count the messages that wait to be delivered, up to a limit; `oldest_s` is the age of the oldest."""
+        """Count pending webhook deliveries, up to a limit; `oldest_s` is the age of the oldest."""
         row = (await self._driver.fetch(call("deliveries_waiting", limit=COUNTED_MAX)))[0]
         oldest = row["now"] if row["oldest_at"] is None else row["oldest_at"]
         return Depth(pending=row["waiting"], oldest_s=max(0, row["now"] - oldest) / SECOND)
 
     async def dead_letters(self) -> int:
-        """Count the dead letters, up to a limit."""
+        """Count dead letters, up to a limit."""
         letters: int = (await self._driver.fetch(call("dead_letters", limit=COUNTED_MAX)))[0]["letters"]
         return letters
