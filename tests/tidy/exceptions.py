@@ -9,7 +9,7 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.worker.attempt",
         "headway.worker.capture",
         "headway.worker.child",
-        "headway.worker.child_base",
+        "headway.worker.child_connection",
         "headway.worker.environment",
         "headway.worker.ipc",
     },
@@ -154,5 +154,4 @@ TOO_LARGE: list[str] = [
     "headway.tasks.context",
     "headway.tasks.task",
     "headway.testing.world.World",
-    "headway.worker.child_base.ChildBase",
 ]

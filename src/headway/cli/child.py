@@ -16,7 +16,7 @@ from headway.wiring.children import CHILD_REPORT_S, CHILD_STORE, hello_of
 from headway.worker import capture, environment
 from headway.worker.attempt import TasksByName
 from headway.worker.child import serve
-from headway.worker.child_base import REPORT_EVERY_S
+from headway.worker.child_connection import REPORT_EVERY_S
 from headway.worker.ipc import Hello, SharedCounters
 
 

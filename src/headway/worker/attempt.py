@@ -1,7 +1,7 @@
 """One attempt at a job, from its arguments to its outcome: resolve → run → outcome.
 
-The same steps whether the task is sync or async, in a child process or in virtual time. What comes out is a message for
-the supervisor; what the job becomes of it is decided there.
+The steps are the same for sync and async tasks, in a child process and in virtual time. The result is a message for the
+supervisor, which decides what becomes of the job.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MESSAGE_LENGTH_MAX: Final = 4_000
 
 
 def resolve(registry: TasksByName, claimed: Claimed) -> tuple[Task[..., Any], dict[str, Any]] | Unrunnable:
-    """Find the task and its arguments, or say why the job cannot be run as it is."""
+    """Find the task and bind its arguments, or return why the job cannot run as it is."""
     task = registry.get(claimed.task)
     if task is None:
         return Unrunnable(claimed.job_id, claimed.attempt, f"no task here is named {claimed.task!r}", "unknown task")
@@ -53,7 +53,7 @@ def run_sync(
     claimed: Claimed,
     was_asked: Callable[[str], bool],
 ) -> Ended:
-    """Run a `def` task to its end; `was_asked` says whether a job has been asked to stop."""
+    """Run a `def` task to its end; `was_asked` returns whether a job has been asked to stop."""
     output = capture.begin(context)
     try:
         result = task.function(output.context(), **args) if task.wants_context else task.function(**args)
@@ -71,7 +71,7 @@ async def run_async(
     claimed: Claimed,
     was_asked: Callable[[str], bool],
 ) -> Ended:
-    """Run an `async def` task to its end; `was_asked` says whether a job has been asked to stop."""
+    """Run an `async def` task to its end; `was_asked` returns whether a job has been asked to stop."""
     output = capture.begin(context)
     try:
         coroutine: Coroutine[Any, Any, Any] = (
@@ -89,7 +89,7 @@ def _done(claimed: Claimed, result: object) -> Ended:
         return Done(claimed.job_id, claimed.attempt, None)
     try:
         return Done(claimed.job_id, claimed.attempt, encode_result(result))
-    except InvalidTask as error:  # It would not get better by doing all the work again.
+    except InvalidTask as error:  # Doing all the work again would not help.
         return Failed(claimed.job_id, claimed.attempt, error_json(error), retryable=False)
 
 
@@ -100,41 +100,41 @@ def outcome_of(
     was_asked: Callable[[str], bool],
     context: Context | None = None,
 ) -> Ended:
-    """Say what an exception means for the job. Nothing is raised here, whatever the exception does when looked at."""
+    """Return what an exception means for the job. Never raise, whatever the exception does when it is inspected."""
     is_over = context is not None and context.is_over
     try:
         return _meaning_of(claimed, error, retry, is_over or was_asked(claimed.job_id))
     except BaseException as worse:  # noqa: BLE001 - a job without an outcome would be RUNNING for ever
-        if isinstance(worse, TaskStopped) and was_asked(claimed.job_id):  # A signal, at this moment.
+        if isinstance(worse, TaskStopped) and was_asked(claimed.job_id):  # A signal arrived at this moment.
             return Stopped(claimed.job_id, claimed.attempt)
         return Failed(claimed.job_id, claimed.attempt, _unshown(error, worse))
 
 
 def _meaning_of(claimed: Claimed, error: BaseException, retry: Retry | None, was_asked: bool) -> Ended:
-    """Say what an exception means. A task that stops unasked has failed: else it would run for ever."""
+    """Return what an exception means. A task that stops without being asked has failed: else it would run for ever."""
     job_id, attempt = claimed.job_id, claimed.attempt
     if isinstance(error, Cancel):
         return CancelRaised(job_id, attempt, storable(_shown(lambda: str(error)), REASON_LENGTH_MAX))
     if isinstance(error, Retry):
         return Failed(job_id, attempt, error_json(error), retry_in=error.after)
-    # A lost lease may be that of a lock, which is no reason to begin again at once and without end.
+    # A lost lease may be that of a lock, which is no reason to retry at once and for ever.
     if was_asked and isinstance(error, TaskStopped | asyncio.CancelledError | LeaseLost):
         return Stopped(job_id, attempt)
     return Failed(job_id, attempt, error_json(error), retryable=retry is None or retry.retries(error))
 
 
 def error_json(error: BaseException) -> str:
-    """Write an exception as data: its type, its message and where it came from; bounded."""
+    """Encode an exception as JSON: its type, message and traceback, each bounded."""
     message = storable(_shown(lambda: str(error)), MESSAGE_LENGTH_MAX)
     trace = storable(_shown(lambda: _traceback(error)), ERROR_BYTES_MAX * 4)
-    if len(trace) > ERROR_BYTES_MAX // 2:  # The two ends say most: where it began, and where it happened.
+    if len(trace) > ERROR_BYTES_MAX // 2:  # Keep both ends: where it began, and where it happened.
         keep = ERROR_BYTES_MAX // 4
         trace = f"{trace[:keep]}\n  … {len(trace) - 2 * keep:,} characters left out …\n{trace[-keep:]}"
     return msgspec.json.encode({"type": _name_of(error), "message": message, "traceback": trace}).decode()
 
 
 def _traceback(error: BaseException) -> str:
-    """Write where an exception came from, without the frames of ours that have called the task."""
+    """Format the traceback of an exception without Headway's own frames that called the task."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -142,7 +142,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _unshown(error: BaseException, worse: BaseException) -> str:
-    """Write of an exception that raises another when it is looked at what can still be said."""
+    """Encode an exception that raises another one when it is inspected."""
     message = f"(it cannot be shown: {_name_of(worse)})"
     return msgspec.json.encode({"type": _name_of(error), "message": message, "traceback": ""}).decode()
 
@@ -154,7 +154,7 @@ def _name_of(error: BaseException) -> str:
 
 
 def _shown(say: Callable[[], str]) -> str:
-    """Have an exception say something of itself, by code of its own, which may fail."""
+    """Call code of an exception, such as `__str__`, which may fail."""
     try:
         return say()
     except Exception as broken:  # noqa: BLE001 - whatever it is

@@ -1,11 +1,11 @@
-"""What tasks print, log and warn, as lines of their job's log.
+"""Capture what tasks print, log and warn as lines of their job's log.
 
-Installed once in a child process. A context variable says whose attempt runs: each asyncio task, and each thread that
-`asyncio.to_thread` uses, has its own. Where one job runs at a time, its threads need none. Whatever belongs to no
-attempt, and what native code and other programs write to the file descriptors, goes where it always went.
+Installed once in a child process. A context variable says which attempt runs: each asyncio task and each thread of
+`asyncio.to_thread` has its own. Where one job runs at a time, its threads need none. Output that belongs to no attempt,
+and what native code and other programs write to the file descriptors, is not captured.
 
-A task waits for nobody who reads a terminal: its lines go to the supervisor, which stores and shows them. The context
-of an attempt, which most tasks never need, is made when its first line comes.
+A task never waits for a terminal: its lines go to the supervisor, which stores and shows them. The context of an
+attempt, which most tasks never need, is made when its first line comes.
 """
 
 import contextlib
@@ -30,26 +30,26 @@ class Output:
 
     made: Context | None = None
     is_over = False
-    _partial: dict[str, str] | None = None  # By stream, what has no end of line yet.
+    _partial: dict[str, str] | None = None  # Incomplete lines by stream.
 
     def __init__(self, make: Callable[[], Context]) -> None:
         self._make = make
 
     def context(self) -> Context:
-        """Return the context of the attempt; there is one."""
+        """Return the context of the attempt; make it on first use."""
         if self.made is None:
             self.made = self._make()
         return self.made
 
     def add(self, stream: str, text: str) -> None:
-        """Add whole lines to the job's log; nothing when the attempt has just ended, in another thread."""
+        """Add whole lines to the job's log; drop them when the attempt has just ended in another thread."""
         with _lock:
             context = None if self.is_over else self.context()
         if context is not None:
             context.log(text, stream)
 
     def write(self, stream: str, text: str) -> None:
-        """Take what is written to a stream; a line is added when it is complete."""
+        """Buffer text written to a stream; add each line when it is complete."""
         with _lock:
             if self._partial is None:
                 self._partial = {}
@@ -61,22 +61,22 @@ class Output:
             self.add(stream, "\n".join([_overwritten(line) for line in lines]))
 
     def finish_lines(self) -> None:
-        """Add what has no end of line."""
+        """Add incomplete lines."""
         for stream, text in list((self._partial or {}).items()):
             if text.strip():
                 self.add(stream, _overwritten(text))
 
 
-_lock: Final = threading.RLock()  # The same thread may come back, from a signal or a finaliser.
+_lock: Final = threading.RLock()  # Reentrant: a signal or a finaliser may run in the same thread.
 
 
 def _overwritten(line: str) -> str:
-    """Return what a terminal would show of a line: what was written after the last carriage return."""
+    """Return what a terminal would show of a line: the text after the last carriage return."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
 class _Installed:
-    """What this process has installed."""
+    """What is installed in this process."""
 
     is_on = False
     is_sole = False  # One attempt runs at a time, so every thread works for it.
@@ -84,7 +84,7 @@ class _Installed:
 
 
 class _Handling(threading.local):
-    """Whether this thread is in a handler of `logging`, whose record was captured already."""
+    """Whether this thread is in a `logging` handler whose record was captured already."""
 
     is_on = False
 
@@ -93,7 +93,7 @@ _handling: Final = _Handling()
 
 
 def begin(make: Callable[[], Context]) -> Output:
-    """Take the output of what runs from here on as that of an attempt; `make` makes its context."""
+    """Capture the output of an attempt from here on; `make` makes its context."""
     output = Output(make)
     _output.set(output)
     if _Installed.is_sole:
@@ -102,7 +102,7 @@ def begin(make: Callable[[], Context]) -> Output:
 
 
 def end(output: Output) -> None:
-    """End what `begin` began: what is printed later is not this attempt's."""
+    """End the capture that `begin` began: what is printed later is not this attempt's."""
     if output._partial:
         output.finish_lines()
     output.is_over = True
@@ -119,7 +119,7 @@ def current() -> Output | None:
 
 
 class _Stream(io.TextIOBase):
-    """Stands for `sys.stdout` or `sys.stderr`. What it does not know, such as `reconfigure`, is the original's."""
+    """Replace `sys.stdout` or `sys.stderr`. Unknown attributes, such as `reconfigure`, come from the original."""
 
     def __init__(self, name: str, original: TextIO) -> None:
         self._name = name
@@ -130,7 +130,7 @@ class _Stream(io.TextIOBase):
         return getattr(self._original, name)
 
     def write(self, text: str) -> int:
-        """Take text for the job that runs here, or let it pass."""
+        """Write text to the log of the running job, or to the original stream."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         output = current()
@@ -141,17 +141,17 @@ class _Stream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush what was let pass."""
+        """Flush the original stream."""
         if current() is None:
             self._original.flush()
 
     @property
     def buffer(self) -> "_Bytes":
-        """The same for bytes, also for who keeps it until a task runs."""
+        """The binary counterpart, also for code that keeps it until a task runs."""
         return self._bytes
 
     def detach(self) -> Any:
-        """Give away the same for bytes, as text streams do; this one stays."""
+        """Return the binary counterpart, as text streams do; this stream stays usable."""
         return self._bytes
 
     @property
@@ -161,7 +161,7 @@ class _Stream(io.TextIOBase):
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        """How the original treats what it cannot encode."""
+        """The error handling of the original."""
         return self._original.errors
 
     def fileno(self) -> int:
@@ -169,26 +169,26 @@ class _Stream(io.TextIOBase):
         return self._original.fileno()
 
     def writable(self) -> bool:
-        """It can be written to."""
+        """Return True."""
         return True
 
     def isatty(self) -> bool:
-        """Nobody draws on a log."""
+        """Return False: a log is no terminal."""
         return False
 
     def close(self) -> None:
-        """Stay open: others write here, too."""
+        """Stay open: other jobs write here, too."""
 
 
 class _Bytes(io.RawIOBase):
-    """Stands for the buffer of a stream."""
+    """Replace the buffer of a stream."""
 
     def __init__(self, stream: _Stream, original: TextIO) -> None:
         self._stream = stream
         self._original = original
 
     def write(self, data: Any) -> int:
-        """Take bytes as text for the job that runs here, or let them pass."""
+        """Write bytes as text to the log of the running job, or to the original buffer."""
         if current() is None:
             self._stream.flush()
             size = self._original.buffer.write(data)
@@ -199,7 +199,7 @@ class _Bytes(io.RawIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush what was let pass."""
+        """Flush the original buffer."""
         self._stream.flush()
 
     def fileno(self) -> int:
@@ -207,23 +207,23 @@ class _Bytes(io.RawIOBase):
         return self._original.fileno()
 
     def writable(self) -> bool:
-        """It can be written to."""
+        """Return True."""
         return True
 
     def close(self) -> None:
-        """Stay open: whoever has wrapped it may be gone, and others write here, too."""
+        """Stay open: other jobs write here, too, even if a wrapper around it is collected."""
 
 
 def install(*, one_at_a_time: bool) -> None:
-    """Capture what tasks of this process print, log and warn; before the app is imported, which may keep a stream."""
+    """Capture the output of this process's tasks. Call it before importing the app, which may keep a stream."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # What is let pass is not lost with a process that crashes.
+            stream.reconfigure(line_buffering=True)  # Uncaptured output survives a crash of the process.
     sys.stdout = _Stream("stdout", sys.stdout or _nowhere())
     sys.stderr = _Stream("stderr", sys.stderr or _nowhere())
     _hand_on_records()
     _hand_on_warnings()
-    os.register_at_fork(after_in_child=_uninstall)  # A copy of this process must not speak for it.
+    os.register_at_fork(after_in_child=_uninstall)  # A forked copy of this process must not write to the job's log.
     _Installed.is_on, _Installed.is_sole = True, one_at_a_time
 
 
@@ -233,11 +233,11 @@ def _nowhere() -> TextIO:
 
 
 def adjust() -> None:
-    """Have what is worth a line pass the filters, where the imported app has not set them: after its import."""
+    """Let useful log levels and warnings pass where the app has not set filters. Call it after importing the app."""
     root = logging.getLogger()
     if root.level == logging.WARNING and not root.handlers:
         root.setLevel(logging.INFO)
-    if not sys.warnoptions:  # By default a warning is shown once in a process, and never again to other jobs.
+    if not sys.warnoptions:  # By default a warning is shown once per process, so later jobs would miss it.
         warnings.simplefilter("always", append=True)
 
 
@@ -254,7 +254,7 @@ def _hand_on_records() -> None:
             call_handlers(logger, record)
             return
         output.add(log_stream(_level(record.levelno), record.name), _words(record))
-        _handling.is_on = True  # Handlers that write to a stream of ours would say it again.
+        _handling.is_on = True  # Handlers that write to our streams would log it twice.
         try:
             call_handlers(logger, record)
         finally:
@@ -289,7 +289,7 @@ def _level(number: int) -> str:
 
 
 def _words(record: logging.LogRecord) -> str:
-    """Return the message of a record, and where its exception came from; arguments that do not fit stop nobody."""
+    """Return the message and traceback of a record; arguments that do not fit its format raise nothing."""
     try:
         text = record.getMessage()
     except Exception as broken:  # noqa: BLE001 - it is code of others

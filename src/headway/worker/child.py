@@ -1,12 +1,12 @@
-"""The child: the process in which user code runs. It knows no store; all it has is a socket to its supervisor.
+"""The child: the process in which user code runs. It has no store, only a socket to its supervisor.
 
     process   one `def` task at a time, in the main thread, so that a signal can interrupt it
     thread    `def` tasks in a few threads
-    loop      `async def` tasks on one event loop, in the main thread. It reads the socket itself, since a job that is
-              handed from thread to thread begins later; our thread only does while a task keeps the loop from it
+    loop      `async def` tasks on one event loop, in the main thread. The loop reads the socket itself, since handing a
+              job from thread to thread delays it; the reading thread steps in only while a task blocks the loop
 
-Outcomes are sent at once, except while short jobs wait: then those of a few milliseconds go together. Between jobs a
-child puts back what tasks have changed of the process (`surroundings.py`).
+Outcomes are sent at once, except while short jobs wait: then the outcomes of a few milliseconds are sent together.
+Between jobs a child restores the process state that tasks have changed (`process_state.py`).
 """
 
 import asyncio
@@ -31,7 +31,8 @@ from headway.core.jobs import Claimed
 from headway.tasks.context import JobFactory, TaskStopped
 from headway.tasks.task import Task
 from headway.worker.attempt import Ended, TasksByName, outcome_of, resolve, run_async, run_sync
-from headway.worker.child_base import LOOK_EVERY_S, REPORT_EVERY_S, ChildBase, end_with_everything, ending_when_unheard
+from headway.worker.child_base import ChildBase
+from headway.worker.child_connection import LOOK_EVERY_S, REPORT_EVERY_S, end_with_everything, ending_when_unheard
 from headway.worker.ipc import (
     Done,
     Failed,
@@ -52,7 +53,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class _QueueChild(ChildBase):
-    """Runs `def` tasks in one thread or several."""
+    """Run `def` tasks in one thread or several."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class _QueueChild(ChildBase):
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self, jobs: int) -> None:
-        """Wake as many threads as there are jobs for."""
+        """Wake as many threads as there are jobs."""
         for _ in range(min(jobs, self._width)):
             self._tokens.put(None)
 
@@ -75,14 +76,15 @@ class _QueueChild(ChildBase):
         if isinstance(found, Unrunnable):
             return found
         task, args = found
-        return contextvars.copy_context().run(self._call, task, args, claimed)  # What it sets there ends with it.
+        # Context variables that it sets end with it.
+        return contextvars.copy_context().run(self._call, task, args, claimed)
 
     def _call(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
         return run_sync(task, args, self.context_of(claimed), claimed, self.was_asked)
 
 
 class ThreadChild(_QueueChild):
-    """Runs `def` tasks in threads. A thread cannot be stopped from outside; the supervisor may have to end us all."""
+    """Run `def` tasks in threads. A thread cannot be killed alone; the supervisor may have to kill the process."""
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class ThreadChild(_QueueChild):
         self.flush()
 
     def run(self) -> None:
-        """Work until told to finish."""
+        """Run jobs until told to finish."""
         threads = [threading.Thread(target=self._work, name=f"headway-task-{n}") for n in range(self._width)]
         for thread in threads:
             thread.start()
@@ -139,7 +141,7 @@ class ThreadChild(_QueueChild):
 
 
 class ProcessChild(_QueueChild):
-    """Runs one task at a time in the main thread, where SIGTERM raises `TaskStopped` so that `finally` is run."""
+    """Run one task at a time in the main thread, where SIGTERM raises `TaskStopped` so that `finally` blocks run."""
 
     def __init__(
         self,
@@ -154,14 +156,14 @@ class ProcessChild(_QueueChild):
         self._in_task = False
         self._interrupted = False
         self._is_speaking = False
-        self._is_due = False  # An interruption that waits for the end of a frame.
+        self._is_due = False  # An interruption that waits until a frame is complete.
         self._main = threading.get_ident()
-        self._is_short: dict[str, bool] = {}  # Whether the last job of a task took next to no time.
+        self._is_short: dict[str, bool] = {}  # Whether the last job of a task was very short.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: tuple[str, int, asyncio.Task[Ended]] | None = None
 
     def run(self) -> None:
-        """Work until told to finish."""
+        """Run jobs until told to finish."""
         self._work()
 
     def _work(self) -> None:
@@ -170,7 +172,7 @@ class ProcessChild(_QueueChild):
         while True:
             following = None if self._is_spent else inbox.following()
             if following is None or (kept and not self._is_short.get(following.task)):
-                self.flush()  # It may take its time, or never come back.
+                self.flush()  # It may take long, or never return.
                 kept = 0
             if not kept and self._company:
                 self.tidy()
@@ -199,14 +201,14 @@ class ProcessChild(_QueueChild):
         self.flush()
 
     def stop(self, job_id: str, attempt: int) -> None:
-        """Cancel an async task on its loop; a sync one learns it from its context, or by a signal."""
+        """Cancel an async task on its loop. A sync task learns it from its context, or by a signal."""
         running, loop = self._running, self._loop
         if running is not None and loop is not None and running[:2] == (job_id, attempt):
             with contextlib.suppress(RuntimeError):  # It has just ended.
                 loop.call_soon_threadsafe(running[2].cancel)
 
     def flush(self) -> None:
-        """Send what was kept back. A task that is interrupted while it reports must not leave half a frame behind."""
+        """Send the buffered messages; defer an interruption until the frame is complete."""
         if threading.get_ident() != self._main:
             super().flush()
             return
@@ -228,7 +230,7 @@ class ProcessChild(_QueueChild):
         self._is_due = True
 
     def was_asked(self, job_id: str) -> bool:
-        """A signal is a request too. It may have been meant for the job before; then this one is handed back."""
+        """Count a signal as a request, too. If it was meant for the previous job, this one is handed back."""
         return self._interrupted or super().was_asked(job_id)
 
     def _call(self, task: Task[..., Any], args: dict[str, Any], claimed: Claimed) -> Ended:
@@ -257,18 +259,18 @@ class ProcessChild(_QueueChild):
             self._running = self._loop = None
 
     def ended(self, claimed: Claimed, ended: Ended | FailedInDamagedProcess) -> None:
-        """Ask to be replaced after a task ran out of memory: nobody knows what is left of this process."""
+        """Ask to be replaced after a task ran out of memory: the state of this process is unknown."""
         super().ended(claimed, ended)
         if isinstance(ended, Failed) and '"type":"MemoryError"' in ended.error and not self._is_spent:
             self._is_spent = True
-            self.keep(ReplacementRequest("a task ran out of memory"))
+            self.buffer(ReplacementRequest("a task ran out of memory"))
 
 
 class LoopChild(ChildBase):
-    """Runs `async def` tasks on one event loop.
+    """Run `async def` tasks on one event loop.
 
-    Tasks share the loop, and can do harm to it: they cannot cancel each other (`OwnedTask`), a stopped loop goes on, a
-    removed reader is put back, and what fails on a damaged loop is tried again elsewhere.
+    Tasks share the loop and can damage it. So they cannot cancel each other (`OwnedTask`), a stopped loop is restarted,
+    removed readers are restored, and an attempt that fails on a damaged loop is retried elsewhere.
     """
 
     reads_on_loop = True
@@ -285,33 +287,34 @@ class LoopChild(ChildBase):
         self._flushing = False
         self._main = threading.get_ident()
         self._loop = asyncio.new_event_loop()
-        self._context = contextvars.copy_context()  # Of no job.
+        self._context = contextvars.copy_context()  # Belongs to no job.
         self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._is_finished = False
 
     def run(self) -> None:
-        """Work until told to finish."""
+        """Run jobs until told to finish."""
         asyncio.set_event_loop(self._loop)
         self._loop.set_task_factory(OwnedTask.make)
         self._loop.add_reader(self._socket, self.read)
-        while not self._is_finished:  # A task may stop the loop, which is not its own.
+        while not self._is_finished:  # A task may stop the shared loop.
             self._loop.run_forever()
 
     def wait_for(self, answered: threading.Event) -> None:
-        """Wait for an answer; a task that blocks the loop has to read it itself."""
+        """Wait for a response; a task that blocks the loop has to read it itself."""
         if threading.get_ident() != self._main:
             answered.wait()
             return
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         while not answered.is_set():
-            waiting.poll(LOOK_EVERY_S * 1_000)  # Our thread may have read it just before.
+            waiting.poll(LOOK_EVERY_S * 1_000)  # The reading thread may have just read it.
             self.read()
 
     def look_after(self) -> None:
-        """Put back the readers of the loop, should a task have removed them; called by our thread.
+        """Restore the readers of the loop if a task has removed them; called by the reading thread.
 
-        Without them the loop is deaf. Those of other jobs may be gone, too, so the child asks to be replaced.
+        Without them the loop receives nothing. Readers of other jobs may be gone, too, so the child asks to be
+        replaced.
         """
         selector = getattr(self._loop, "_selector", None)
         wakeup = getattr(self._loop, "_ssock", None)
@@ -328,7 +331,7 @@ class LoopChild(ChildBase):
             self.send(ReplacementRequest("a task removed the readers of the event loop", is_harmful=True))
 
     def _on_loop(self, do: Callable[..., None], *arguments: Any) -> None:
-        """Do something on the loop, at once if that is where we are."""
+        """Call a function on the loop, directly when already there."""
         if threading.get_ident() == self._main:
             do(*arguments)
         else:
@@ -367,7 +370,7 @@ class LoopChild(ChildBase):
                 spawned = track_spawned_in_task()
                 ended = await run_async(*found, self.context_of(claimed), claimed, self.was_asked)
                 for rest_s in _end_spawned(spawned, ended):
-                    with contextlib.suppress(asyncio.CancelledError):  # It has ended, and is asked to once more.
+                    with contextlib.suppress(asyncio.CancelledError):  # It has ended and is cancelled once more.
                         await self._clock.rest(rest_s, asyncio.Event())
             self._running.pop(claimed.job_id, None)
             self.leave(claimed, ended)
@@ -381,7 +384,7 @@ class LoopChild(ChildBase):
             self._end_if_finished()
 
     def _flush_soon(self) -> None:
-        """Send all that ends in this turn of the loop together."""
+        """Send all outcomes of this loop iteration together."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush_turn)
@@ -395,9 +398,9 @@ class LoopChild(ChildBase):
         running = self._running.get(job_id)
         if running is None or running[0] != attempt:
             return
-        self._context.copy().run(running[1].cancel)  # We may be called by another job that waits for an answer.
+        self._context.copy().run(running[1].cancel)  # The caller may be another job that waits for a response.
         if inspect.getcoroutinestate(running[1].get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
-            del self._running[job_id]  # It will not even begin, so it cannot tell us that it has ended.
+            del self._running[job_id]  # It will not begin, so it cannot report its end.
             self._active -= 1
             self._forget(job_id, attempt)
             self.send(Stopped(job_id, attempt))
@@ -410,7 +413,7 @@ class LoopChild(ChildBase):
             self._loop.stop()
 
     def damage(self) -> list[str]:
-        """Name what tasks have changed of the process and of the loop."""
+        """Name the state of the process and the loop that tasks have changed."""
         found = super().damage()
         if self._loop.get_task_factory() != OwnedTask.make or self._loop.get_exception_handler() is not None:
             found.append("handlers of the event loop")
@@ -419,14 +422,14 @@ class LoopChild(ChildBase):
         return found
 
     def repair(self) -> str | None:
-        """Put back what tasks have changed of the process and of the loop."""
+        """Restore the state of the process and the loop that tasks have changed."""
         self._loop.set_task_factory(OwnedTask.make)
         self._loop.set_exception_handler(None)
         is_shut = getattr(self._loop, "_executor_shutdown_called", False)
         return super().repair() or ("default executor" if is_shut else None)
 
     def _become_copy(self) -> None:
-        """Run none of the other tasks of the loop in the copy."""
+        """Run none of the loop's other tasks in the forked copy."""
         super()._become_copy()
         getattr(self._loop, "_ready", []).clear()
         self._loop.call_soon(os._exit, 0)
@@ -443,9 +446,9 @@ def serve(
     load: Callable[[], tuple[TasksByName, JobFactory | None, Hello]],
     report_every_s: float = REPORT_EVERY_S,
 ) -> None:
-    """Be a child: load the app, say hello, run what comes."""
+    """Run as a child: load the app, send the hello, run jobs."""
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the supervisor.
     try:
         registry, job_factory, hello = load()
     except HeadwayError as error:
@@ -455,29 +458,29 @@ def serve(
         patch_popen()
     child = KINDS[kind](sock, counters, registry, job_factory, width)
     child.report_every_s = report_every_s
-    gc.freeze()  # What is imported stays, and is not looked through again while jobs run.
+    gc.freeze()  # Exclude imported objects from garbage collection while jobs run.
     child.send(hello)
     child.listen()
     with ending_when_unheard():
         child.run()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-    os._exit(0)  # Threads that tasks have left behind must not keep us.
+    os._exit(0)  # Threads left by tasks must not keep this process alive.
 
 
 def _end_spawned(spawned: SpawnedProcesses, ended: Ended) -> Iterator[float]:
-    """End what an attempt has started, unless it has completed; yield how long to rest between two looks."""
+    """End the processes that an attempt has started, unless it has completed; yield how long to rest between checks."""
     return iter(()) if isinstance(ended, Done | Unrunnable) else spawned.end()
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end us with the supervisor, also while a task holds the interpreter; Linux only."""
+    """Let the kernel kill this process with the supervisor, also while a task holds the GIL; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _limit_memory(limit: int | None) -> None:
-    """Bound what this process may allocate; an allocation beyond raises MemoryError."""
+    """Limit what this process may allocate; an allocation beyond raises MemoryError."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = hard if limit is None else limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

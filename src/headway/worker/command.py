@@ -1,14 +1,14 @@
-"""Command tasks: a program with its arguments, run without a shell, as the function of a task.
+"""Command tasks: run a program with arguments, without a shell, as the function of a task.
 
     command(["pg_dump", "--file", "/backups/{day}.sql"])
 
-A `{name}` is an argument of the job, `{occurrence}` the instant that a schedule made it for. It becomes a part of the
+A `{name}` is an argument of the job, `{occurrence}` the instant of the schedule that made it. It becomes part of the
 one element that it stands in, whatever characters it has; a value that would turn an element into an option is refused.
-The program, its folder and its environment are the author's: of the worker's environment a command sees only what
+The author sets the program, its folder and its environment; of the worker's environment a command sees only what
 `INHERITED` names.
 
-The command is in a process group of its own, led by a guard: a small process that kills the group when this one is
-gone, however it went. A command that is to stop gets SIGTERM, then SIGKILL; what it leaves behind when it ends is
+The command runs in a process group of its own, led by a guard: a small process that kills the group when this process
+is gone, for whatever reason. A command that must stop gets SIGTERM, then SIGKILL; processes that it leaves behind are
 killed too.
 """
 
@@ -36,10 +36,10 @@ from headway.tasks.context import Context, TaskStopped
 from headway.worker.descendants import MARK
 
 INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "USER")  # And every LC_….
-OCCURRENCE: Final = "occurrence"  # In braces: the instant of the schedule, unless the job has such an argument.
+OCCURRENCE: Final = "occurrence"  # In braces: the instant of the schedule, unless the job has an argument of that name.
 ELEMENTS_MAX: Final = 1_000
 LOOK_S: Final = 0.1
-TERM_S: Final = 1.8  # Less than what the supervisor waits before it kills us.
+TERM_S: Final = 1.8  # Less than the supervisor waits before it kills this process.
 DRAIN_S: Final = 0.5
 READ_BYTES: Final = 64 * 1024
 LINE_BYTES_MAX: Final = 4 * LOG_LINE_LENGTH_MAX
@@ -58,7 +58,7 @@ class CommandFailed(Exception):
 
 
 class CommandRefused(CommandFailed):
-    """The arguments of the job cannot be given to the command; no retry would change that."""
+    """The arguments of the job cannot be passed to the command; a retry would not help."""
 
 
 def _element(text: object) -> Template:
@@ -79,7 +79,7 @@ def _fill(element: Template, values: Mapping[str, str], *, may_begin_with_dash: 
 
 @dataclass(frozen=True, slots=True)
 class _Vector:
-    """An argument vector with places for the arguments of a job."""
+    """An argument vector with placeholders for the arguments of a job."""
 
     elements: tuple[Template, ...]
 
@@ -146,7 +146,7 @@ def _checked_env(env: Mapping[Any, Any] | None) -> dict[str, str]:
 
 
 def _with_occurrence(args: Mapping[str, Any], names: Sequence[str], context: Context) -> Mapping[str, Any]:
-    """Add the instant of the schedule where the command wants it and the job does not say another one."""
+    """Add the instant of the schedule where the command uses it and the job has no such argument."""
     if OCCURRENCE not in names or args.get(OCCURRENCE) is not None:
         return args
     instant = _occurrence_at(context)
@@ -184,7 +184,7 @@ def _environment(context: Context, added: Mapping[str, str]) -> dict[str, str]:
     told = {
         "HEADWAY_JOB_ID": context.job_id,
         "HEADWAY_ATTEMPT": str(context.attempt),
-        "HEADWAY_FENCING_TOKEN": str(context.token),  # HEADWAY_TOKEN is what a client says to the API.
+        "HEADWAY_FENCING_TOKEN": str(context.token),  # HEADWAY_TOKEN is the API token of a client.
         "HEADWAY_TENANT": context.tenant,
         "HEADWAY_SCHEDULE": None if context.occurrence is None else context.occurrence.schedule,
         "HEADWAY_OCCURRENCE_AT": _occurrence_at(context),
@@ -193,10 +193,10 @@ def _environment(context: Context, added: Mapping[str, str]) -> dict[str, str]:
 
 
 def _limited(argv: Sequence[str], memory: int) -> list[str]:
-    """Put what bounds the memory of a process before a program, which takes its place.
+    """Prefix a program with a command that limits its memory and then executes it.
 
-    A limit that we set from outside would come late for what the program starts at once, and not be ours to set for a
-    program that runs as somebody else.
+    A limit set from outside would come too late for processes that the program starts at once, and could not be set for
+    a program that runs as another user.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
@@ -204,7 +204,7 @@ def _limited(argv: Sequence[str], memory: int) -> list[str]:
 
 
 class _Running:
-    """A command that runs: its output becomes the log and the progress of the job."""
+    """A running command: its output becomes the log and the progress of the job."""
 
     def __init__(
         self, context: Context, argv: list[str], env: dict[str, str], cwd: str | None, memory: int | None
@@ -213,7 +213,7 @@ class _Running:
         self._program = argv[0]
         self._logged = 0
         self._selector = selectors.DefaultSelector()
-        self._guard = _guard()  # First, so that at no time anything could be left behind.
+        self._guard = _guard()  # First, so that nothing can be left behind at any time.
         try:
             self._process = subprocess.Popen(
                 argv if memory is None else _limited(argv, memory),
@@ -240,7 +240,7 @@ class _Running:
             while self._process.poll() is None:
                 self._context.check()
                 self._read(LOOK_S)
-        except TaskStopped:  # By `check`, or by a signal wherever we were.
+        except TaskStopped:  # From `check`, or from a signal at any point.
             self._stop_gently()
             raise
         finally:
@@ -248,18 +248,18 @@ class _Running:
         return self._outcome(self._process.returncode)
 
     def _stop_gently(self) -> None:
-        """Give the command a while to stop by itself."""
+        """Give the command time to stop by itself."""
         self._signal_group(signal.SIGTERM)
         until = monotonic_now() + TERM_S
         while self._process.poll() is None and monotonic_now() < until:
-            with contextlib.suppress(TaskStopped):  # We know.
+            with contextlib.suppress(TaskStopped):  # Already stopping.
                 self._read(LOOK_S)
 
     def _end(self) -> None:
-        """End all that is left of the command, and read what it has written."""
+        """Kill what is left of the command, and read its remaining output."""
         self._dismiss_group()
         self._process.wait()
-        until = monotonic_now() + DRAIN_S  # Whoever has left the group may hold the pipes for ever.
+        until = monotonic_now() + DRAIN_S  # Processes that have left the group may keep the pipes open for ever.
         while self._selector.get_map() and monotonic_now() < until:
             if not self._read(0):
                 break
@@ -273,15 +273,15 @@ class _Running:
             os.killpg(self._guard.pid, number)
 
     def _dismiss_group(self) -> None:
-        """Kill the group, the guard included. Its number stays ours until the guard is waited for."""
+        """Kill the group, including the guard. Its id stays reserved until the guard is waited for."""
         self._signal_group(signal.SIGKILL)
         self._guard.wait()
         assert self._guard.stdin is not None
         self._guard.stdin.close()
 
     def _read(self, wait_s: float) -> bool:
-        """Read what there is, or wait for it a moment; False when there was nothing."""
-        if not self._selector.get_map():  # It has closed both, and goes on.
+        """Read available output, or wait for it a moment; return False when there was none."""
+        if not self._selector.get_map():  # It has closed both pipes and continues.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(wait_s)
             return False
@@ -304,7 +304,7 @@ class _Running:
                 self._context.progress(min(float(match[1]), 100.0), match[2])
                 return
         self._streams[name].tail.append(line)
-        if self._logged <= LOG_BYTES_MAX:  # More is not kept anyway, and would only keep everybody busy.
+        if self._logged <= LOG_BYTES_MAX:  # More is not stored, and would only cost time.
             text = _readable(line)
             self._logged += min(len(text), LOG_LINE_LENGTH_MAX) + 1
             self._context.log(text, name)
@@ -319,7 +319,7 @@ class _Running:
 
 
 class _Stream:
-    """Cuts what a command writes into lines. Of a very long line the beginning is kept."""
+    """Split the output of a command into lines. A very long line is truncated."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -336,7 +336,7 @@ class _Stream:
 
 
 def _readable(line: bytes) -> str:
-    """Return what a terminal would show of a line: what stands after the last carriage return."""
+    """Return what a terminal would show of a line: the text after the last carriage return."""
     return line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
 
 
@@ -348,7 +348,7 @@ def _signal_name(number: int) -> str:
 
 
 def _guard() -> subprocess.Popen[bytes]:
-    """Start what kills its group when we are gone: the pipe between us closes, however we end."""
+    """Start the process that kills its group when this process is gone: the pipe between them closes."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _GUARD],
         stdin=subprocess.PIPE,

@@ -1,16 +1,17 @@
-"""HTTP tasks: one request, with nothing but the standard library, as the function of a task.
+"""HTTP tasks: one request as the function of a task, with the standard library only.
 
     http("https://example.org/hook", method="POST", headers={"Authorization": "Bearer …"})
 
-The address is the author's; the arguments of the job become the JSON body, or the query of a method that has none.
-Every attempt carries the job's id as `Idempotency-Key`, so that a server can tell a repetition from a new request.
+The author sets the address. The arguments of the job become the JSON body, or the query of a method that has none.
+Every attempt carries the job's id as `Idempotency-Key`, so that the server can recognise a retry.
 
-An answer below 400 is the result. 408, 425, 429 and 5xx are worth another try, when the server says it wants one;
-everything else is not. The exchange runs in a thread of its own, so that a job that is to stop stops at once,
-whatever the network does.
+A response below 400 is the result. 408, 425, 429 and 5xx are retried, after the server's Retry-After if it sends one;
+other errors are not. The exchange runs in a thread of its own, so that a cancelled job stops at once, whatever the
+network does.
 
-The author names the first host, which may be in the author's own network. A redirect is named by a server: every hop is
-resolved once, its addresses are vetted as those of webhooks are (`urls.py`), and the connection goes to exactly those.
+SSRF protection: the author names the first host, which may be in a private network. A redirect is named by a server, so
+every hop is resolved once, its addresses are vetted like those of webhooks (`urls.py`), and the connection goes to
+exactly those addresses.
 """
 
 import contextlib
@@ -49,14 +50,14 @@ REDIRECTS_MAX: Final = 5
 BODY_BYTES_MAX: Final = 64 * 1024
 ERROR_TEXT_MAX: Final = 300
 CONNECT_S_MAX: Final = 10.0
-SILENCE_S_MAX: Final = 3_600.0  # The time-out of the task is what counts; this ends threads that are left behind.
+SILENCE_S_MAX: Final = 3_600.0  # The task's timeout is what counts; this ends threads that are left behind.
 LOOK_S: Final = 0.1
 
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
-# Where the host that the author names may be: in the public network, and in these; not where no name should lead,
-# such as the metadata of a cloud.
+# Networks besides the public one in which the author's host may be. Networks that no name should lead to, such as the
+# metadata service of a cloud, are not among them.
 OWN_NETWORKS: Final = (
     "10.0.0.0/8",
     "100.64.0.0/10",
@@ -69,11 +70,11 @@ OWN_NETWORKS: Final = (
 
 
 class HttpFailed(Exception):
-    """A request was not answered, or not with success."""
+    """A request got no response, or an error response."""
 
 
 class HttpRefused(HttpFailed):
-    """A request was answered in a way that no retry would change."""
+    """A request got a response that a retry would not change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def http_request(
 ) -> Callable[..., dict[str, Any]]:
     """Make the function of a task that sends a request; it takes any arguments.
 
-    `allow` has networks and hosts to which redirects may lead although they are not public.
+    `allow` lists networks and hosts to which redirects may lead although they are not public.
     """
     address, verb, own = _checked_url(url), _checked_method(method), _checked_headers(headers)
     exceptions = tuple(allow)
@@ -124,7 +125,7 @@ def http_request(
     return run
 
 
-# --- what the author wrote
+# --- checks of the definition
 
 
 def _checked_url(url: object) -> str:
@@ -150,7 +151,7 @@ def _checked_headers(headers: Mapping[Any, Any] | None) -> dict[str, str]:
         if not is_name or not isinstance(value, str) or not value.isprintable() or not value.isascii():
             raise InvalidTask(f"the header {quote(name)} must have a name and a text of plain characters")
         if name.lower() in RESERVED:
-            raise InvalidTask(f"the header {name} is said by Headway itself")
+            raise InvalidTask(f"the header {name} is set by Headway itself")
     return dict(headers or {})
 
 
@@ -174,16 +175,16 @@ def _query_text(value: Any) -> str:
 
 
 class _Hosts:
-    """Finds the addresses to which a request may go: those of the author's host, and of hosts that redirects name."""
+    """Resolve the addresses to which a request may go: of the author's host, and of redirect targets."""
 
     def __init__(self, url: str, allow: Iterable[str]) -> None:
         self._own = urlsplit(url).netloc
         self._allowed = Allowed.read(allow)
         self._trusted = Allowed.read((*OWN_NETWORKS, *allow))
-        self._found: dict[str, tuple[IPAddress, ...]] = {}  # What a name leads to a moment later does not matter.
+        self._found: dict[str, tuple[IPAddress, ...]] = {}  # Later changes of the name's addresses do not matter.
 
     def addresses(self, url: str) -> tuple[IPAddress, ...]:
-        """Return the addresses of the host of a URL; raise `NotAllowed` when one of them is not for us."""
+        """Return the addresses of the host of a URL; raise `NotAllowed` when one of them is forbidden."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         if parts.netloc not in self._found:
@@ -221,12 +222,12 @@ def _redirected(request: _Request, status: int, target: str, ours: Mapping[str, 
     before, after = urlsplit(request.url), urlsplit(url)
     if before.scheme != after.scheme:
         raise HttpRefused(f"{shown} from {before.scheme} to {after.scheme}")
-    # What the author says to one host, such as a password, is not for another.
+    # Headers for one host, such as a password, must not go to another.
     return replace(request, url=url, headers=request.headers if before.netloc == after.netloc else dict(ours))
 
 
 class _Exchange(threading.Thread):
-    """Sends a request and reads the answer, in the background."""
+    """Send a request and read the response, in the background."""
 
     def __init__(self, request: _Request, hosts: _Hosts) -> None:
         super().__init__(name="headway-http", daemon=True)
@@ -245,7 +246,7 @@ class _Exchange(threading.Thread):
             self.ended.set()
 
     def abort(self) -> None:
-        """Hang up: whoever waits for the other side wakes up."""
+        """Close the connection, to wake the thread that waits for it."""
         with contextlib.suppress(OSError, AttributeError):
             self._connection.sock.shutdown(socket.SHUT_RDWR)
 
@@ -264,11 +265,11 @@ class _Exchange(threading.Thread):
 
 
 def _connection(url: str, hosts: _Hosts) -> http.client.HTTPConnection:
-    """Make a connection that goes to a vetted address, and whose certificate has to be that of the name."""
+    """Make a connection to a vetted address; its certificate must match the host name."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     connection: http.client.HTTPConnection
-    # With a port, since without one the last part of an IPv6 address would be taken for it.
+    # With a port: else the last group of an IPv6 address would be taken for one.
     if parts.scheme == "https":
         connection = http.client.HTTPSConnection(
             parts.hostname, parts.port or 443, timeout=CONNECT_S_MAX, context=_trust()
@@ -311,11 +312,11 @@ def _exchange(context: Context, request: _Request, hosts: _Hosts) -> _Response:
 
 
 def _place(url: str) -> str:
-    """Name a URL without its query, in which people put what nobody should read."""
+    """Return a URL without its query, which may contain secrets."""
     return url.partition("?")[0]
 
 
-# --- the answer
+# --- the response
 
 
 def _result(answer: _Response) -> dict[str, Any]:
@@ -348,4 +349,4 @@ def _text(answer: _Response) -> str:
         text = answer.body.decode(charset, "replace")
     except (LookupError, UnicodeError):
         text = answer.body.decode("utf-8", "replace")
-    return _CONTROL.sub("\ufffd", text)  # As JSON each would take six bytes, and nobody wants them.
+    return _CONTROL.sub("\ufffd", text)  # As JSON each would take six bytes.

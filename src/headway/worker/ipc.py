@@ -1,11 +1,11 @@
-"""IPC between supervisor and child: lists of messages as JSON, each list with its length in front. Never pickle.
+"""IPC between supervisor and child: frames of JSON messages, each with its length in front. Never pickle.
 
-    supervisor → child   Run · Stop · Answer · Flush · Finish
-    child → supervisor   Hello · Done · Failed · Cancelled · Stopped · Unfit · Disturbed · Skipped · Reports · Ask ·
-                         Spent
+    supervisor → child   Run · Stop · StoreResponse · Flush · Finish
+    child → supervisor   Hello · Done · Failed · CancelRaised · Stopped · Unrunnable · FailedInDamagedProcess ·
+                         Skipped · Reports · StoreRequest · ReplacementRequest
 
 One `Run` carries many jobs, and a child sends the outcomes of short jobs together: few system calls under load, no
-delay without it. Which jobs have begun is in a page of shared memory (`SharedCounters`), which `handover.py` explains.
+delay otherwise. Counters in shared memory (`SharedCounters`) say which jobs have begun; `handover.py` explains them.
 """
 
 import mmap
@@ -24,14 +24,14 @@ from headway.core.instants import Duration
 from headway.core.jobs import Claimed, Report
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
-MESSAGES_MAX: Final = 32  # In one frame: so many of the largest results fit into it.
+MESSAGES_MAX: Final = 32  # Per frame: this many of the largest results fit.
 _HEAD: Final = 4
 
 M = TypeVar("M")
 
 
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a supervisor has to know of a task, which it never imports itself."""
+    """What a supervisor needs to know about a task; it never imports the task itself."""
 
     name: str
     isolation: str
@@ -41,11 +41,11 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
-    """Written as an array with the name of its class in front."""
+    """A message; encoded as an array with the name of its class in front."""
 
 
 class Run(_Message, tag=True, frozen=True):
-    """Run these jobs, in this order, numbered from `first`; `kept` are results of steps that were finished before."""
+    """Run these jobs in this order, numbered from `first`; `kept` has the stored results of their steps."""
 
     first: int
     jobs: list[Claimed]
@@ -61,7 +61,7 @@ class Stop(_Message, tag=True, frozen=True):
 
 
 class StoreResponse(_Message, tag=True, frozen=True):
-    """The answer to a question; `error` is the reason of a refusal."""
+    """The response to a store request; `error` is the reason of a refusal."""
 
     number: int
     body: str = ""
@@ -70,15 +70,15 @@ class StoreResponse(_Message, tag=True, frozen=True):
 
 
 class Flush(_Message, tag=True, frozen=True):
-    """Send what you have kept back."""
+    """Send buffered messages now."""
 
 
 class Finish(_Message, tag=True, frozen=True):
-    """Nothing more will come: end when all is done."""
+    """Exit when all jobs are done; no more will come."""
 
 
 class Hello(_Message, tag=True, frozen=True):
-    """The child is ready. It has imported the app, and tells what is in it."""
+    """The child is ready: it has imported the app and lists what is in it."""
 
     pid: int
     app: str
@@ -107,7 +107,7 @@ class Failed(_Message, tag=True, frozen=True):
 
 
 class CancelRaised(_Message, tag=True, frozen=True):
-    """The task said that its job is to be cancelled."""
+    """The task raised `Cancel`: its job is to be cancelled."""
 
     job_id: str
     attempt: int
@@ -115,14 +115,14 @@ class CancelRaised(_Message, tag=True, frozen=True):
 
 
 class Stopped(_Message, tag=True, frozen=True):
-    """The task has stopped because it was asked to."""
+    """The task has stopped as requested."""
 
     job_id: str
     attempt: int
 
 
 class Unrunnable(_Message, tag=True, frozen=True):
-    """The job cannot be run as it is."""
+    """The job cannot run as it is."""
 
     job_id: str
     attempt: int
@@ -131,13 +131,13 @@ class Unrunnable(_Message, tag=True, frozen=True):
 
 
 class Reports(_Message, tag=True, frozen=True):
-    """What running jobs say about themselves."""
+    """Progress, metadata and log lines of running jobs."""
 
     reports: list[Report]
 
 
 class Skipped(_Message, tag=True, frozen=True):
-    """The jobs with these numbers were withdrawn before they began; the child has skipped them."""
+    """The child skipped the jobs with these numbers: they were withdrawn before they began."""
 
     first: int
     last: int
@@ -153,7 +153,7 @@ class FailedInDamagedProcess(_Message, tag=True, frozen=True):
 
 
 class StoreRequest(_Message, tag=True, frozen=True):
-    """A question that needs the store: keep a step, enqueue jobs."""
+    """A request that needs the store: keep a step, enqueue jobs."""
 
     number: int
     job_id: str
@@ -163,7 +163,7 @@ class StoreRequest(_Message, tag=True, frozen=True):
 
 
 class ReplacementRequest(_Message, tag=True, frozen=True):
-    """The child wants to be replaced, and why; harmful is what jobs that run in it now may suffer from."""
+    """The child asks to be replaced; `is_harmful` when its current jobs may suffer from the cause."""
 
     reason: str
     is_harmful: bool = False
@@ -188,25 +188,25 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def encode_frame(messages: Sequence[ToChild | ToSupervisor]) -> bytearray:
-    """Encode messages as one frame; `FrameTooLarge` when the other side would refuse it."""
+    """Encode messages as one frame; raise `FrameTooLarge` when the other side would refuse it."""
     buffer = bytearray(_HEAD)
     _encoder.encode_into(messages, buffer, _HEAD)
     size = len(buffer) - _HEAD
     if size > FRAME_BYTES_MAX:
-        raise FrameTooLarge(f"{size:,} bytes do not fit into one frame, which has {FRAME_BYTES_MAX:,} at most")
+        raise FrameTooLarge(f"{size:,} bytes exceed the {FRAME_BYTES_MAX:,} bytes of one IPC frame")
     buffer[:_HEAD] = size.to_bytes(_HEAD, "big")
     return buffer
 
 
 class FrameTooLarge(HeadwayError):
-    """What is to be sent between supervisor and child exceeds the size of a frame."""
+    """The messages exceed the maximum size of an IPC frame."""
 
 
 class SharedCounters:
-    """Three numbers in memory that child and supervisor share. Each number has one writer.
+    """Three counters in memory that child and supervisor share. Each has one writer.
 
-    The child writes `begun` (the job that it began last) and `ended` (the one that ended last, where it runs one job at
-    a time); the supervisor writes `withdrawn` (jobs up to this number must not begin any more).
+    The child writes `begun` (the last job that it began) and `ended` (the last job that ended, where it runs one job at
+    a time). The supervisor writes `withdrawn` (jobs up to this number must not begin any more).
     """
 
     def __init__(self, file: int | None = None) -> None:
@@ -216,7 +216,7 @@ class SharedCounters:
 
     @property
     def begun(self) -> int:
-        """The number of the job that began last."""
+        """The number of the last job that began."""
         return int(_NUMBER.unpack_from(self._counters, _BEGUN)[0])
 
     @begun.setter
@@ -225,7 +225,7 @@ class SharedCounters:
 
     @property
     def ended(self) -> int:
-        """The number of the job that ended last, in a child that runs one job at a time."""
+        """The number of the last job that ended, in a child that runs one job at a time."""
         return int(_NUMBER.unpack_from(self._counters, _ENDED)[0])
 
     @ended.setter
@@ -242,7 +242,7 @@ class SharedCounters:
         _NUMBER.pack_into(self._counters, _WITHDRAWN, number)
 
     def fence(self) -> None:
-        """Order a write before a read of the other side's number: taking a lock is a full memory barrier."""
+        """Order a write before a read of the other side's counter: taking a lock is a full memory barrier."""
         with self._lock:
             pass
 
@@ -253,11 +253,11 @@ class SharedCounters:
 
 
 _NUMBER: Final = struct.Struct("<Q")
-_BEGUN, _ENDED, _WITHDRAWN = (slot * 64 for slot in range(3))  # A cache line each.
+_BEGUN, _ENDED, _WITHDRAWN = (slot * 64 for slot in range(3))  # One cache line each.
 
 
 def _memory_file() -> int:
-    """Make an anonymous file in memory; it needs no writable folder where the kernel can do without."""
+    """Make an anonymous file in memory; without `memfd_create`, an unnamed temporary file."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("headway-page")
         os.truncate(file, mmap.PAGESIZE)
@@ -268,14 +268,14 @@ def _memory_file() -> int:
 
 
 class FrameReader(Generic[M]):
-    """Cuts a stream of bytes into messages."""
+    """Decode a byte stream into messages."""
 
     def __init__(self, kind: Any) -> None:
         self._decode = msgspec.json.Decoder(list[kind]).decode
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[M]:
-        """Take what has arrived; yield every message that is complete."""
+        """Add received bytes; yield every complete message."""
         buffer = self._buffer
         buffer += data
         start = 0
@@ -293,7 +293,7 @@ class FrameReader(Generic[M]):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Make the two ends of a line."""
+    """Make a pair of connected sockets with large buffers."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in (ours, theirs):
         for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -1,9 +1,9 @@
-"""What tasks that share a child have started, noted job by job: it ends with its job, and that of the others does not.
+"""Track the processes that tasks of a shared child start, so that they end with their own job only.
 
-A task in a process of its own has everything in that process. On a loop and in threads only the call says whose a new
-process is. So `subprocess.Popen`, by which `asyncio` starts processes as well, notes them with the job of the calling
-context. What is started without it (`os.fork`, `multiprocessing`), from a thread that knows nothing of the job, or by
-a process that is gone itself is not seen here, and ends with the child.
+A task in a process of its own owns everything in that process. On a loop and in threads, only the call shows whose a
+new process is. So `subprocess.Popen`, which `asyncio` uses as well, records each process with the job of the calling
+context. Processes started in other ways (`os.fork`, `multiprocessing`), from a thread without the job's context, or by
+a process that is itself gone are not tracked; they end with the child.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from typing import Any, Final
 from headway.worker.descendants import alive_with_descendants, began_at
 
 LOOK_EVERY_S: Final = 0.02
-TERM_LOOKS: Final = 25  # So often we look whether SIGTERM was enough,
-KILL_LOOKS: Final = 50  # and so often after SIGKILL.
+TERM_LOOKS: Final = 25  # How often to check after SIGTERM.
+KILL_LOOKS: Final = 50  # How often to check after SIGKILL.
 
 _current: ContextVar["SpawnedProcesses | None"] = ContextVar("headway_spawned", default=None)
 
@@ -32,16 +32,16 @@ class SpawnedProcesses:
         self._heads: dict[int, int] = {}
 
     def note(self, pid: int) -> None:
-        """Remember a process by its number and its beginning."""
+        """Record a process by its pid and start time."""
         began = began_at(pid)
         if began is not None:
             self._heads[pid] = began
 
     def end(self) -> Iterator[float]:
-        """End what is left of them, with all that they have started; yield how long to rest before the next look."""
+        """Kill the remaining processes and their descendants; yield how long to rest before the next check."""
         family = self._heads
         for number, looks in ((signal.SIGTERM, TERM_LOOKS), (signal.SIGKILL, KILL_LOOKS)):
-            family = alive_with_descendants(family)  # They may have started more meanwhile.
+            family = alive_with_descendants(family)  # They may have started more in the meantime.
             _send(number, family)
             for _ in range(looks):
                 family = {pid: began for pid, began in family.items() if began_at(pid) == began}
@@ -62,15 +62,15 @@ class OwnedTask(asyncio.Task[Any]):
 
     @classmethod
     def make(cls, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "OwnedTask":
-        """Make a task; the task factory of a shared loop."""
+        """Make a task; used as the task factory of a shared loop."""
         return cls(coroutine, loop=loop, **options)
 
     def assign_to(self, spawned: SpawnedProcesses) -> None:
-        """Say to which attempt this task belongs."""
+        """Assign this task to an attempt."""
         self._headway_owner = spawned
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the task, unless another job asks for it."""
+        """Cancel the task, unless the caller is another job."""
         caller = _current.get()
         if caller is not None and caller is not self._headway_owner:
             return False
@@ -78,14 +78,14 @@ class OwnedTask(asyncio.Task[Any]):
 
 
 def track_spawned() -> SpawnedProcesses:
-    """Note from now on what this context starts, and what its tasks and `asyncio.to_thread` start for it."""
+    """Track what this context starts from now on, including its asyncio tasks and `asyncio.to_thread`."""
     spawned = SpawnedProcesses()
     _current.set(spawned)
     return spawned
 
 
 def track_spawned_in_task() -> SpawnedProcesses:
-    """Do so for the current task of a shared loop, which then belongs to this attempt."""
+    """Track what the current task of a shared loop starts, and assign the task to this attempt."""
     spawned = track_spawned()
     task = asyncio.current_task()
     if isinstance(task, OwnedTask):
@@ -94,7 +94,7 @@ def track_spawned_in_task() -> SpawnedProcesses:
 
 
 def patch_popen() -> None:
-    """Have every process noted that is started in a context that notes."""
+    """Patch `subprocess.Popen` to record every process that a tracked context starts."""
     begin = subprocess.Popen.__init__
 
     @functools.wraps(begin)

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from headway import Context, Headway
-from headway.worker import child
-from headway.worker import child_base as child_line
+from headway.worker import child, child_connection
 from headway.worker import spawned as started
 
 app = Headway("sqlite://", name="child")
 
 # On a machine that is busy with other things, what was killed may take its time to be gone.
 vars(started)["KILL_LOOKS"] = 4_000
-for module in (child, child_line):
-    vars(module)["LOOK_EVERY_S"] = float(os.environ.get("CHILD_LOOK_EVERY_S", child_line.LOOK_EVERY_S))
+for module in (child, child_connection):
+    vars(module)["LOOK_EVERY_S"] = float(os.environ.get("CHILD_LOOK_EVERY_S", child_connection.LOOK_EVERY_S))
 LONG_S = 600.0  # Longer than any test waits.
 
 
@@ -141,8 +140,8 @@ async def spoil(ctx: Context) -> None:
 @app.task
 async def clog(ctx: Context) -> None:
     """Have the child send something that cannot be sent, together with how the job ended."""
-    line: Any = ctx._channel
-    line.keep(object())
+    channel: Any = ctx._channel
+    channel.buffer(object())
 
 
 def _spoil(ctx: Context) -> None:

@@ -91,7 +91,7 @@ def test_nonsense_is_an_error() -> None:
 
 
 def test_what_the_other_side_would_refuse_is_not_sent() -> None:
-    with pytest.raises(FrameTooLarge, match="do not fit into one frame"):
+    with pytest.raises(FrameTooLarge, match="bytes of one IPC frame"):
         encode_frame([StoreResponse(1, "x" * FRAME_BYTES_MAX)])
 
 
