@@ -148,7 +148,6 @@ TOO_LARGE: list[str] = [
     "headway.client.operators.Dead.retry_many",
     "headway.core.lifecycle._settlement",
     "headway.operations.verbs.verb",
-    "headway.server.fanout.Fanout",
     "headway.server.routes.jobs",
     "headway.store.jobs.StoreJobs.page",
     "headway.tasks.context",

@@ -13,7 +13,7 @@ from headway.adapters.redis import live_progress as live
 from headway.cli import log, log_writer
 from headway.cli.dead import LIST_MAX
 from headway.core.instants import HOUR, SECOND
-from headway.server import fanout, followers, outbound
+from headway.server import followers, live_fanout, outbound
 from headway.server import webhook_sender as deliverer
 from headway.server.routes import bulk, series
 from headway.server.routes import dead_letters as letters
@@ -53,8 +53,8 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         f"every {reporter.CHECKPOINT_EVERY_S:g} s, and before the end",
         f"every {reporter.LINES_EVERY_S:g} s, and before the end",
         f"more than {live.LINES_MAX} at once",
-        f"{fanout.LIVE_PER_SECOND_MAX:,} live values a second in all",
-        f"so {fanout.LIVE_PER_SECOND_MAX // 2:,} followers get two a second",
+        f"{live_fanout.LIVE_PER_SECOND_MAX:,} live values a second in all",
+        f"so {live_fanout.LIVE_PER_SECOND_MAX // 2:,} followers get two a second",
         f"at most {live.TAIL_BYTES_MAX >> 10} KiB of them; gone after {live.KEPT_S} s",
         f"published {WORD_OF[UNHEARD]} times a second",
         f"at most {live.PER_SECOND_MAX:,} values a second",
@@ -144,4 +144,4 @@ def test_bounds_that_must_be_alike_are() -> None:
     assert letters.GROUP_MAX == constant("actions.tsx", "LETTERS_AT_ONCE") == bulk.GROUP_MAX
     assert failures.COUNTED_MAX == LIST_MAX
     assert live.LINES_MAX == followers.LIVE_LINES_MAX
-    assert live.TELL_EVERY_S == fanout.LIVE_EVERY_S
+    assert live.TELL_EVERY_S == live_fanout.LIVE_EVERY_S

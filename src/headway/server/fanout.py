@@ -25,10 +25,10 @@ from headway.core.errors import StoreError
 from headway.core.feed import EVERYTHING, Change, ChangeFeed, all_before, low_of
 from headway.core.instants import SECOND, Instant
 from headway.core.jobs import Job
-from headway.core.lifecycle import Status
 from headway.core.ports import Latest, LiveView
 from headway.operations.job_reader import length_of, overlaid, serial_of
-from headway.server.followers import Channel, Follower, StreamEvent, StreamPosition, job_event, log_event, push_to
+from headway.server.followers import Channel, Follower, StreamEvent, job_event, log_event, push_to
+from headway.server.live_fanout import LiveChannels, LiveJobs
 from headway.server.offload import Offload
 from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.jobs import change_of, listed
@@ -41,13 +41,9 @@ POLL_S: Final = 0.25  # Where nobody wakes us.
 OLDER_S_MAX: Final = 2.0
 STATES_MAX: Final = 20_000
 FOLLOWERS_MAX: Final = 20_000
-LIVE_EVERY_S: Final = 0.025
-LIVE_PER_SECOND_MAX: Final = 10_000  # To all followers together.
-LIVE_BYTES_PER_SECOND_MAX: Final = 128 << 10  # Of one job; who says more at a time is told more rarely.
 AGAIN_BYTES_MAX: Final = 4 << 20  # Of what a follower of everything has missed; of more, it reads everything anew.
 BREATH_BYTES: Final = 64 << 10
 EVENT_BYTES: Final = 512
-STRANGERS_MAX: Final = 500
 
 
 class Fanout:
@@ -67,8 +63,8 @@ class Fanout:
         self._clock = clock
         self._live = live
         self._heard: set[str] = set()  # Jobs whose live values come, and EVERYTHING.
-        self._bases: OrderedDict[str, tuple[Job, Latest | None]] = OrderedDict()  # Running jobs, for who follows all.
-        self._strangers: dict[str, Latest] = {}  # What was said of jobs that we have not read yet.
+        self._live_jobs = LiveJobs(feed, wake=wake)
+        self._live_channels = LiveChannels(clock, count=self.count, wake=wake)
         self._channels: dict[str, Channel] = {}
         self._everything: set[Follower] = set()
         self._count = 0
@@ -152,8 +148,7 @@ class Fanout:
             if self._live is not None and not self._everything:
                 self._heard.discard(EVERYTHING)
                 self._live.leave(EVERYTHING)
-                self._bases.clear()
-                self._strangers.clear()
+                self._live_jobs.clear()
 
     def wake_all(self) -> None:
         """Have everybody look whether to go on."""
@@ -207,8 +202,8 @@ class Fanout:
             await self._extend()
             self._extend_at = now + EXTEND_EVERY_S
         is_more = await self._read()
-        if self._strangers:
-            await self._meet_strangers()
+        for job in await self._live_jobs.load_unknown():
+            self._tell_everybody(self._told_job(job, None), job)
         if now >= self._sweep_at:
             await self._sweep()
             self._sweep_at = self._clock.monotonic() + SWEEP_EVERY_S
@@ -284,7 +279,7 @@ class Fanout:
         for followers, new, place in channel.to_tell(lines):
             event = StreamEvent(kind, data, id=None if new else place, version=job.version, live=serial_of(shown))
             push_to(followers, [event, log_event(new, place, job.version)] if new else [event])
-        self._tell_live_soon(channel)
+        self._live_channels.tell_soon(channel)
 
     async def _tell_jobs(self, job_ids: set[str], gaps: set[str]) -> None:
         """Tell jobs as they are now, whole: they have ended, or a version of them was not fed."""
@@ -308,7 +303,7 @@ class Fanout:
             event = job_event(kind, shown, self._clock.now())
             for followers, place in told:
                 push_to(followers, [event.at(place)])
-            self._tell_live_soon(channel)
+            self._live_channels.tell_soon(channel)
             await self._breathe(job)
 
     async def _tell_large(self, job: Job, told: Iterable[tuple[list[Follower], str]]) -> None:
@@ -359,7 +354,7 @@ class Fanout:
     def _told(self, change: Change, cursor: str) -> StreamEvent:
         job = change.job
         if self._live is not None and self._everything:
-            job = self._keep_base(job)
+            job = self._live_jobs.keep(job)
         return self._told_job(job, cursor)
 
     def _told_job(self, job: Job, cursor: str | None) -> StreamEvent:
@@ -392,88 +387,18 @@ class Fanout:
         follower.is_ready = True
         channel = self._channels.get(follower.job_id or "")
         if channel is not None:
-            self._tell_live_soon(channel)
+            self._live_channels.tell_soon(channel)
 
     def hear(self, latest: Latest, is_of_everything: bool) -> None:
         """Take what a running job says. Whether it is still the attempt that counts is known from the store alone."""
         channel = None if is_of_everything else self._channels.get(latest.job_id)
         if channel is not None:
             channel.hear(latest)
-            self._tell_live_soon(channel)
+            self._live_channels.tell_soon(channel)
         elif is_of_everything and self._everything:
-            self._hear_of_everything(latest)
-
-    def _tell_live_soon(self, channel: Channel) -> None:
-        if self._live is None or channel.timer is not None:
-            return
-        size = 0 if channel.live is None else len(channel.live.metadata or "") + len(channel.live.detail or "")
-        every_s = max(LIVE_EVERY_S, self.count() / LIVE_PER_SECOND_MAX, size / LIVE_BYTES_PER_SECOND_MAX)
-        rest_s = channel.told_at + every_s - self._clock.monotonic()
-        if rest_s > 0:
-            channel.timer = asyncio.get_running_loop().call_later(rest_s, self._tell_live, channel)
-        else:
-            self._tell_live(channel)
-
-    def _tell_live(self, channel: Channel) -> None:
-        job, live, channel.timer = channel.job, channel.live, None
-        if job is None or live is None:
-            return
-        if live.attempt > channel.attempt:
-            self.wake()  # That it has begun is told first, when it is read from the store.
-        if live.attempt != channel.attempt or channel.status != Status.RUNNING:
-            return
-        channel.told_at = self._clock.monotonic()
-        shown = overlaid(job, live)
-        if (job.version, serial_of(shown)) > channel.told:
-            channel.told = (job.version, serial_of(shown))
-            data = change_of(shown, self._clock.now())
-            push_to(channel.followers, [StreamEvent("progress", data, version=job.version, live=serial_of(shown))])
-        if channel.tail.attempt == channel.attempt and channel.tail.lines:
-            self._tell_tail(channel)
-
-    def _tell_tail(self, channel: Channel) -> None:
-        end = channel.attempt, channel.tail.lines[-1][0]
-        behind: dict[tuple[int, Instant], list[Follower]] = {}
-        for follower in channel.followers:
-            if follower.is_ready and follower.line < end:
-                behind.setdefault(follower.line, []).append(follower)
-        for line, followers in behind.items():
-            if new := channel.tail.since(line):
-                push_to(followers, [log_event(new, str(StreamPosition(channel.version, *end)), 0)])
-                for follower in followers:
-                    follower.line, follower.is_live = end, True
-
-    def _hear_of_everything(self, latest: Latest) -> None:
-        base, known = self._bases.get(latest.job_id, (None, None))
-        if base is None or base.attempt < latest.attempt:
-            if len(self._strangers) < STRANGERS_MAX:
-                self._strangers[latest.job_id] = latest
-                self.wake()
-        elif known is None or (known.attempt, known.serial) < (latest.attempt, latest.serial):
-            self._bases[latest.job_id] = base, latest
-            shown = overlaid(base, latest)
-            if shown is not base:
+            shown = self._live_jobs.hear(latest)
+            if shown is not None:
                 self._tell_everybody(self._told_job(shown, None), shown)
-
-    def _keep_base(self, job: Job) -> Job:
-        """Keep a running job to add to it what it says live; return it as it is to be told now."""
-        _, latest = self._bases.pop(job.id, (None, None))
-        if job.status is not Status.RUNNING:
-            return job
-        self._bases[job.id] = job, latest
-        if len(self._bases) > STATES_MAX:
-            self._bases.popitem(last=False)
-        return overlaid(job, latest)
-
-    async def _meet_strangers(self) -> None:
-        """Read the jobs that somebody who follows everything has not heard of, and tell what they have said."""
-        said, self._strangers = self._strangers, {}
-        for job in await self._feed.jobs(said, largest=LISTED_BYTES_MAX):
-            base = self._bases.get(job.id)
-            if job.status is Status.RUNNING and (base is None or base[0].version < job.version):
-                self._keep_base(job)
-                if job.attempt == said[job.id].attempt:
-                    self._hear_of_everything(said[job.id])
 
     def _tell_everybody(self, event: StreamEvent, job: Job) -> None:
         for follower in self._everything:

@@ -13,7 +13,7 @@ import pytest
 from headway.core.instants import HOUR, SECOND
 from headway.core.jobs import NewJob, Report
 from headway.core.ports import Latest
-from headway.server import fanout
+from headway.server import fanout, live_fanout
 from headway.server.fanout import Fanout
 from headway.server.followers import Follower, StreamEvent, StreamPosition
 from headway.server.routes import streams as follow
@@ -93,7 +93,7 @@ class Room:
         await self.fanout.tick()
 
     async def told(self, follower: Follower) -> list[StreamEvent]:
-        await asyncio.sleep(2 * fanout.LIVE_EVERY_S)
+        await asyncio.sleep(2 * live_fanout.LIVE_EVERY_S)
         self.heard[follower] += follower.take()
         return self.heard[follower]
 
@@ -186,7 +186,7 @@ async def test_a_flood_is_told_in_bounds(monkeypatch: pytest.MonkeyPatch) -> Non
         for number in range(50):
             it.say(number)
         assert await it.progress(follower) == [0, 0, 49]
-        monkeypatch.setattr(fanout, "LIVE_PER_SECOND_MAX", 1)
+        monkeypatch.setattr(live_fanout, "LIVE_PER_SECOND_MAX", 1)
         it.say(60)
         it.say(70)
         assert await it.progress(follower) == [0, 0, 49], "with many followers each is told less often"
