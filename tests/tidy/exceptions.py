@@ -29,7 +29,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.worker.process",
     },
     "headway.cli.doctor": {
-        "headway.adapters.engines",
         "headway.scheduling.audit",
         "headway.store.facts",
         "headway.store.file_access",
@@ -74,9 +73,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.worker.ipc",
     },
     "headway.cli.session": {
-        "headway.adapters.redis.live_progress",
-        "headway.adapters.transports",
-        "headway.queue.background_announcer",
         "headway.scheduling.audit",
         "headway.server.routes.bulk",
         "headway.store",

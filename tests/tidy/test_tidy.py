@@ -54,6 +54,17 @@ BANNED = {
 MAY_READ_TIME = {"headway.core.clock"}
 SHARED_RANDOMNESS = re.compile(r"random\.(?!Random$|SystemRandom$)\w+")
 
+# Who speaks HTTP, and with what. aiohttp takes 0.2 s to import and 12 MiB, so that blocking scripts and the children of
+# workers use the standard library, which also survives a fork and needs no event loop.
+HTTP_CLIENTS = {
+    **{name: set[str]() for name in ("httpx", "requests", "urllib3", "urllib.request")},
+    "http.client": {"headway.client.transport", "headway.worker.http"},
+    "aiohttp": {
+        *("headway.client.transport", "headway.server.outbound"),
+        *("headway.adapters.endpoints", "headway.adapters.etcd"),
+    },
+}
+
 # Statements about our own tables. What drivers say to a session (begin, pragma, catalogues) is not meant.
 TABLE = r"from\s+(?!pg_|sqlite_|information_schema)\w+\b(?!\s*\()"
 SQL = re.compile(
@@ -190,6 +201,14 @@ def only_the_clock_reads_time() -> Iterator[str]:
                     yield f"{where(module, line)}: `{name}` is banned here, use a random.Random handed in"
 
 
+def http_clients_are_few() -> Iterator[str]:
+    for module in MODULES:
+        for line, name, _ in imports(module):
+            library = next((known for known in HTTP_CLIENTS if f"{name}.".startswith(f"{known}.")), None)
+            if library is not None and module not in HTTP_CLIENTS[library]:
+                yield f"{where(module, line)}: {library} here: use aiohttp behind an adapter, or HTTP_CLIENTS says why"
+
+
 def sql_lives_in_sql_files() -> Iterator[str]:
     for module, tree in TREES.items():
         for node in ast.walk(tree):
@@ -267,6 +286,7 @@ RULES = [
     exceptions_are_needed,
     modules_classes_and_functions_are_small,
     only_the_clock_reads_time,
+    http_clients_are_few,
     sql_lives_in_sql_files,
     every_statement_is_used,
     nothing_is_unused,

@@ -15,7 +15,6 @@ from typing import Annotated, Final
 
 import typer
 
-from headway.adapters.engines import open_engine
 from headway.cli import doctor_network as exposure
 from headway.cli.audit import verdict
 from headway.cli.doctor_restored import recover
@@ -32,6 +31,7 @@ from headway.store.facts import Facts, facts
 from headway.store.file_access import exposures
 from headway.store.migrations import schema_version, steps_for
 from headway.store.sqlite import path_of
+from headway.wiring.engines import engine_of
 
 SKEW_S_MAX: Final = 1.0
 LATENCY_S_MAX: Final = 0.25
@@ -230,7 +230,7 @@ async def _coordination(session: Session, desk: Desk) -> AsyncIterator[Finding]:
     if settings.coordination == "store":
         return
     where = mask_url(settings.coordination)
-    engine = open_engine(settings.coordination, clock=desk.clock, node="doctor")
+    engine = engine_of(settings, desk.clock, node="doctor")
     holder, began = desk.clock.new_id("doctor"), desk.clock.monotonic()
     try:
         await engine.acquire(f"doctor/{holder}", holder=holder, duration=settings.leader_lease)

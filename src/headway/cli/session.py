@@ -266,9 +266,9 @@ class Desk:
         if self.redis is None or not any(job.status is Status.RUNNING for job in jobs):
             return list(jobs)
         if not self._views:
-            from headway.adapters.redis.live_progress import RedisView
+            from headway.wiring.engines import live_view_at
 
-            self._views.append(RedisView(self.redis, clock=self.clock, node=AUTHOR))
+            self._views.append(live_view_at(self.redis, self.clock))
         return await overlaid_all(self._views[0], jobs)
 
     async def aclose(self) -> None:
@@ -352,7 +352,7 @@ class Session:
     async def open(self, missing: Missing = "refuse") -> AsyncIterator[Desk]:
         """Open the store and hear its time. A file that is missing is made only where something is to be written."""
         from headway.core.clock import Clock
-        from headway.store import Store
+        from headway.wiring.engines import opened_store
         from headway.wiring.webhooks import OneOffSender
 
         if self.server is not None:
@@ -367,23 +367,11 @@ class Session:
                 raise no_store(settings.store)
             settings = replace(settings, store="sqlite://")
         clock = Clock(node=AUTHOR)
-        store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
-        post = None
-        if settings.transport != "store":
-            from headway.adapters.transports import open_transport
-            from headway.queue.background_announcer import BackgroundAnnouncer
-
-            post = BackgroundAnnouncer(lambda: open_transport(settings.transport, clock=clock, node=AUTHOR), clock)
-            store = store.announcing(post.announce, clock)
-        try:
+        async with opened_store(settings, clock) as store:
             sender = OneOffSender(store, settings, clock)
             desk = Desk(store, clock, await hear_time(store, clock), settings.store, settings.redis, sender)
             async with contextlib.aclosing(desk):
                 yield desk
-        finally:
-            if post is not None:
-                await post.flush_async()
-            await store.close()
 
     @asynccontextmanager
     async def operations(self, missing: Missing = "refuse") -> "AsyncIterator[Operations]":

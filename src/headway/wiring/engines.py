@@ -4,23 +4,33 @@ Each function returns None, or the plain store, where the settings leave the wor
 foreign systems are imported only where one is used.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from headway.coordination.admission import AdmittedLeases
 from headway.coordination.locks import Grants
 from headway.core.clock import Clock
-from headway.core.ports import Live, LiveView, Transport
+from headway.core.ports import Engine, Live, LiveView, Transport
 from headway.core.settings import Settings
 from headway.queue.announcer import Dispatch
+from headway.queue.background_announcer import BackgroundAnnouncer
 from headway.store import Store
+
+
+def engine_of(settings: Settings, clock: Clock, node: str | None = None) -> Engine:
+    """Open the coordination engine that the settings name; `node` names this process to the server."""
+    from headway.adapters.engines import open_engine
+
+    return open_engine(settings.coordination, clock=clock, node=node or clock.node)
 
 
 def admission_of(store: Store, settings: Settings, clock: Clock) -> AdmittedLeases | None:
     """Put the coordination engine in front of the store's leases; None where the store grants leases alone."""
     if settings.coordination == "store":
         return None
-    from headway.adapters.engines import open_engine
-
-    engine = open_engine(settings.coordination, clock=clock, node=clock.node)
-    return AdmittedLeases(engine, store.leases, clock=clock, falls_back=settings.coordination_fallback == "store")
+    return AdmittedLeases(
+        engine_of(settings, clock), store.leases, clock=clock, falls_back=settings.coordination_fallback == "store"
+    )
 
 
 def grants_of(store: Store, admission: AdmittedLeases | None) -> Grants:
@@ -56,8 +66,23 @@ def live_of(settings: Settings, clock: Clock) -> Live | None:
 
 def live_view_of(settings: Settings, clock: Clock) -> LiveView | None:
     """Open the subscription to live progress; None where the store carries it alone."""
-    if settings.redis is None:
-        return None
+    return None if settings.redis is None else live_view_at(settings.redis, clock)
+
+
+def live_view_at(url: str, clock: Clock) -> LiveView:
+    """Open the subscription to live progress on a server."""
     from headway.adapters.redis.live_progress import RedisView
 
-    return RedisView(settings.redis, clock=clock, node=clock.node)
+    return RedisView(url, clock=clock, node=clock.node)
+
+
+@asynccontextmanager
+async def opened_store(settings: Settings, clock: Clock) -> AsyncIterator[Store]:
+    """Open a store for a block; a transport, where there is one, is told of the jobs that become ready meanwhile."""
+    store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
+    announcer = BackgroundAnnouncer(lambda: transport_of(settings, clock), clock)
+    try:
+        yield store if settings.transport == "store" else store.announcing(announcer.announce, clock)
+    finally:
+        await announcer.flush_async()
+        await store.close()
