@@ -27,7 +27,7 @@ MUST_SEE: Final = (
     "paused",
     "range coalesced",
     "edit with pending instants",
-    "decided by somebody else",
+    "another node decided first",
     "stale attempt refused",
     "term lost: the store refused its token",
     "crash",

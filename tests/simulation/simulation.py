@@ -591,7 +591,7 @@ class Simulation:
             case DecisionRefused() if "no longer ours" in event.reason:
                 self.saw("stale token refused")
             case DecisionRefused():
-                self.saw("decided by somebody else")
+                self.saw("another node decided first")
             case AttemptsLost() if event.reason == "the store refused their outcomes":
                 self.saw("stale attempt refused")
             case AttemptsLost():

@@ -55,7 +55,7 @@ def test_fixed_seeds_keep_every_promise() -> None:
         assert result.problem is None, explain(result)
         seen.update(result.seen)
     rare = {
-        "decided by somebody else",
+        "another node decided first",
         "stale attempt refused",
         "pruned",
         "term lost: the store refused its token",

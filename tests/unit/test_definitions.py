@@ -134,7 +134,7 @@ def test_a_schedule_of_a_task_that_nobody_has_is_told(folder: Path) -> None:
         ('[tasks.b]\nhttp = "ftp://x"', "tasks.b: the URL of a request must look like"),
         ('[tasks.b]\nhttp = ["https://x"]', "tasks.b: the URL of a request must be text"),
         ('[tasks."a b\\n"]\ncommand = ["ls"]', "tasks"),
-        ('[tasks.""]\ncommand = ["ls"]', "tasks.: the name of a task must be a text that is not empty"),
+        ('[tasks.""]\ncommand = ["ls"]', "tasks.: the name of a task must be non-empty text"),
         ("schedules = 5", "schedules must be a table"),
         ('[schedules.n]\ncron = "0 2 * * *"', "schedules.n: a schedule needs a task"),
         ('[schedules.n]\ntask = "b"', "schedules.n: say when in one way: cron, every, after or at"),

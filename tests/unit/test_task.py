@@ -101,7 +101,7 @@ def test_a_name_is_not_empty(app: Headway, name: Any) -> None:
         lambda: app.command(name, ["ls"]),
         lambda: app.http(name, "https://example.org"),
     ):
-        with pytest.raises(InvalidTask, match="the name of a task must be a text that is not empty"):
+        with pytest.raises(InvalidTask, match="the name of a task must be non-empty text"):
             register()
     assert app.tasks == {}
 

@@ -304,7 +304,7 @@ def read(reply: Reply) -> Any:
 def part(text: str) -> str:
     """Write a name as one part of a path."""
     if not text:
-        raise DefinitionError("a name or an id must be a text that is not empty")
+        raise DefinitionError("a name or an id must be non-empty text")
     return quote(text, safe="") if text not in (".", "..") else text.replace(".", "%2E")
 
 

@@ -1,1 +1,1 @@
-"""The vocabulary and the pure decisions that everything else is built on. It imports nothing but itself."""
+"""The vocabulary and the pure decisions that everything else builds on. It imports nothing but itself."""

@@ -1,12 +1,12 @@
-"""Time and chance, the only place that reads either; and the one loop that everything runs in.
+"""Time and randomness, read only here; and the one loop that everything runs in.
 
-The store's clock decides what is due. A process never trusts its own wall clock: whenever the store tells its time,
-the process notes it beside its own *monotonic* clock and counts on from there. What it then believes is never ahead of
-the store: the store read its clock before the answer arrived, so the estimate is late by at most one round
-trip, and a stepping, frozen or wrong wall clock changes nothing.
+The store's clock decides what is due. A process never trusts its own wall clock: whenever the store reports its time,
+the process notes it beside its own *monotonic* clock and counts on from there. This estimate is never ahead of the
+store: the store read its clock before the response arrived, so the estimate is late by at most one round trip. A
+stepping, frozen or wrong wall clock changes nothing.
 
-Every loop of the engine is a `Loop`: a tick that returns the seconds to rest. Signals (a notification, a commit by a
-neighbour, a stop) only cut the rest short, so losing one costs latency and nothing else.
+Every loop of the engine is a `Loop`: a tick that returns the seconds to rest. Signals (a notification, a commit by
+another process, a stop) only cut the rest short, so losing one costs latency and nothing else.
 """
 
 import asyncio
@@ -24,15 +24,16 @@ CANCEL_AGAIN_S: Final = 0.1
 RETRY_REST_S_MIN: Final = 0.2
 RETRY_REST_S_MAX: Final = 5.0
 CLOCK_STEP_S: Final = 1.0
-_ID_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's: sorts as the numbers do, no i l o u.
+# Crockford's base 32: sorts like the numbers, without i l o u.
+_ID_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID_RANDOM_BITS: Final = 75
 _PAIRS: Final = tuple(high + low for high in _ID_ALPHABET for low in _ID_ALPHABET)
 
 
 def monotonic_now() -> float:
-    """Read a clock that never steps and, unlike `time.monotonic` on Linux, goes on while the machine sleeps.
+    """Read a clock that never steps and, unlike `time.monotonic` on Linux, advances while the machine sleeps.
 
-    A lease runs out while a laptop is closed; whoever holds it must notice when it is opened.
+    A lease expires while a laptop is closed; its holder must notice that when it is opened.
     """
     return time.clock_gettime(_MONOTONIC)
 
@@ -41,7 +42,7 @@ _MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def wall_now() -> Instant:
-    """Read this machine's own wall clock."""
+    """Read this machine's wall clock."""
     return time.time_ns() // 1_000
 
 
@@ -64,18 +65,18 @@ class Clock:
         self._last_id = (0, 0, "")  # The milliseconds, the random number, and the milliseconds as text.
 
     def now(self) -> Instant:
-        """Return the store's time, late by at most a round trip; before it was ever heard, the wall clock."""
+        """Return the store's time, late by at most a round trip; before the store has reported it, the wall clock."""
         if self._offset is None:
             return self.wall()
         return self._offset + round(self.monotonic() * SECOND)
 
     def observe(self, store_now: Instant, *, sent: float) -> None:
-        """Note the store's time from an answer that arrives now to a question sent at monotonic `sent`."""
+        """Note the store's time from a response that arrives now to a request sent at monotonic `sent`."""
         lowest = store_now - round(self.monotonic() * SECOND)
         highest = store_now - round(sent * SECOND)
         known = self._offset
         if known is not None and lowest <= known <= highest:
-            return  # The estimate is possible, and tighter than this answer could make it.
+            return  # The current estimate is possible, and tighter than this response could make it.
         self._offset = lowest
         if known is not None and abs(lowest - known) > CLOCK_STEP_S * SECOND:
             emit(ClockStepped(node=self.node, by_s=(lowest - known) / SECOND, store_now=store_now))
@@ -85,7 +86,7 @@ class Clock:
         return (self.wall() - self.now()) / SECOND
 
     def new_id(self, prefix: str) -> str:
-        """Make an id that sorts by the time it was made, also within one process and millisecond."""
+        """Make an id that sorts by its creation time, also within one process and millisecond."""
         millis = self.now() // 1_000
         last_millis, number, text = self._last_id
         if millis <= last_millis:
@@ -101,7 +102,7 @@ class Clock:
         return backoff(failures, first=first_s, most=most_s, factor=factor, spread=self.chance.random())
 
     def nap(self, seconds: float) -> None:
-        """Wait, for callers who cannot await."""
+        """Sleep, for callers who cannot await."""
         time.sleep(seconds)
 
     async def rest(self, seconds: float, wake: asyncio.Event) -> None:
@@ -113,12 +114,12 @@ class Clock:
             pass
 
     async def yield_to_loop(self) -> None:
-        """Let everything else on the loop have its turn, in the middle of something long."""
+        """Let the event loop run other tasks in the middle of a long computation."""
         await asyncio.sleep(0)
 
 
 async def cancel_until_done(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel tasks until they have ended. A client library can miss a cancellation, for instance while it connects."""
+    """Cancel tasks until they have ended. A client library can miss a cancellation, for example while it connects."""
     while waiting := [task for task in tasks if not task.done()]:
         for task in waiting:
             task.cancel()

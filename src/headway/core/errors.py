@@ -9,21 +9,21 @@
     │   ├── TaskNotFound
     │   ├── ScheduleNotFound
     │   └── JobNotFound
-    ├── Conflict              somebody else was first; read again and decide anew
+    ├── Conflict              a concurrent change came first; read again and decide anew
     │   ├── ScheduleChanged   the schedule has another revision than the caller saw
     │   ├── ScheduleOwned     the schedule belongs to another app
     │   ├── AlreadyFinal      the job has ended, and final states never change
     │   ├── NotFinal          the job has not ended yet
     │   ├── DuplicateKey      the idempotency key was used with other arguments
-    │   └── LockHeld          the lock is another's, and was not waited for any longer
-    ├── Denied                the credential is missing, wrong, or not enough for what was asked
+    │   └── LockHeld          another owner holds the lock, and the wait for it ended
+    ├── Denied                the credential is missing, wrong, or not sufficient
     ├── LeaseLost             this attempt, term or lock is no longer ours: stop, write nothing
     ├── JobFailed             the job that was waited for did not complete
     ├── EngineUnavailable     a server beside the store (Redis, etcd, …) does not answer; the store goes on without it
     └── StoreError
-        ├── StoreUnavailable  try again later; loops rest and go on
+        ├── StoreUnavailable  try again later; loops back off and retry
         │   └── StoreReadOnly the store takes no writes now; nothing was written; reads work
-        ├── StoreFull         the disk or quota under the store is used up; nothing was written; loops rest and go on
+        ├── StoreFull         the disk or quota under the store is used up; nothing was written; loops back off
         └── SchemaMismatch    the database is older or newer than this program
 
 A branch exists only where a caller would act differently. The docstring of a class is its default message.
@@ -54,7 +54,7 @@ class InvalidConfig(DefinitionError):
 
 
 class NotFound(HeadwayError):
-    """There is no such thing."""
+    """Not found."""
 
 
 class TaskNotFound(NotFound):
@@ -70,11 +70,11 @@ class JobNotFound(NotFound):
 
 
 class Conflict(HeadwayError):
-    """Somebody else was first."""
+    """The request conflicts with a concurrent change."""
 
 
 class ScheduleChanged(Conflict):
-    """The schedule was changed by somebody else; read it again."""
+    """The schedule was changed concurrently; read it again."""
 
 
 class ScheduleOwned(Conflict):
@@ -94,7 +94,7 @@ class DuplicateKey(Conflict):
 
 
 class LockHeld(Conflict):
-    """Somebody else has the lock."""
+    """The lock is held by another owner."""
 
 
 class Denied(HeadwayError):
@@ -102,7 +102,7 @@ class Denied(HeadwayError):
 
 
 class LeaseLost(HeadwayError):
-    """The lease is no longer ours."""
+    """The lease is lost: another process may hold it."""
 
 
 class JobFailed(HeadwayError):

@@ -54,7 +54,7 @@ OTHER: Final = "other"
 
 
 class Histogram:
-    """Durations in buckets: each counts those up to its bound that were above the bound before, the last the rest."""
+    """Durations in buckets: each counts those up to its bound and above the previous bound, the last one the rest."""
 
     __slots__ = ("bounds", "counts", "sum_s")
 
@@ -64,12 +64,12 @@ class Histogram:
         self.sum_s = 0.0
 
     def note(self, seconds: float, times: int = 1) -> None:
-        """Count a duration, as often as it was met."""
+        """Count a duration this many times."""
         self.counts[bisect_left(self.bounds, seconds)] += times
         self.sum_s += seconds * times
 
     def cumulated(self) -> list[tuple[str, float]]:
-        """Return for each bound how many were up to it, as Prometheus wants it."""
+        """Return the cumulative count for each bound, as Prometheus expects it."""
         rows, total = [], 0
         for bound, count in zip((*self.bounds, None), self.counts, strict=True):
             total += count
@@ -78,9 +78,9 @@ class Histogram:
 
 
 class ProcessMetrics:
-    """Counts what the node of this clock says, and what its API answers.
+    """Count the events of this clock's node and the responses of its API.
 
-    It is a subscriber of events; `cells` is what travels. Without a clock it counts answers only.
+    It is a subscriber of events; `cells` is what the heartbeat carries. Without a clock it counts responses only.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -105,13 +105,13 @@ class ProcessMetrics:
         }
 
     def __call__(self, event: EngineEvent) -> None:
-        """Count an event, if it is one of ours: in tests and simulations several nodes share a process."""
+        """Count an event of our own node: in tests and simulations several nodes share a process."""
         hear = self._hear.get(type(event))
         if hear is not None and self._clock is not None and event.node == self._clock.node:
             hear(event)
 
     def request(self, route: str, method: str, status: int, took_s: float) -> None:
-        """Count an answer of the API. `route` is the template of the path, never the path itself."""
+        """Count a response of the API. `route` is the template of the path, never the path itself."""
         kind = (route, method)
         times = self.answer_times.get(kind)
         if times is None:
@@ -122,7 +122,7 @@ class ProcessMetrics:
         self.answers[*kind, status // 100] += 1
 
     def cells(self) -> dict[str, int]:
-        """Return everything that was counted, without what is zero."""
+        """Return all counts except zeros."""
         cells = {name: number for name, number in self._counts.items() if number}
         for name, times in self._times.items():
             for bound, number in zip((*times.bounds, "inf"), times.counts, strict=True):
@@ -146,7 +146,7 @@ class ProcessMetrics:
             self._add(f"attempts|{settlement.outcome}", 1)
 
     def _decided(self, event: SchedulesDecided) -> None:
-        assert self._clock is not None, "without a clock nothing is heard"
+        assert self._clock is not None, "without a clock no event is counted"
         now, late = self._clock.now(), self._times["late"]
         for plan in event.plans:
             for decision in plan.decisions:
@@ -159,7 +159,7 @@ class ProcessMetrics:
 
 
 def histogram_of(name: str, cells: Mapping[str, int]) -> Histogram:
-    """Read a histogram out of the cells. Bounds that this version does not have go to the next larger one."""
+    """Read a histogram from the cells. Bounds that this version does not have count for the next larger one."""
     times = Histogram(BOUNDS_S[name])
     for cell, number in cells.items():
         head, _, bound = cell.partition("|")

@@ -1,6 +1,6 @@
-"""Settings: defaults, then headway.toml, then HEADWAY_* in the environment, then flags. The last one wins.
+"""Settings: defaults, then headway.toml, then HEADWAY_* in the environment, then flags. Later sources win.
 
-A wrong value stops the start with one line that names the setting, where it came from and what it may be.
+An invalid value stops the start with one line that names the setting, its source and the allowed values.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ SECRET_LENGTH_MIN: Final = 16
 SECRET_LENGTH_MAX: Final = 512
 _SECRET_LETTERS_MIN: Final = 8
 _SECRET_REST_MIN: Final = 4
-# What examples and guides write where a secret belongs; nobody else is meant to keep it.
+# Placeholders for secrets in examples and guides; nobody should keep them.
 _PLACEHOLDERS: Final = re.compile(
     r"chang(e|ing)?(it|me|this)|(replace|insert|fill|put|paste)(it|me|this|in|your|here)|placeholder|example|sample"
     r"|your(own)?(admin|api|secret|token|key|password)|(token|secret|key|value)(goes)?here|generatea|password|passw0rd|passwort|letmein|default"
@@ -40,7 +40,7 @@ DEFINITIONS: Final = ("name", "tasks", "schedules")  # In the file beside the se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that can be set from outside. Durations are microseconds."""
+    """All settings. Durations are microseconds."""
 
     store: str = STORE_DEFAULT
     app: str | None = None
@@ -83,7 +83,7 @@ class Settings:
         environ: Mapping[str, str] | None = None,
         file: Path | None = None,
     ) -> "Settings":
-        """Read every source in its order; flags that are None do not count."""
+        """Read every source in order; flags that are None are ignored."""
         environ = {**_also, **os.environ} if environ is None else environ
         values: dict[str, object] = {}
         sources: dict[str, str] = {}
@@ -105,19 +105,19 @@ _also: dict[str, str] = {}
 
 
 def read_also(variables: Mapping[str, str]) -> None:
-    """Read settings of this process also from variables that are not in its environment any more."""
+    """Also read settings from variables that are no longer in the environment of this process."""
     _also.update(variables)
 
 
 def mask_url(url: str) -> str:
-    """Hide the credentials of a URL, for every place where people or logs can see it."""
-    # Up to the last @, because a password may have one, or a slash: rather hide too much than show a part of it.
+    """Mask the credentials of a URL, for every place where people or logs can see it."""
+    # Up to the last @: a password may contain one, or a slash. Rather mask too much than show a part of it.
     masked = re.sub(r"(?s)^([a-zA-Z][a-zA-Z0-9+.-]*://)?.*@", r"\1***@", url)
     return re.sub(r"(?i)((?:password|passwd|token|secret|key)=)[^&]*", r"\1***", masked)
 
 
 def store_kind(url: str) -> str:
-    """Return what kind of store a URL names, which is all that a log has to know of it."""
+    """Return the kind of store that a URL names, which is all that a log needs."""
     return url.partition(":")[0]
 
 
@@ -132,12 +132,12 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def read_file(path: Path) -> dict[str, object]:
-    """Read a file as it is, settings and definitions; one that is not there is empty."""
+    """Read a file with settings and definitions; a missing file is empty."""
     if not path.is_file():
         return {}
     try:
         return tomllib.loads(path.read_text())
-    except (ValueError, RecursionError, OSError) as error:  # No TOML, no UTF-8, a number or a nesting beyond reason.
+    except (ValueError, RecursionError, OSError) as error:  # Not TOML, not UTF-8, or a number or nesting beyond reason.
         raise InvalidConfig(f"{path} cannot be read: {error}") from None
 
 
@@ -151,7 +151,7 @@ def _from_file(path: Path) -> dict[str, object]:
 
 def _text(label: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise InvalidConfig(f"{label} must be a text that is not empty")
+        raise InvalidConfig(f"{label} must be non-empty text")
     return value
 
 
@@ -163,7 +163,7 @@ def _store(label: str, value: object) -> str:
 
 
 def _engine(*schemes: str, is_store: bool = True) -> Callable[[str, object], str]:
-    """Read the address of a server beside the store, or `store` where the store can do its part alone."""
+    """Read the URL of a server beside the store, or `store` where the store can do its part alone."""
 
     def read(label: str, value: object) -> str:
         text = _text(label, value).strip()
@@ -229,7 +229,7 @@ def _is_address(text: str) -> bool:
 
 
 def _is_host_name(text: str) -> bool:
-    """Say whether this can be the name of a host; what ends in a number is an address, and then a wrong one."""
+    """Return whether this can be a host name; a text that ends in a number is an address, and then a wrong one."""
     return bool(_HOST.fullmatch(text)) and not text.rstrip(".").rpartition(".")[2].isdecimal()
 
 
@@ -241,7 +241,7 @@ def _host(label: str, value: object) -> str:
 
 
 def read_secret(label: str, value: object) -> str:
-    """Read a secret. It is never shown; placeholders of examples and guessable values are refused."""
+    """Read a secret, which is never shown. Refuse placeholders of examples and guessable values."""
     text = value if isinstance(value, str) and value.isascii() and value.isprintable() and " " not in value else ""
     if not SECRET_LENGTH_MIN <= len(text) <= SECRET_LENGTH_MAX or _is_guessable(text):
         raise InvalidConfig(
@@ -252,7 +252,7 @@ def read_secret(label: str, value: object) -> str:
 
 
 def _is_guessable(text: str) -> bool:
-    """Say whether a secret is a placeholder, or little more than stock words, repetitions and runs of the keyboard."""
+    """Return whether a secret is a placeholder, or little more than stock words, repetitions and keyboard runs."""
     plain = re.sub("[^a-z0-9]", "", text.lower())
     if len(set(text)) < _SECRET_LETTERS_MIN or text in (text + text)[1:-1] or _PLACEHOLDERS.search(plain):
         return True
@@ -264,7 +264,7 @@ def _is_guessable(text: str) -> bool:
 
 
 def _variables(label: str, value: object) -> tuple[str, ...]:
-    """Read names of variables of Headway's own; those of others are not withheld from anybody."""
+    """Read names of Headway's own variables; others are not withheld from tasks."""
     names = _names(label, value)
     for name in names:
         if not re.fullmatch("HEADWAY_[A-Z_]{1,60}", name):

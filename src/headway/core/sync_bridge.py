@@ -33,7 +33,7 @@ class Portal:
         """Run a coroutine on the background loop and wait for its result."""
         if threading.current_thread() is self._thread:
             coroutine.close()
-            raise InvalidTask("a _sync call inside of Headway's own loop would wait for itself; await its twin instead")
+            raise InvalidTask("a _sync call inside of Headway's own loop would deadlock; await the coroutine instead")
         called = self.submit(coroutine)
         try:
             return called.result()

@@ -17,7 +17,7 @@ ATTEMPTS_MAX: Final = 1_000
 def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> str:
     """Return a name that is safe to store and show, or say what is wrong with it."""
     if not isinstance(value, str) or not value.strip():
-        raise InvalidTask(f"{what} must be a text that is not empty, not {quote(value)}")
+        raise InvalidTask(f"{what} must be non-empty text, not {quote(value)}")
     if len(value) > length_max:
         raise InvalidTask(f"{what} must have at most {length_max} characters, not {len(value)}")
     if not value.isprintable():

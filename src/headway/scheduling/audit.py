@@ -39,10 +39,10 @@ LEDGER_PAGE: Final = 1_000
 _FOREVER: Final = 2**62
 _BEGINNING: Final = -(2**62)
 _AGAIN_MAX: Final = 10
-# The end of a job and the next instant that follows from it are written by two statements of one transaction.
+# One transaction writes the end of a job and the next instant that follows from it, in two statements.
 _FOLLOW_SLACK: Final = MINUTE
 
-Record: TypeAlias = tuple[Occurrence, Instant | None]  # A record of the ledger and the end of its job.
+Record: TypeAlias = tuple[Occurrence, Instant | None]  # A ledger record and the end of its job.
 
 
 # Comparing --------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ Record: TypeAlias = tuple[Occurrence, Instant | None]  # A record of the ledger 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFinding:
-    """Something in the ledger that should not be so, for one instant or a run of them."""
+    """Something wrong in the ledger, for one instant or a run of instants."""
 
     schedule: str
     instant: Instant
@@ -60,7 +60,7 @@ class AuditFinding:
     tenant: str = DEFAULT_TENANT
 
     def to_dict(self) -> JsonObject:
-        """Write the JSON form; a run of instants has `until`."""
+        """Return the JSON form; a run of instants has `until`."""
         until = {} if self.until is None else {"until": _when(self.until)}
         return {
             "schedule": self.schedule,
@@ -80,19 +80,19 @@ class AuditFindings:
     total: int = 0
 
     def add(self, *findings: AuditFinding) -> None:
-        """Keep findings while there is room, and count them."""
+        """Keep findings up to the limit, and count all of them."""
         self.kept.extend(findings[: FINDINGS_MAX - len(self.kept)])
         self.total += len(findings)
 
     def merge(self, other: "AuditFindings") -> None:
-        """Take over what another list has."""
+        """Add the findings of another list."""
         self.kept.extend(other.kept[: FINDINGS_MAX - len(self.kept)])
         self.total += other.total
 
 
 @dataclass(slots=True, kw_only=True)
 class AuditReport:
-    """What the audit of one or many schedules found. `unreadable` are schedules that could not be audited."""
+    """The result of auditing one or many schedules. `unreadable` lists schedules that could not be audited."""
 
     schedules: int = 0
     expected: int = 0
@@ -104,11 +104,11 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Say whether the ledger is exactly what the schedules explain."""
+        """Return whether the ledger is exactly what the schedules explain."""
         return not (self.gaps.total or self.duplicates.total or self.phantoms.total or self.unreadable.total)
 
     def merge(self, other: "AuditReport") -> None:
-        """Add what another report says."""
+        """Add another report."""
         self.schedules += other.schedules
         self.expected += other.expected
         self.recorded += other.recorded
@@ -116,7 +116,7 @@ class AuditReport:
             mine.merge(theirs)
 
     def to_dict(self) -> JsonObject:
-        """Write the JSON form: the first findings of each kind, and how many there are in all."""
+        """Return the JSON form: the first findings of each kind, and the total counts."""
         kinds = self._findings()
         return {
             "schedules": self.schedules,
@@ -139,11 +139,11 @@ class AuditReport:
 def _when(instant: Instant) -> str:
     if INSTANT_MIN <= instant <= INSTANT_MAX:
         return isoformat(instant)
-    return f"{instant} µs"  # A ledger that was tampered with may hold any number.
+    return f"{instant} µs"  # A corrupted ledger may hold any number.
 
 
 class ScheduleAudit:
-    """Compares one schedule's records, fed oldest first, with the instants its revisions explain."""
+    """Compare one schedule's records, fed oldest first, with the instants its revisions explain."""
 
     def __init__(self, cursor: Cursor, revisions: Sequence[Revision], *, after: Instant, until: Instant) -> None:
         decided_through = cursor.decided_through
@@ -165,7 +165,7 @@ class ScheduleAudit:
                 yield from blocks_of(revision.spec, max(after, revision.effective_at), min(until, end))
 
     def straddle(self, record: Occurrence) -> None:
-        """Take a run that began before the time that is looked at, and reaches into it."""
+        """Handle a run that began before the audited time and reaches into it."""
         if record.until is not None and record.until > self._covered:
             skipped = self._instants.skip(record.until)
             self._count(skipped.count, skipped.count)
@@ -187,14 +187,14 @@ class ScheduleAudit:
             self._last_fired = (record, finished_at)
 
     def finish(self) -> None:
-        """Report what is expected behind the last record."""
+        """Report expected instants after the last record."""
         self._missing(self._instants.skip(self._until))
 
     def unfollowed(self) -> tuple[Instant, Instant] | None:
-        """Return when the job of the last record of a fixed delay ended, and when its successor was due.
+        """Return when the last job of a fixed delay ended, and when its successor was due.
 
-        None when the successor need not be there: the schedule was changed or removed, the job is live or was
-        pruned, the time is not decided yet or not looked at, or something other than a job was recorded last.
+        Return None when there need not be a successor: the schedule was changed or removed, the job is live or was
+        pruned, the time is not decided yet or not audited, or the last record has no job.
         """
         if self._until < self._decided_through:
             return None
@@ -212,7 +212,7 @@ class ScheduleAudit:
 
     def report_unfollowed(self, ended: Instant, due: Instant) -> None:
         """Report the missing successor of a fixed delay."""
-        reason = f"the job before it ended at {_when(ended)}, and nothing was decided a delay later"
+        reason = f"the previous job ended at {_when(ended)}, and nothing was decided a delay later"
         self.report.expected += 1
         self.report.gaps.add(_finding(self._cursor, due, reason))
 
@@ -221,7 +221,7 @@ class ScheduleAudit:
         return self._revisions[index] if index >= 0 else None
 
     def _is_usual(self, record: Occurrence, revision: Revision | None) -> bool:
-        """Take a single record for the very next instant, under the right revision."""
+        """Consume a single record for the very next instant under the right revision; return whether it is one."""
         return (
             record.count == 1
             and record.until is None
@@ -266,7 +266,7 @@ class ScheduleAudit:
         return InstantCursor(self._expected(first - 1, self._decided_through)).skip(end)
 
     def _feed_after(self, record: Occurrence, revision: Revision, trigger: After) -> None:
-        self._missing(self._instants.skip(record.instant - 1))  # What a calendar had before this revision.
+        self._missing(self._instants.skip(record.instant - 1))  # Instants of a calendar trigger before this revision.
         reason = self._wrong_after(record, revision, trigger)
         self._count(0 if reason else 1, record.count)
         if record.instant <= self._covered:
@@ -358,10 +358,10 @@ def audit_schedule(
 
 
 class AuditSource(Protocol):
-    """What the audit reads. Methods may raise `StoreUnavailable`; the audit then ends, and can be run again."""
+    """What the audit reads. Methods may raise `StoreUnavailable`; the audit then ends and can be repeated."""
 
     async def keys(self, after: str, limit: int) -> list[Cursor]:
-        """Return a page of all schedules, also removed ones and such that cannot be read, by key in byte order."""
+        """Return a page of all schedules by key in byte order, including removed and unreadable ones."""
         ...
 
     async def revisions(self, key: str) -> list[Revision]:
@@ -377,18 +377,18 @@ class AuditSource(Protocol):
         ...
 
     async def started_by_hand(self, key: str, after: Instant) -> bool:
-        """Say whether a job of the schedule that belongs to no instant was live at this time or later."""
+        """Return whether a job of the schedule without an instant was live at this time or later."""
         ...
 
     async def pruned_through(self) -> Instant:
-        """Return the time up to which decisions may have been deleted because of their age."""
+        """Return the time up to which retention may have deleted decisions."""
         ...
 
 
 async def audit(
     source: AuditSource, *, key: str | None = None, since: Instant | None = None, until: Instant | None = None
 ) -> AuditReport:
-    """Audit the schedule with this key or all of them, in bounded memory, while schedulers may go on deciding."""
+    """Audit the schedule with this key, or all, in bounded memory, while schedulers keep deciding."""
     report, after = AuditReport(), ""
     if key is not None:
         cursor = await _find(source, key)
@@ -404,9 +404,9 @@ async def audit(
 
 
 async def _find(source: AuditSource, key: str) -> Cursor | None:
-    """Read one schedule, also a removed one, by asking for what follows the key just before it."""
+    """Read one schedule, also a removed one, by asking for the key after the one just before it."""
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in key):
-        return None  # No text that a store could hold or compare.
+        return None  # No store could hold or compare this text.
     page = await source.keys(_just_before(key), 2)
     return next((cursor for cursor in page if cursor.key == key), None)
 
@@ -421,7 +421,7 @@ def _just_before(key: str) -> str:
 async def _audit_one(
     source: AuditSource, cursor: Cursor, since: Instant | None, until: Instant | None, pruned: Instant
 ) -> AuditReport:
-    """Audit one schedule; once more when what it misses may have been pruned meanwhile."""
+    """Audit one schedule; audit it again when missing records may have been pruned in the meantime."""
     for _ in range(_AGAIN_MAX):
         try:
             report = await _compare(source, cursor, max(pruned, _BEGINNING if since is None else since - 1), until)
@@ -439,8 +439,8 @@ async def _audit_one(
 async def _compare(source: AuditSource, cursor: Cursor, after: Instant, until: Instant | None) -> AuditReport:
     key = cursor.key
     revisions = await source.revisions(key)
-    if not revisions:  # A schedule is stored with its first definition, and none is ever deleted.
-        raise DefinitionError("its definitions are gone, so nobody can say what should have been decided")
+    if not revisions:  # A schedule is stored with its first definition, and definitions are never deleted.
+        raise DefinitionError("its definitions are gone, so the expected instants are unknown")
     end = _FOREVER if until is None else until
     comparing = ScheduleAudit(cursor, revisions, after=after, until=end)
     if after > revisions[0].effective_at:
@@ -456,11 +456,11 @@ async def _compare(source: AuditSource, cursor: Cursor, after: Instant, until: I
 
 
 async def _records(source: AuditSource, cursor: Cursor, after: Instant, until: Instant) -> AsyncIterator[Record]:
-    """Yield records page by page; those that were decided after the cursor was read are left out."""
+    """Yield records page by page, without those decided after the cursor was read."""
     while page := await source.ledger(cursor.key, after, until, LEDGER_PAGE):
         for record, finished_at in page:
             if record.instant > cursor.decided_through:
-                # Decided meanwhile, or never: the record and the cursor are written together.
+                # Decided in the meantime, or never: record and cursor are written together.
                 now = await _find(source, cursor.key)
                 if now is not None and now.decided_through >= record.instant:
                     return

@@ -1,12 +1,12 @@
-"""Which instants a schedule has, worked out once more for the audit, by other means than the scheduler's.
+"""Expand a schedule into its instants for the audit, independently of the scheduler.
 
-It must not be wrong in the same way as the scheduler, so it shares no arithmetic with it: not the planner, and not the
-engine behind the triggers either. A cron text is read here again, into plain sets of numbers, and expanded day by day;
-what a local time means in UTC is asked of `zoneinfo` for both folds, and a time that does not survive the way to UTC
-and back does not exist. Only the triggers' fields are shared, and that they were checked when they were made. The tests
-compare the two readings of the same rules over random expressions and zones.
+The audit must not be wrong in the same way as the scheduler, so it shares no arithmetic with it: neither the planner
+nor the engine behind the triggers. It parses a cron expression again, into plain sets of numbers, and expands it day by
+day. `zoneinfo` converts local times to UTC for both folds; a time that does not survive the round trip does not exist.
+Only the triggers' fields are shared, and the fact that they were checked when they were made. The tests compare the two
+implementations over random expressions and zones.
 
-Instants come in blocks, one for each day of a cron text, that are counted and passed over without being listed.
+Instants come in blocks, one for each day of a cron expression, which are counted and skipped without being listed.
 """
 
 import calendar
@@ -34,16 +34,16 @@ class Block:
     high: int
 
     def position(self, instant: Instant) -> int:
-        """Return the index behind the last time that is not later."""
+        """Return the index after the last time that is not later."""
         return bisect_right(self.times, instant - self.base, self.low, self.high)
 
     def clipped(self, after: Instant, until: Instant) -> "Block":
-        """Return what of it lies in (after, until]."""
+        """Return the part that lies in (after, until]."""
         return Block(self.base, self.times, self.position(after), self.position(until))
 
 
 def blocks_of(spec: ScheduleSpec, after: Instant, until: Instant) -> Iterator[Block]:
-    """Yield the instants of a schedule in (after, until] as blocks, none of them empty."""
+    """Yield the instants of a schedule in (after, until] as non-empty blocks."""
     if spec.start is not None:
         after = max(after, spec.start - 1)
     if spec.end is not None:
@@ -70,13 +70,13 @@ def _trigger_blocks(spec: ScheduleSpec, after: Instant, until: Instant) -> Itera
 
 def _every_block(every: Every, after: Instant, until: Instant) -> Block:
     start = every.start or 0
-    steps = max(0, -(-(after + 1 - start) // every.interval))  # Rounded up: the first one that is not before.
+    steps = max(0, -(-(after + 1 - start) // every.interval))  # Rounded up: the first that is not earlier.
     times = range(start + steps * every.interval, until + 1, every.interval)
     return Block(0, times, 0, len(times))
 
 
 def expected(spec: ScheduleSpec, after: Instant, until: Instant) -> Iterator[Instant]:
-    """Yield the instants that a schedule has in (after, until], in order; none for a fixed delay."""
+    """Yield the instants of a schedule in (after, until], in order; none for a fixed delay."""
     for block in blocks_of(spec, after, until):
         for index in range(block.low, block.high):
             yield block.base + block.times[index]
@@ -84,7 +84,7 @@ def expected(spec: ScheduleSpec, after: Instant, until: Instant) -> Iterator[Ins
 
 @dataclass(frozen=True, slots=True)
 class SkippedInstants:
-    """The expected instants that one step passed over."""
+    """The expected instants that one step skipped."""
 
     count: int = 0
     first: Instant = 0
@@ -92,7 +92,7 @@ class SkippedInstants:
 
 
 class InstantCursor:
-    """Expected instants, passed over once, from front to back."""
+    """Read expected instants once, from front to back."""
 
     def __init__(self, blocks: Iterator[Block]) -> None:
         self._blocks = blocks
@@ -100,7 +100,7 @@ class InstantCursor:
         self._index = self._block.low if self._block else 0
 
     def takes(self, instant: Instant) -> bool:
-        """Pass over this instant if it is the next one: the usual case."""
+        """Advance past this instant if it is the next one, which is the usual case."""
         block = self._block
         if block is None or block.base + block.times[self._index] != instant:
             return False
@@ -110,7 +110,7 @@ class InstantCursor:
         return True
 
     def skip(self, until: Instant) -> SkippedInstants:
-        """Pass over everything that is not later, and say what it was."""
+        """Advance past everything that is not later, and return what was skipped."""
         count = first = last = 0
         while (block := self._block) is not None:
             position = max(self._index, block.position(until))
@@ -129,7 +129,7 @@ class InstantCursor:
         self._index = self._block.low if self._block else 0
 
 
-# Cron, read once more ---------------------------------------------------------------------------------------
+# Cron, parsed independently ---------------------------------------------------------------------------------
 
 _MACROS: Final = {
     "@yearly": "0 0 1 1 *",
@@ -155,7 +155,7 @@ def _number(text: str) -> int:
 
 
 def _values(text: str, low: int, high: int) -> frozenset[int]:
-    """List the values of a field that has no special letters."""
+    """List the values of a field without special letters."""
     found: set[int] = set()
     for item in text.split(","):
         base, _, step = item.partition("/")
@@ -166,14 +166,14 @@ def _values(text: str, low: int, high: int) -> frozenset[int]:
         else:
             first = last = _number(base)
             last = high if step else last
-        if last < first:  # Around the corner: 22-2.
+        if last < first:  # A range that wraps around: 22-2.
             last += high - low + 1
         found.update((value - low) % (high - low + 1) + low for value in range(first, last + 1, int(step or 1)))
     return frozenset(found)
 
 
 def _weekday_values(text: str) -> frozenset[int]:
-    """List plain weekdays, 0 to 6; 7 is Sunday again, and a Sunday that begins something is 0."""
+    """List plain weekdays, 0 to 6. 7 is Sunday again; a Sunday that begins a range is 0."""
     items = []
     for item in text.split(","):
         begins, dash, rest = item.partition("-")
@@ -186,7 +186,7 @@ def _weekday_values(text: str) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _CronSets:
-    """A cron text as sets of numbers, and the seconds of a day as one sorted list, in microseconds."""
+    """A cron expression as sets of numbers, and the seconds of a day as one sorted list, in microseconds."""
 
     times: Sequence[int]
     hours: frozenset[int]
@@ -198,7 +198,7 @@ class _CronSets:
     days_of_months: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
     def has_day(self, ordinal: int) -> bool:
-        """Say whether the expression runs on this day of the local calendar."""
+        """Return whether the expression runs on this day of the local calendar."""
         if not _ORDINALS[0] <= ordinal < _ORDINALS[1]:
             return False
         day = datetime.fromordinal(ordinal)
@@ -221,7 +221,7 @@ class _CronSets:
 
 
 def _dates(item: str, weekdays: dict[int, int]) -> frozenset[int]:
-    """List the days of a month that one item of the day-of-month field means."""
+    """List the days of a month that one item of the day-of-month field selects."""
     length = len(weekdays)
     if item.endswith("W"):
         target = length if item == "LW" else int(item[:-1])
@@ -236,7 +236,7 @@ def _dates(item: str, weekdays: dict[int, int]) -> frozenset[int]:
 
 
 def _weekdays(item: str, weekdays: dict[int, int]) -> frozenset[int]:
-    """List the days of a month that one item of the day-of-week field means."""
+    """List the days of a month that one item of the day-of-week field selects."""
     name, hash_sign, nth = item.partition("#")
     if hash_sign or (item.endswith("L") and item[:-1]):
         wanted = _number(name if hash_sign else item[:-1]) % 7
@@ -287,14 +287,14 @@ def _offset_s(local: datetime, zone: ZoneInfo, fold: int) -> int:
 
 
 def _one_offset(moments: Iterable[datetime], zone: ZoneInfo) -> int | None:
-    """Return the offset that all of these local times have in both folds; None when they differ."""
+    """Return the UTC offset that all of these local times have in both folds; None when they differ."""
     offsets = {_offset_s(local, zone, fold) for local in moments for fold in (0, 1)}
     return offsets.pop() if len(offsets) == 1 else None
 
 
 @lru_cache(maxsize=65_536)
 def _steady_offset(zone_name: str, ordinal: int) -> int | None:
-    """Return the offset of a local day on which no clock is changed, else None.
+    """Return the UTC offset of a local day without a clock change, else None.
 
     No zone has changed twice within six hours, so a change shows at one of these times, or between two of them.
     """
@@ -304,9 +304,9 @@ def _steady_offset(zone_name: str, ordinal: int) -> int | None:
 
 
 def _cron_blocks(cron: Cron, after: Instant, until: Instant) -> Iterator[Block]:
-    """Yield one block per local day, and one for all neighbouring days in which clocks are changed.
+    """Yield one block per local day, and one for all adjacent days with clock changes.
 
-    A change can move what belongs to a day past midnight, so the day after a change is never taken alone.
+    A change can move an instant past midnight, so the day after a change is never expanded alone.
     """
     reading = _read(cron.expr, cron.seconds)
     first = max(_EPOCH_DAY + after // DAY - 2, _ORDINALS[0] - 1)
@@ -353,12 +353,12 @@ def _hour_seconds(cron: Cron, reading: _CronSets, day: datetime, hour: int) -> I
 
 
 def _seconds_of(cron: Cron, reading: _CronSets, local: datetime, zone: ZoneInfo) -> list[int]:
-    """Return the UTC seconds at which one local time runs, under the schedule's rule for clock changes."""
+    """Return the UTC seconds at which one local time runs, under the schedule's DST policy."""
     naive_s = (local.toordinal() - _EPOCH_DAY) * _DAY_S + (local - datetime.fromordinal(local.toordinal())).seconds
     both = sorted({naive_s - _offset_s(local, zone, fold) for fold in (0, 1)})
     shown = [second for second in both if _local(second, zone) == local]
     if reading.every_hour:
-        return shown  # An interval, not a time of day: whatever the clock shows runs.
+        return shown  # An interval, not a time of day: it runs whatever the clock shows.
     if not shown:
         return [] if cron.dst == "skip" else [_end_of_gap(both[0], both[-1], zone)]
     return shown if cron.dst == "both" else shown[:1]

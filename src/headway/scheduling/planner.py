@@ -1,4 +1,4 @@
-"""When is arithmetic: from a schedule and a time to decisions, with no clock, no store and no memory.
+"""The planner turns a schedule and a time into decisions: pure arithmetic, with no clock, store or memory.
 
 `plan` looks at the instants in (decided_through, now] and decides each of them exactly once:
 
@@ -8,14 +8,14 @@
                └ missed       └ latest all    └ skip queue   └ next_at
                                 skip            allow replace
 
-Pause windows cut out their own stretch. Each stretch is treated as a whole: a run of equal decisions is one record
-with a count, so that a year of silence of an every-second schedule costs a few records, not thirty million steps.
+Each pause cuts out its own stretch of time. A stretch is treated as a whole: a run of equal decisions is one record
+with a count. So a year of downtime of an every-second schedule costs a few records, not thirty million steps.
 
-An instant that is late by up to `grace` counts as on time. Under `missed=latest` what is late is merged into the
-next instant that is on time or, when there is none, into the newest late one. Under `missed=all` the newest
-`catch_up_limit` late instants fire, oldest first, their starts spread by `catch_up_rate`; unless `overlap=allow`
-they wait for one another, in a line that holds `catch_up_limit` or `queue_limit`, whichever is more. Each replacing the
-one before would be pointless, so `overlap=replace` treats `all` as `latest`.
+An instant that is late by up to `grace` counts as on time. Under `missed=latest` late instants are merged into the next
+instant that is on time or, when there is none, into the newest late one. Under `missed=all` the newest `catch_up_limit`
+late instants fire, oldest first, their starts spread by `catch_up_rate`; unless `overlap=allow` they wait for one
+another, in a queue that holds `catch_up_limit` or `queue_limit`, whichever is more. Each replacing the previous one
+would be pointless, so `overlap=replace` treats `all` as `latest`.
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ FIRES_PER_PLAN_MAX: Final = 1_000
 
 
 def plan(schedule: Schedule, now: Instant, live: LiveJobs) -> Plan:
-    """Decide every instant of the schedule that is due and undecided.
+    """Decide every due and undecided instant of the schedule.
 
     Under `overlap=allow` a plan may end early, after `FIRES_PER_PLAN_MAX` on-time fires; its `next_at` is then due.
     """
@@ -44,7 +44,7 @@ def plan(schedule: Schedule, now: Instant, live: LiveJobs) -> Plan:
 
 
 def first_at(spec: ScheduleSpec, now: Instant) -> Instant | None:
-    """Return the first instant of a schedule that begins to count now."""
+    """Return the first instant of a schedule that starts now."""
     if isinstance(spec.trigger, After):
         first = max(now + 1, spec.start or 0)  # A fixed delay has no earlier job to wait for.
         return None if spec.end is not None and first > spec.end else first
@@ -60,7 +60,7 @@ def next_instant(spec: ScheduleSpec, trigger: CalendarTrigger, after: Instant) -
 
 
 def jittered(schedule: str, instant: Instant, jitter: Duration) -> Instant:
-    """Move the start, not the instant, by a hash of both: the same on every node and every try."""
+    """Move the start, not the instant, by a hash of both: the same on every node and every retry."""
     if not jitter:
         return instant
     digest = blake2b(f"{schedule}\0{instant}".encode(), digest_size=8).digest()
@@ -86,7 +86,7 @@ class _Stretch:
 
 @dataclass(slots=True)
 class _CalendarPlan:
-    """The work of one call of `plan`: decisions pile up in time order."""
+    """Collect the decisions of one call of `plan`, in time order."""
 
     schedule: Schedule
     trigger: CalendarTrigger
@@ -160,7 +160,7 @@ class _CalendarPlan:
         if spec.missed is Missed.ALL and spec.overlap is not Overlap.REPLACE:
             return self._nth_newest(late, spec.catch_up_limit)
         if self._newest(on_time) is not None:
-            return None  # Merged into what is on time.
+            return None  # Merged into an on-time instant.
         return self._newest(late)
 
     def _newest(self, stretches: list[_Stretch]) -> Instant | None:
@@ -232,10 +232,10 @@ class _CalendarPlan:
             instant = self.trigger.next_after(instant)
 
     def _blocked_late_reason(self) -> str | None:
-        """Say why a late instant cannot be caught up; None when it can."""
+        """Return why a late instant cannot be caught up; None when it can."""
         spec = self.schedule.spec
         if spec.overlap is Overlap.SKIP:
-            # The job in the way was there before these instants: all of them would have met it.
+            # The blocking job was there before these instants, so it blocks all of them.
             return None if self.live.last is None else self._in_the_way()
         if spec.overlap is Overlap.QUEUE:
             if spec.missed is Missed.ALL and spec.catch_up_limit > spec.queue_limit:
@@ -249,7 +249,7 @@ class _CalendarPlan:
         return f"{name}={limit} reached, {self._in_the_way()}"
 
     def _blocked_reason(self) -> str | None:
-        """Say why an instant that is on time cannot fire; None when it can."""
+        """Return why an on-time instant cannot fire; None when it can."""
         spec = self.schedule.spec
         if self.live.last is None and not self.fired_here:
             return None
@@ -287,7 +287,7 @@ class _CalendarPlan:
         self._decide(Decision(instant=first, until=last, count=count, outcome=outcome, reason=reason))
 
     def _decide(self, decision: Decision) -> None:
-        """Add a decision, joining it to the one before when only the time differs."""
+        """Add a decision; merge it with the previous one when only the time differs."""
         before = self.decisions[-1] if self.decisions else None
         if (
             before is not None
@@ -306,7 +306,7 @@ class _CalendarPlan:
 
 
 def _stretches(schedule: Schedule, after: Instant, now: Instant) -> list[_Stretch]:
-    """Cut (after, now] where the treatment of instants changes."""
+    """Divide (after, now] where the treatment of instants changes."""
     spec = schedule.spec
     until = now if spec.end is None else min(now, spec.end)
     if spec.start is not None:
@@ -341,7 +341,8 @@ def _plan_after(schedule: Schedule, trigger: After, now: Instant, live: LiveJobs
     """Decide the one instant of a fixed-delay schedule that can be due. It fires again when that job has ended."""
     spec, instant = schedule.spec, schedule.next_at
     if instant is not None:
-        # A job that ended before the start, or while the store's clock was behind, asks for an instant that cannot be.
+        # A job that ended before the schedule's start, or while the store's clock was behind, yields an impossible
+        # instant.
         instant = max(instant, schedule.decided_through + 1, spec.start or 0)
         instant = None if spec.end is not None and instant > spec.end else instant
     if instant is None or instant > now:

@@ -1,11 +1,11 @@
-"""The scheduler's tick: find what is due, plan it, commit it.
+"""The scheduler's tick: find due schedules, plan them, commit the plans.
 
-In *leader* mode a node decides the schedules of the shards whose leases it holds. In *lock* mode every node
-evaluates everything and takes a lease for each (schedule, instant) before it decides; the lease is kept past the
-decision, since one that is released at once lets a slow node fire again. Both only save work. What makes a decision
-happen once is in `Ledger.fire`: the fence, the schedule's version, and the ledger's key.
+In *leader* mode a node decides the schedules of the shards whose leases it holds. In *lock* mode every node evaluates
+every schedule and takes a lease for each (schedule, instant) before it decides. The lease is kept past the decision,
+since one that is released at once lets a slow node fire again. Both modes only save work. `Ledger.fire` makes a
+decision happen exactly once: by the fencing token, the schedule's version, and the ledger's primary key.
 
-A schedule that cannot be planned is set aside with a reason, so that it never holds up its neighbours.
+A schedule that cannot be planned is set aside with a reason, so that it never holds up others.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,23 +28,23 @@ OCCURRENCE_LEASE_PREFIX: Final = "occurrence/"
 
 
 class Fencing(Protocol):
-    """What the scheduler may decide, and in whose name."""
+    """Decide which schedules this node may decide, and under which fencing tokens."""
 
     def shards(self) -> Shards | None:
         """Return the shards to work on; None when there is nothing to do."""
         ...
 
     async def fence(self, plans: Sequence[Plan]) -> tuple[list[Plan], Fence | None]:
-        """Return those plans that may be committed, and what to check them against."""
+        """Return the plans that may be committed, and the fencing tokens to check them against."""
         ...
 
     def lost(self) -> None:
-        """Hear that the store did not accept the fence."""
+        """Handle the store's refusal of the fencing token."""
         ...
 
 
 class Scheduler:
-    """Decides schedules for one node. `tick` is run by a `Loop`."""
+    """Decide schedules for one node. A `Loop` runs `tick`."""
 
     def __init__(self, ledger: Ledger, fencing: Fencing, *, clock: Clock, poll: Duration) -> None:
         self._ledger = ledger
@@ -69,7 +69,7 @@ class Scheduler:
         return self._rest_s(await self._ledger.next_due(shards))
 
     async def _decide(self, due: Due) -> bool:
-        """Plan and commit; say whether any of what was due is out of the way now."""
+        """Plan and commit; return whether any due schedule was decided or set aside."""
         plans = []
         for schedule, live in due.schedules:
             made = await self._plan(schedule, due.now, live)
@@ -86,7 +86,7 @@ class Scheduler:
             self._refused(plans, str(error))
             return was_held
         if refused:
-            self._refused([made for made in plans if made.schedule.key in refused], "decided by somebody else")
+            self._refused([made for made in plans if made.schedule.key in refused], "another node decided first")
         done = tuple(made for made in plans if made.schedule.key not in refused)
         if done:
             emit(SchedulesDecided(node=self._clock.node, plans=done))
@@ -108,14 +108,15 @@ class Scheduler:
         emit(DecisionRefused(node=self._clock.node, schedules=names, reason=reason))
 
     def _rest_in_vain_s(self) -> float:
-        """Somebody else has the lock or was faster: look again soon, but do not besiege the store."""
+        """Return a short rest after another node had the lock or was faster, without flooding the store."""
         self._in_vain += 1
         return min(REST_S_MIN * 2.0 ** min(self._in_vain, 20), self._poll_s)
 
     def _rest_s(self, next_at: Instant | None) -> float:
         if next_at is None:
             return self._poll_s
-        # Our estimate of the store's time is never ahead of it, so when we wake, the store agrees that it is due.
+        # The estimate of the store's time is never ahead of it, so at the wake-up the store agrees that the schedule is
+        # due.
         return min(max((next_at - self._clock.now()) / SECOND, REST_S_MIN), self._poll_s)
 
 
@@ -142,8 +143,8 @@ class LeaderFencing:
         return Shards(of=self._count, held=mine) if mine else None
 
     async def fence(self, plans: Sequence[Plan]) -> tuple[list[Plan], Fence | None]:
-        """Return the plans of shards that are still held, each under the token of its own shard."""
-        held = self._held()  # Again: a shard may have been lost or given away while its schedules were read.
+        """Return the plans of shards that are still held, each under the fencing token of its own shard."""
+        held = self._held()  # Read again: a shard may have been lost or handed over while its schedules were read.
         roles = {made.schedule.key: self.role(slot_of(made.schedule.key) % self._count) for made in plans}
         mine = [made for made in plans if roles[made.schedule.key] in held]
         leases = {made.schedule.key: roles[made.schedule.key] for made in mine}
@@ -156,21 +157,21 @@ class LeaderFencing:
 
 
 class LockFencing:
-    """Lock mode: everybody evaluates everything, and locks each (schedule, instant) before deciding it."""
+    """Lock mode: every node evaluates every schedule and locks each (schedule, instant) before deciding it."""
 
     def __init__(self, leases: Leases, *, node_id: str, node_name: str, duration: Duration) -> None:
         self._leases = leases
         self._node_id = node_id
         self._node_name = node_name
         self._duration = duration
-        self._lost: frozenset[str] = frozenset()  # The locks that others had when we last tried.
+        self._lost: frozenset[str] = frozenset()  # The locks that other nodes held at the last attempt.
 
     def shards(self) -> Shards | None:
-        """Return everything."""
+        """Return all shards."""
         return Shards(of=1, held=frozenset({0}))
 
     async def fence(self, plans: Sequence[Plan]) -> tuple[list[Plan], Fence | None]:
-        """Take the locks of the first undecided instants; keep the plans whose lock is ours."""
+        """Take the locks of the first undecided instants; return the plans whose lock was won."""
         names = {self._name(made): made for made in plans}
         won = await self._leases.acquire(
             list(names), holder=self._node_id, holder_name=self._node_name, duration=self._duration
@@ -181,17 +182,17 @@ class LockFencing:
         return [names[name] for name in tokens], Fence(holder=self._node_id, tokens=tokens, leases=leases)
 
     def _leave(self, names: Mapping[str, Plan], won: Collection[str]) -> None:
-        """Say which instants are another node's to decide: once for each, however often we look again."""
+        """Report instants that another node decides, once for each, however often they are evaluated."""
         lost = frozenset(names) - frozenset(won)
         if new := sorted(lost - self._lost):
             emit(LocksLost(node=self._node_id, schedules=tuple(names[name].schedule.label for name in new)))
         self._lost = lost
 
     def lost(self) -> None:
-        """Nothing to step down from: the lock ran out, and another node may take it."""
+        """Do nothing: the lock expired, and another node may take it."""
 
     @staticmethod
     def _name(made: Plan) -> str:
-        # The cursor names the instant: it stays the same until somebody has decided it, so a holder that dies
-        # blocks it only until its lease ends, and the instant is never lost.
+        # The cursor names the instant and stays the same until it is decided. So a holder that dies blocks the instant
+        # only until its lease expires, and the instant is never lost.
         return f"{OCCURRENCE_LEASE_PREFIX}{made.schedule.key}/{made.schedule.next_at}"

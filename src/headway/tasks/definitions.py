@@ -42,32 +42,32 @@ _RETRY: Final = ("max_attempts", "backoff", "retry_timeouts")
 
 
 def inherited(said: Options) -> dict[str, Any]:
-    """Return what a schedule takes over from its task where it says nothing itself."""
+    """Return the options that a schedule inherits from its task where it sets none itself."""
     options = {name: getattr(said, name) for name in ("queue", "priority", "tenant", "max_attempts", "backoff")}
     return {**options, "expires": None if said.expires is None else format_duration(said.expires)}
 
 
 class TaskRegistrar(Protocol):
-    """What tasks of a file are added to: an app."""
+    """Where the tasks of a file are registered: an app."""
 
     @property
     def command(self) -> Callable[..., Any]:
-        """Registers a command."""
+        """Register a command task."""
         ...
 
     @property
     def http(self) -> Callable[..., Any]:
-        """Registers a request."""
+        """Register an HTTP task."""
         ...
 
 
-# Makes a schedule's definition of task, trigger, arguments and policies; what the task says counts for the rest.
+# Build a schedule's definition from task, trigger, arguments and policies; the task's options are the defaults.
 Build = Callable[[str, Trigger, Mapping[str, Any], dict[str, Any]], ScheduleSpec]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A schedule as it stands in the file."""
+    """A schedule as written in the file."""
 
     task: str
     trigger: Trigger
@@ -76,13 +76,13 @@ class _Entry:
 
     @property
     def tenant(self) -> str:
-        """Whose it is, as far as the file says."""
+        """The tenant that the file names."""
         return str(self.policies.get("tenant") or DEFAULT_TENANT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definitions:
-    """What a file defines."""
+    """The tasks and schedules that a file defines."""
 
     file: Path = Path(FILE_DEFAULT)
     name: str = FILE_DEFAULT
@@ -91,7 +91,7 @@ class Definitions:
 
     @classmethod
     def load(cls, file: Path = Path(FILE_DEFAULT)) -> "Definitions":
-        """Read a file; one that is not there defines nothing."""
+        """Read a file; a missing file defines nothing."""
         values = read_file(file)
         with _telling(file, "name"):
             name = check_name(values.get("name", FILE_DEFAULT), "name")
@@ -176,12 +176,12 @@ def _entry(given: Mapping[str, Any]) -> _Entry:
         raise InvalidSchedule("a schedule needs a task: the name of what to run")
     if not isinstance(args, dict):
         raise InvalidSchedule("args must be a table of arguments by name")
-    ScheduleSpec.build(task=task, trigger=trigger, args=args, **policies)  # Says what is wrong, now.
+    ScheduleSpec.build(task=task, trigger=trigger, args=args, **policies)  # Validates it now.
     return _Entry(task, trigger, args, policies)
 
 
 def take_trigger(options: dict[str, Any]) -> Trigger:
-    """Take out of options what says when: `trigger` as an object, or one of cron, every, after and at."""
+    """Remove the trigger from options and return it: `trigger` as an object, or one of cron, every, after and at."""
     if "trigger" in options:
         if doubled := [word for word in (*TRIGGER_WORDS, *CRON_WORDS) if word in options]:
             raise InvalidSchedule(f"say when in one way: trigger or {doubled[0]}")
@@ -195,7 +195,7 @@ def take_trigger(options: dict[str, Any]) -> Trigger:
 
 
 def read_trigger(given: Mapping[str, Any]) -> Trigger:
-    """Make a trigger of exactly one of cron, every, after and at, with what belongs to it."""
+    """Make a trigger of exactly one of cron, every, after and at, with its own options."""
     words = [word for word in TRIGGER_WORDS if given.get(word) is not None]
     if len(words) != 1:
         raise InvalidSchedule(f"say when in one way: cron, every, after or at{_both(words)}")

@@ -39,7 +39,7 @@ def check_task_options(options: Mapping[str, object]) -> None:
 
 
 class _Registers(Protocol):
-    """Registers the function that it decorates, with or without a context in front."""
+    """Register the function that it decorates, with or without a context as first parameter."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
@@ -49,7 +49,7 @@ class _Registers(Protocol):
 
 
 class TaskRegistry(AppPort):
-    """Holds what an app defines, and makes jobs of it. What runs or stores them is up to the app."""
+    """Hold what an app defines, and make jobs of it. The app stores and runs them."""
 
     def __init__(self, name: str, file: Definitions) -> None:
         self.name = name
@@ -94,8 +94,8 @@ class TaskRegistry(AppPort):
         """Register a function as a task; its name defaults to the function's.
 
         `isolation` says where it runs: a `def` in a `process` (the default: it can be killed alone) or in a `thread`,
-        an `async def` on the `loop` that it shares with others (the default) or in a `process`. An attempt that
-        takes longer than `timeout` is stopped; a job that has not begun after `expires` is cancelled.
+        an `async def` on the `loop` that it shares with others (the default) or in a `process`. An attempt that exceeds
+        `timeout` is stopped; a job that has not begun after `expires` is cancelled.
         """
         check_task_options(options)
         policy, timeout = check_retry(options.get("retry")), options.get("timeout")
@@ -130,7 +130,7 @@ class TaskRegistry(AppPort):
         args: Mapping[str, Any] | None = None,
         **policies: Any,
     ) -> ScheduleSpec:
-        """Declare when a task runs; `sync` (or a starting scheduler with this app) brings it into the store."""
+        """Declare when a task runs; `sync`, or a scheduler that starts with this app, writes it to the store."""
         check_name(name, "schedule name")
         spec = self._spec(task, trigger, args, policies)
         key = schedule_key(spec.tenant, name)
@@ -144,7 +144,7 @@ class TaskRegistry(AppPort):
     def cron(
         self, expr: str, *, name: str | None = None, tz: str = "UTC", dst: str = "shift", **policies: Any
     ) -> Callable[[Callable[P, R] | Task[P, R]], Task[P, R]]:
-        """Register a function as a task that runs at the times of a cron text; the schedule has the task's name."""
+        """Register a function as a task with a cron schedule of the same name."""
 
         def register(callee: Callable[P, R] | Task[P, R]) -> Task[P, R]:
             task = callee if isinstance(callee, Task) else self.task(callee)

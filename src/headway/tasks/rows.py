@@ -1,8 +1,8 @@
-"""Many jobs of one task: a job per row of arguments, with options that may differ from row to row.
+"""Bulk enqueue: one job per row of arguments, with options that may differ from row to row.
 
     await report.enqueue_many(rows, key="report:{tenant_id}", tenant="{tenant_id}", priority=lambda row: row["level"])
 
-An option is a template over the arguments of the row, a function of them, or a value that is the same for all.
+An option is a template over the row's arguments, a function of them, or a value that all rows share.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,8 +14,9 @@ from headway.core.instants import quote
 from headway.core.jobs import NewJob
 from headway.core.templates import Template, argument_text
 
-ROWS_MAX: Final = 10_000  # What the store takes in one transaction.
-_TEXTS: Final = frozenset({"key", "tenant", "queue", "callback_url"})  # `{n}` is written as text, else taken as it is.
+ROWS_MAX: Final = 10_000  # The most that the store takes in one transaction.
+# `{n}` is formatted as text; in other options it keeps its type.
+_TEXTS: Final = frozenset({"key", "tenant", "queue", "callback_url"})
 
 Row: TypeAlias = Mapping[str, Any]
 O = TypeVar("O", bound="_Options")  # noqa: E741
@@ -33,7 +34,7 @@ class _Options(Protocol):
 def jobs_of_rows(
     rows: Iterable[Row], given: Mapping[str, Any], options: O, new_job: Callable[[Row, O], NewJob]
 ) -> tuple[list[NewJob], O]:
-    """Make a job of each row; return them with the options that all have in common. An error names its row."""
+    """Make a job of each row; return the jobs and their shared options. An error names its row."""
     if not isinstance(rows, Iterable):
         raise InvalidTask(f"rows must be a list or another iterable of arguments, not {type(rows).__name__}")
     fixed, varying = _read(given)
@@ -55,7 +56,7 @@ def jobs_of_rows(
 
 
 def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Callable[[Row], Any]]]:
-    """Tell options that are the same for all rows from those that are worked out for each."""
+    """Separate options that all rows share from those that are computed for each row."""
     fixed: dict[str, Any] = {}
     varying: dict[str, Callable[[Row], Any]] = {}
     for name, value in given.items():

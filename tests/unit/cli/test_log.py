@@ -69,7 +69,7 @@ EVENTS: list[EngineEvent] = [
     TermWon(node="n", role="scheduler/0", token=7),
     TermLost(node="n", role="scheduler/0", token=7, reason="released"),
     SchedulesDecided(node="n", plans=(plan("a", fired()),)),
-    DecisionRefused(node="n", schedules=("a",), reason="decided by somebody else"),
+    DecisionRefused(node="n", schedules=("a",), reason="another node decided first"),
     LocksLost(node="n", schedules=("a", "b")),
     StoreWentBack(node="n", seen=NOW),
     ScheduleHeld(node="n", schedule="a", reason="cannot be planned"),
