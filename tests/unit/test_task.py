@@ -53,7 +53,7 @@ def any_number_with_context(ctx: Context, *args: int) -> None: ...
         (by_place, "by_place: the arguments of a job have names, and a: int cannot"),
         (any_number, "any_number: .* and .args: int cannot be given by name"),
         (any_number_with_context, "any_number_with_context: .* cannot be given by name"),
-        (partial(note, n=2), "the name of a task must be a text"),
+        (partial(note, n=2), "the name of a task must be non-empty text"),
         (dict.fromkeys, "cannot be given by name"),
         (min, "min cannot be a task"),
     ],
