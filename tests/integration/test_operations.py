@@ -28,6 +28,7 @@ from headway.operations.caller import Caller, Principal
 from headway.operations.everything import LocalOperations, Operations
 from headway.operations.verbs import Group, Verb, verbs_of
 from headway.store import Store
+from headway.wire.schedule_requests import NamedSchedule, PreviewBody, ScheduleBody, SchedulesBody
 from headway.wiring.webhooks import OneOffSender
 from tests.support.api import api_process
 from tests.support.waiting import DEADLINE_S
@@ -44,6 +45,22 @@ PASSING = {"oldest_age_seconds", "eta_seconds", "beat_at", "latency_ms", "took_m
 HOOK = "http://127.0.0.1:1/hook"  # Nothing listens there.
 
 Call = Callable[[Operations], Awaitable[Any]]
+
+
+def put(name: str, **more: Any) -> Call:
+    """Put a schedule."""
+    body = ScheduleBody(task="report", cron="0 6 * * *", args={"day": 1, "password": "secret"}, **more)
+    return lambda on: on.schedules.put(name, body)
+
+
+def many(*names: str, **options: Any) -> Call:
+    """Apply schedules."""
+    found = [NamedSchedule(name=name, task="report", every="1h", tenant="globex") for name in names]
+    return lambda on: on.schedules.apply(SchedulesBody(schedules=found), **options)
+
+
+MONTH: dict[str, Any] = {"since": "2024-03-01T00:00:00Z", "until": "2024-04-01T00:00:00Z"}
+SPELL: dict[str, Any] = {"first": "2024-03-01", "last": "2024-03-04"}
 
 
 @dataclass(frozen=True)
@@ -106,6 +123,30 @@ SCENARIOS: dict[str, Scenario] = {
     "list_deliveries": with_message("sent", lambda on, _: on.deliveries.list(status="FAILED", limit=1)),
     "get_delivery": with_message("seen", lambda on, id: on.deliveries.get(id)),
     "replay_delivery": with_message("replayed", replay),
+    "list_schedules": Scenario(lambda on: on.schedules.list(q="listed", recent=3, limit=1), [put("listed/1")]),
+    "get_schedule": Scenario(lambda on: on.schedules.get("got", tenant="default"), [put("got", overlap="queue")]),
+    "put_schedule": Scenario(put("defined", missed="all", catch_up_rate="10/m")),
+    "apply_schedules": Scenario(many("applied-1", "applied/2", owner="file:a.toml")),
+    "remove_schedule": Scenario(lambda on: on.schedules.remove("gone"), [put("gone")]),
+    "pause_schedule": Scenario(lambda on: on.schedules.pause("held", reason="why"), [put("held")]),
+    "resume_schedule": Scenario(
+        lambda on: on.schedules.resume("freed"), [put("freed"), lambda on: on.schedules.pause("freed", until="9h")]
+    ),
+    "trigger_schedule": Scenario(lambda on: on.schedules.trigger("once", args={"n": 1}, key="k"), [put("once")]),
+    "backfill_schedule": Scenario(lambda on: on.schedules.backfill("filled", **SPELL), [put("filled")]),
+    "preview_schedule": Scenario(lambda on: on.schedules.preview("seen", since="2027-03-27", n=2), [put("seen")]),
+    "preview_rule": Scenario(lambda on: on.schedules.preview_rule(PreviewBody(cron="0 6 * * *", since="2027-03-27"))),
+    "list_occurrences": Scenario(lambda on: on.schedules.occurrences("decided", since="2024-01-01"), [put("decided")]),
+    "list_runs": Scenario(
+        lambda on: on.schedules.runs("ran"),
+        [
+            put("ran"),
+            lambda on: on.schedules.trigger("ran", key="ran"),
+            lambda on: on.schedules.backfill("ran", **SPELL),
+        ],
+    ),
+    "get_calendar": Scenario(lambda on: on.schedules.calendar("dated", year=2027), [put("dated")]),
+    "get_audit": Scenario(lambda on: on.ledger.audit(schedule="proved", **MONTH), [put("proved")]),
 }
 
 
@@ -136,9 +177,14 @@ class Side:
         except HeadwayError as error:
             return type(error).__name__, normal(str(error))
 
-    async def entries(self) -> list[Any]:
-        """Return the audit log, oldest first, without where the actions came from."""
-        found = await self.store.audit_log.page(limit=200)
+    async def newest(self) -> int:
+        """Return the number of the newest entry in the audit log."""
+        found = await self.store.audit_log.page(limit=1)
+        return found[0].seq if found else 0
+
+    async def entries(self, after: int) -> list[Any]:
+        """Return the newer entries of the audit log, oldest first, without where the actions came from."""
+        found = [entry for entry in await self.store.audit_log.page(limit=200) if entry.seq > after]
         return [normal([entry.actor, entry.tenant, entry.action, entry.target, entry.detail]) for entry in found[::-1]]
 
 
@@ -204,13 +250,72 @@ async def _opened(path: Path) -> AsyncIterator[Store]:
     await store.close()
 
 
+REFUSALS: dict[str, Call] = {
+    "a schedule that is missing": lambda on: on.schedules.get("nobody"),
+    "a schedule that belongs to a file": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h")),
+    "another revision": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h"), if_match='"9"'),
+    "what exists": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h"), if_none_match="*"),
+    "a rule without instants": lambda on: on.schedules.put("over", ScheduleBody(task="x", at="2020-01-01")),
+    "two ways to say when": lambda on: on.schedules.put("both", ScheduleBody(task="x", every="1h", cron="@daily")),
+    "one of many": lambda on: on.schedules.apply(
+        SchedulesBody(
+            schedules=[
+                NamedSchedule(name="fine", task="x", every="1h"),
+                NamedSchedule(name="wrong", task="x", cron="61 * * * *"),
+            ]
+        )
+    ),
+    "the same twice": lambda on: on.schedules.apply(
+        SchedulesBody(schedules=[NamedSchedule(name="twin", task="x", every="1h") for _ in range(2)])
+    ),
+    "a pause in the past": lambda on: on.schedules.pause("owned", until="2020-01-01T00:00:00Z"),
+    "a reason with control characters": lambda on: on.schedules.pause("owned", reason="a\nb"),
+    "a key for other arguments": lambda on: on.schedules.trigger("owned", key="used", args={"n": 2}),
+    "a backfill backwards": lambda on: on.schedules.backfill("owned", first="2024-03-04", last="2024-03-01"),
+    "a backfill that is too large": lambda on: on.schedules.backfill("owned", **SPELL, limit=1),
+    "a cursor of another list": lambda on: on.schedules.runs("owned", cursor="x"),
+    "an audit of nothing": lambda on: on.ledger.audit(schedule="nobody"),
+    "an audit backwards": lambda on: on.ledger.audit(since="2027-01-02T00:00:00Z", until="2027-01-01T00:00:00Z"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+async def test_a_store_and_a_server_refuse_the_same(name: str, places: Places) -> None:
+    async with sides(places) as (local, remote):
+        seen = []
+        for side in (local, remote):
+            await many("owned", owner="file:b.toml")(side.ways[ROOT])
+            body = [NamedSchedule(name="owned", task="report", every="1h", overlap="allow")]
+            on = side.ways[ROOT].schedules
+            await on.apply(SchedulesBody(schedules=body), owner="file:b.toml")
+            await on.trigger("owned", key="used", args={"n": 1})
+            before = await side.newest()
+            refused = await side.outcome(ROOT, REFUSALS[name])
+            assert isinstance(refused, tuple), refused
+            seen.append((refused, await side.entries(before)))
+        assert seen[0] == seen[1]
+        assert seen[0][1] == []
+
+
+async def test_what_is_applied_is_all_or_nothing(places: Places) -> None:
+    """A dry run writes nothing; a wrong definition keeps all others from being written."""
+    async with sides(places) as (local, remote):
+        for side in (local, remote):
+            on = side.ways[ROOT].schedules
+            planned = await many("planned-1", "planned-2", dry_run=True)(side.ways[ROOT])
+            assert ([change.outcome for change in planned.items], planned.dry_run) == (["created"] * 2, True)
+            assert (await on.list(q="planned", tenant="globex")).items == []
+            await side.outcome(ROOT, REFUSALS["one of many"])
+            assert (await on.list(q="fine")).items == []
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_a_store_and_a_server_do_the_same(name: str, places: Places) -> None:
     scenario, verb = SCENARIOS[name], VERBS[name]
     async with sides(places) as (local, remote):
         seen = []
         for side in (local, remote):
-            before = len(await side.entries())
+            before = await side.newest()
             for call in scenario.before:
                 await call(side.ways[ROOT])
             refused = [await side.outcome(who, scenario.call) for who in (VIEWER, ACME)] if verb.method != "GET" else []
@@ -223,7 +328,7 @@ async def test_a_store_and_a_server_do_the_same(name: str, places: Places) -> No
                     "refused": refused,
                     "done": done,
                     "raced": sorted(raced, key=repr),
-                    "entries": (await side.entries())[before:],
+                    "entries": await side.entries(before),
                 }
             )
         assert seen[0] == seen[1]

@@ -21,7 +21,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.failures",
     },
     "headway.cli.demo": {
-        "headway.scheduling.audit",
         "headway.server.http_server",
         "headway.store",
     },
@@ -29,7 +28,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.worker.process",
     },
     "headway.cli.doctor": {
-        "headway.scheduling.audit",
         "headway.store.facts",
         "headway.store.file_access",
         "headway.store.migrations",
@@ -58,10 +56,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.facts",
         "headway.store.failures",
         "headway.store.metrics",
-        "headway.store.schedules",
-    },
-    "headway.cli.schedules": {
-        "headway.store",
     },
     "headway.cli.serve": {
         "headway.server.auth",
@@ -73,7 +67,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.worker.ipc",
     },
     "headway.cli.session": {
-        "headway.scheduling.audit",
         "headway.server.routes.bulk",
         "headway.store",
         "headway.store.audit_log",
@@ -81,8 +74,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.facts",
         "headway.store.failures",
         "headway.store.job_filter",
-        "headway.store.schedule_definitions",
-        "headway.store.schedules",
         "headway.store.sqlite",
         "headway.store.transaction",
         "headway.worker.descendants",
@@ -103,20 +94,8 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.job_filter",
     },
     "headway.server.routes.operations": {
-        "headway.scheduling.audit",
         "headway.store.facts",
         "headway.store.transaction",
-    },
-    "headway.server.routes.schedule_bodies": {
-        "headway.store.schedules",
-    },
-    "headway.server.routes.schedule_table": {
-        "headway.store.schedules",
-    },
-    "headway.server.routes.schedules": {
-        "headway.store.ledger",
-        "headway.store.schedule_definitions",
-        "headway.tasks.definitions",
     },
     "headway.server.routes.series": {
         "headway.store",
@@ -128,15 +107,10 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.server.webhook_sender": {
         "headway.store",
     },
-    "headway.wire.shapes": {
-        "headway.scheduling.planner",
-    },
 }
 
 # Modules, classes and functions that are larger than the rules allow.
 TOO_LARGE: list[str] = [
-    "headway.cli.remote",
-    "headway.cli.session",
     "headway.client.jobs.JobCalls.enqueue",
     "headway.client.jobs.JobCalls.jobs",
     "headway.client.jobs._job_body",

@@ -11,10 +11,10 @@ from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron, Every
+from headway.operations.schedule_instants import previews
 from headway.operations.times import read_future
 from headway.wire.jobs import change_of, job_of, listed
 from headway.wire.masking import _NAMES_KEPT, _named, masked, unmasked
-from headway.wire.shapes import previews
 
 SECRETS = ("password", "PASSWORD", "db_password", "passwd", "token", "api_token", "client_secret", "Authorization")
 KEYS = ("key", "api_key", "apikey", "private-key", "access.keys", "credentials")

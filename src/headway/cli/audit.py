@@ -1,7 +1,8 @@
 """`headway audit`: expected instants against recorded ones."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 from headway.cli.output import Column, Output
@@ -9,10 +10,16 @@ from headway.cli.parsing import read_past
 from headway.cli.schedule_names import TenantOption, which
 from headway.cli.session import Session, new_command
 from headway.cli.text import count
-from headway.core.json_values import JsonObject
+from headway.core.instants import DAY, Instant, isoformat
 from headway.core.schedule_names import schedule_label
+from headway.operations.everything import Operations
+from headway.wire.base import PAGE_MAX
+from headway.wire.ledger_audit import AuditFinding, LedgerAudit
 
 FOUND: Final = 1
+SERVER_WINDOW: Final = 365 * DAY  # A server audits no more at once.
+FINDINGS_MAX: Final = 1_000
+_WINDOW: Final = ("since", "until", "next_cursor")
 
 ScheduleOption = Annotated[
     str | None, typer.Option("--schedule", metavar="NAME", help="Only this schedule; tenant/name of another tenant.")
@@ -33,24 +40,62 @@ async def audit(
     """Compare the expected instants of every schedule with the recorded ones.
 
     The expected instants are computed anew, by other code than the scheduler's. Exit code 1 when one is missing, is
-    recorded twice, or was never one. May run at any time, also while schedulers decide.
+    recorded twice, or was never one. May run at any time, also while schedulers decide. Through a server it covers the
+    last year where no time is given.
     """
-    async with session.open() as desk:
-        report = await desk.audit(
-            None if schedule is None else await which(desk, schedule, tenant),
-            None if since is None else read_past(since, desk.now, "--since"),
-            None if until is None else read_past(until, desk.now, "--until"),
-        )
+    async with session.operations() as operations:
+        now = operations.now
+        last = None if until is None else read_past(until, now, "--until")
+        first = None if since is None else read_past(since, now, "--since")
+        if first is None and session.server is not None:
+            first = (now if last is None else last) - SERVER_WINDOW
+        name = (None, None) if schedule is None else await which(operations, schedule, tenant)
+        report = await _audited(operations, name, first, last)
     if session.as_json:
-        session.out.json(report)
+        session.out.json(fields_of(report))
     else:
         tell(session.out, report)
-    return 0 if report["ok"] else FOUND
+    return 0 if report.ok else FOUND
 
 
-def tell(out: Output, report: JsonObject) -> None:
+async def _audited(
+    operations: Operations, name: tuple[str | None, str | None], since: Instant | None, until: Instant | None
+) -> LedgerAudit:
+    """Put the pages of an audit together; all are of the window of the first one."""
+    asked: dict[str, Any] = {
+        "schedule": name[0],
+        "tenant": name[1],
+        "since": None if since is None else isoformat(since),
+        "until": None if until is None else isoformat(until),
+        "limit": PAGE_MAX,
+    }
+    report = page = await operations.ledger.audit(**asked)
+    while page.next_cursor is not None:
+        asked |= {"since": report.since, "until": report.until, "cursor": page.next_cursor}
+        page = await operations.ledger.audit(**asked)
+        _add(report, page)
+    return report
+
+
+def _add(report: LedgerAudit, page: LedgerAudit) -> None:
+    report.schedules += page.schedules
+    report.expected += page.expected
+    report.recorded += page.recorded
+    for kind, total in page.totals.items():
+        kept = getattr(report, kind)
+        kept += getattr(page, kind)[: FINDINGS_MAX - len(kept)]
+        report.totals[kind] += total
+    report.ok = report.ok and page.ok
+
+
+def fields_of(report: LedgerAudit) -> dict[str, Any]:
+    """Write a complete report as JSON."""
+    return {name: value for name, value in msgspec.to_builtins(report).items() if name not in _WINDOW}
+
+
+def tell(out: Output, report: LedgerAudit) -> None:
     """Write what was found, and the verdict in a sentence."""
-    findings = [(kind, finding) for kind in report["totals"] for finding in report[kind]]
+    findings = [(kind, finding) for kind in report.totals for finding in getattr(report, kind)]
     if findings:
         columns = [
             Column("finding", "bad"),
@@ -60,24 +105,24 @@ def tell(out: Output, report: JsonObject) -> None:
         ]
         out.table(columns, [(kind, *_row(finding)) for kind, finding in findings])
         out.say()
-    out.say(verdict(report), "good" if report["ok"] else "bad")
+    out.say(verdict(report), "good" if report.ok else "bad")
 
 
-def _row(finding: JsonObject) -> tuple[str, str, str]:
-    until = f" … {finding['until']} ({finding['count']})" if "until" in finding else ""
-    return schedule_label(finding["tenant"], finding["schedule"]), finding["instant"] + until, finding["reason"]
+def _row(finding: AuditFinding) -> tuple[str, str, str]:
+    until = f" … {finding.until} ({finding.count})" if finding.until else ""
+    return schedule_label(finding.tenant, finding.schedule), finding.instant + until, finding.reason
 
 
-def verdict(report: JsonObject) -> str:
+def verdict(report: LedgerAudit) -> str:
     """Say in one sentence what the audit found."""
-    schedules = count(report["schedules"], "schedule")
-    if report["ok"]:
+    schedules = count(report.schedules, "schedule")
+    if report.ok:
         return (
-            f"ok: {schedules}, {count(report['expected'], 'instant')} expected, {report['recorded']:,} recorded;"
+            f"ok: {schedules}, {count(report.expected, 'instant')} expected, {report.recorded:,} recorded;"
             " no gap, no duplicate, no phantom"
         )
-    totals = ", ".join(f"{number:,} {kind}" for kind, number in report["totals"].items() if number)
-    return f"NOT OK: {schedules}, {report['expected']:,} expected, {report['recorded']:,} recorded; {totals}"
+    totals = ", ".join(f"{number:,} {kind}" for kind, number in report.totals.items() if number)
+    return f"NOT OK: {schedules}, {report.expected:,} expected, {report.recorded:,} recorded; {totals}"
 
 
 app = new_command(audit)

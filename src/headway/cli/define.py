@@ -11,9 +11,9 @@ A file is TOML (or the same as JSON):
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
@@ -22,26 +22,33 @@ import typer
 
 from headway.cli.instants import PREVIEW_COLUMNS, preview_rows
 from headway.cli.parsing import ArgOption, ArgsOption, confirm, read_args
-from headway.cli.schedule_names import NameArgument, which
-from headway.cli.session import AUTHOR, Desk, Session
+from headway.cli.schedule_names import Name, NameArgument, which
+from headway.cli.session import Session
 from headway.cli.text import clean
-from headway.core.errors import DefinitionError, InvalidSchedule, NotFound, ScheduleOwned, TaskNotFound
+from headway.core.errors import (
+    DefinitionError,
+    InvalidSchedule,
+    NotFound,
+    ScheduleNotFound,
+    ScheduleOwned,
+    TaskNotFound,
+)
 from headway.core.instants import Instant
-from headway.core.schedule_names import ScheduleRef
-from headway.core.schedules import Schedule, ScheduleSpec
+from headway.core.schedule_names import schedule_label
+from headway.core.schedules import ScheduleSpec
 from headway.core.settings import DEFINITIONS, Settings
-from headway.core.tenants import DEFAULT_TENANT, check_tenant
-from headway.core.triggers import After, Cron, describe
+from headway.core.tenants import check_tenant
+from headway.core.triggers import Cron, describe, trigger_from_dict
 from headway.core.validation import check_name
-from headway.operations import audit_log as deeds
+from headway.operations.everything import Operations
+from headway.operations.verbs import pages
 from headway.tasks.definitions import Definitions, inherited, table_of, take_trigger
-from headway.wire.shapes import Shape, instants_after, previews, require_instants, spec_shape, zone_of
+from headway.wire.schedule_requests import APPLIED_MAX, NamedSchedule, SchedulesBody
+from headway.wire.schedules import Preview, Schedule, ScheduleChange, complete_definition, definition_of
 
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
-SHOWN: Final = 3
-TOLD_IN_FULL: Final = 100  # Of more schedules at once only what becomes of each is told, and not when they run.
-FOUND_AT_ONCE: Final = 1_000
-WARNED_OF: Final = 100
+TOLD_IN_FULL: Final = 100  # Of more schedules only the outcome is shown, not the instants.
+PIECE_BYTES_MAX: Final = 4 * 1024 * 1024
 WARNINGS_SHOWN: Final = 10
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Take over a schedule that belongs to an app or a file.")]
@@ -157,57 +164,80 @@ async def put(
         "tags": tag,
     }
     spec = build_spec(tasks_of(session), {option: value for option, value in given.items() if value is not None})
-    async with session.open("imagine" if dry_run else "create") as desk:
-        ref, spec = await _whose(desk, name, spec, tenant)
-        change = (await _changes(desk, {ref: spec}, owner="", force=force))[0]
-        if not dry_run:
-            await desk.put_schedules(_definitions([change]), owner="", take_over=force)
-        after_write = spec if dry_run else await desk.store.schedules.get(ref.name, tenant=ref.tenant)
-        warnings = _misfits({ref: spec}, tasks_of(session)) + await _unserved(desk, session, [spec])
-    if session.as_json and isinstance(after_write, Schedule):
-        session.out.json({"outcome": change.outcome, **desk.schedule_shape(after_write), "warnings": warnings})
+    async with session.operations("imagine" if dry_run else "create") as operations:
+        ref = await which(operations, name, tenant)
+        check_name(ref.name, "schedule name")
+        [change] = await _apply(operations, [_named(ref, spec)], owner="", force=force, dry_run=dry_run)
+        schedule = None
+        if session.as_json and not dry_run:
+            schedule = await operations.schedules.get(change.name, tenant=change.tenant)
+        now = operations.now
+    warnings = _warnings([(change, spec)], tasks_of(session))
+    if schedule is not None:
+        outcome, warned = change.outcome, warnings
+        session.out.json(msgspec.structs.replace(schedule, outcome=outcome, warnings=warned))
     elif session.as_json:
-        shape = {**change.shape(desk.now), "dry_run": True, "definition": spec_shape(spec), "warnings": warnings}
-        session.out.json(shape)
+        definition = {**definition_of(spec), "tenant": change.tenant}
+        session.out.json({**_fields(change), "dry_run": True, "definition": definition, "warnings": warnings})
     else:
-        change.tell(session, desk.now, dry_run=dry_run)
+        _tell(session, change, now, dry_run=dry_run)
         _warn(session, warnings)
 
 
-async def _whose(desk: Desk, name: str, spec: ScheduleSpec, tenant: str | None) -> tuple[ScheduleRef, ScheduleSpec]:
-    """Return which schedule is put, and its definition with the tenant in it."""
-    ref = await which(desk, name, tenant)
-    if tenant is None and ref.name == name:  # Nobody has said whose: then it is whose the jobs of the task are.
-        ref = _ref(desk, name, spec)
-    check_name(ref.name, "schedule name")
-    return ref, (replace(spec, tenant=check_tenant(ref.tenant, "tenant")) if ref.tenant else spec)
+def _named(ref: Name, spec: ScheduleSpec) -> NamedSchedule:
+    """Write a definition for the operations; the tenant is the named one, else that of the task's jobs."""
+    fields = complete_definition(spec)
+    if ref.tenant is not None:
+        fields["tenant"] = check_tenant(ref.tenant, "tenant")
+    return msgspec.convert({"name": ref.name, **fields}, NamedSchedule)
 
 
-def _ref(desk: Desk, name: str, spec: ScheduleSpec) -> ScheduleRef:
-    return ScheduleRef(desk.own_tenant if spec.tenant == DEFAULT_TENANT else spec.tenant, name)
+async def _apply(
+    operations: Operations, schedules: Sequence[NamedSchedule], *, owner: str, force: bool, dry_run: bool
+) -> list[ScheduleChange]:
+    """Write definitions, or say what would become of them; an error names the option that takes over."""
+    changes: list[ScheduleChange] = []
+    try:
+        for piece in _pieces(schedules):
+            body = SchedulesBody(schedules=piece)
+            applied = await operations.schedules.apply(body, owner=owner or None, take_over=force, dry_run=dry_run)
+            changes += applied.items
+    except ScheduleOwned as error:
+        raise ScheduleOwned(str(error).replace("take_over=1", "--force")) from None
+    return changes
 
 
-# What may be wrong without being refused --------------------------------------------------------------------
+def _pieces(schedules: Sequence[NamedSchedule]) -> Iterator[list[NamedSchedule]]:
+    """Cut definitions into requests: so many, and not too large."""
+    piece: list[NamedSchedule] = []
+    size = 0
+    for schedule in schedules:
+        length = len(msgspec.json.encode(schedule))
+        if piece and (len(piece) == APPLIED_MAX or size + length > PIECE_BYTES_MAX):
+            yield piece
+            piece, size = [], 0
+        piece.append(schedule)
+        size += length
+    if piece:
+        yield piece
 
 
-async def _unserved(desk: Desk, session: Session, specs: Iterable[ScheduleSpec]) -> list[str]:
-    """Say what keeps jobs of these definitions from running as things are; once for each task and queue."""
-    known = tasks_of(session)
-    distinct = {(spec.task, spec.queue): spec for spec in specs if spec.task not in known}
-    warnings = [warning for spec in islice(distinct.values(), WARNED_OF) for warning in await desk.warnings(spec)]
-    return list(dict.fromkeys(warnings))
+# Warnings ---------------------------------------------------------------------------------------------------
 
 
-def _misfits(specs: Mapping[ScheduleRef, ScheduleSpec], known: Mapping[str, Any]) -> list[str]:
-    """Say which arguments do not fit their task, as far as the task is there to ask."""
-    warnings = []
-    for ref, spec in specs.items():
-        if spec.task in known:
-            try:
-                known[spec.task].bind((), msgspec.json.decode(spec.args))
-            except DefinitionError as error:
-                warnings.append(f"the arguments of {str(ref)!r} do not fit {spec.task!r}: {error}")
-    return warnings
+def _warnings(changes: Iterable[tuple[ScheduleChange, ScheduleSpec]], tasks: Mapping[str, Any]) -> list[str]:
+    """Say which arguments do not fit their task, and what keeps jobs of tasks that are not known here from running."""
+    misfits, unserved = [], []
+    for change, spec in changes:
+        if spec.task not in tasks:
+            unserved += change.warnings
+            continue
+        try:
+            tasks[spec.task].bind((), msgspec.json.decode(spec.args))
+        except DefinitionError as error:
+            label = schedule_label(change.tenant, change.name)
+            misfits.append(f"the arguments of {label!r} do not fit {spec.task!r}: {error}")
+    return misfits + list(dict.fromkeys(unserved))
 
 
 def _warn(session: Session, warnings: Sequence[str]) -> None:
@@ -217,7 +247,42 @@ def _warn(session: Session, warnings: Sequence[str]) -> None:
         session.out.note(f"warning: and {len(warnings) - WARNINGS_SHOWN} more; --json has all")
 
 
-# A change ---------------------------------------------------------------------------------------------------
+# Changes ----------------------------------------------------------------------------------------------------
+
+
+def _fields(change: ScheduleChange) -> dict[str, Any]:
+    """Write a change as JSON."""
+    return {name: getattr(change, name) for name in ("name", "tenant", "outcome", "before", "after")}
+
+
+def _tell(session: Session, change: ScheduleChange, now: Instant, *, dry_run: bool, in_full: bool = True) -> None:
+    """Write what changes and, in full, the next instants before and after."""
+    out, label = session.out, schedule_label(change.tenant, change.name)
+    would = "would be " if dry_run and change.outcome != "unchanged" else ""
+    out.say(clean(f"{label} {would}{change.outcome}: {_rule(change.trigger)}"))
+    if not in_full:
+        return
+    if change.previous_trigger is not None and change.previous_trigger != change.trigger:
+        out.say(clean(f"  before ({_rule(change.previous_trigger)})"))
+        _tell_next(session, change.previous_trigger, change.before or [], now)
+        out.say("  after")
+    if change.outcome != "unchanged":
+        _tell_next(session, change.trigger, change.after, now)
+
+
+def _rule(trigger: Mapping[str, Any]) -> str:
+    return describe(trigger_from_dict(trigger))
+
+
+def _tell_next(session: Session, trigger: Mapping[str, Any], previews: Sequence[Preview], now: Instant) -> None:
+    if trigger["kind"] == "after":
+        session.out.say("    at once, then whenever its job has ended and the delay is over")
+    rows = preview_rows(previews, tz=trigger.get("tz") or "UTC", now=now)
+    if rows:
+        session.out.table(PREVIEW_COLUMNS, rows, indent=4)
+
+
+# Definitions ------------------------------------------------------------------------------------------------
 
 
 def tasks_of(session: Session) -> dict[str, Any]:
@@ -238,86 +303,6 @@ def build_spec(
         raise TaskNotFound(f"the app has no task {task!r}; it has {', '.join(sorted(known)[:20])}")
     defaults = {} if found is None else inherited(found.defaults)
     return ScheduleSpec.build(task=task, trigger=trigger, **(defaults | options))
-
-
-class Change:
-    """A definition beside the one that the store has."""
-
-    def __init__(self, ref: ScheduleRef, old: Schedule | None, spec: ScheduleSpec, owner: str) -> None:
-        self.ref = ref
-        self.old = old
-        self.spec = spec
-        self.owner = owner
-
-    @property
-    def outcome(self) -> str:
-        """What the store will make of it."""
-        if self.old is None:
-            return "created"
-        same = self.old.spec == self.spec and self.old.owner == self.owner
-        return "unchanged" if same else "changed"
-
-    def shape(self, now: Instant) -> Shape:
-        """Write the change as JSON."""
-        return {
-            "name": self.ref.name,
-            "tenant": self.spec.tenant if self.old is None else self.old.tenant,
-            "outcome": self.outcome,
-            "before": None if self.old is None else previews(self.old.spec, now, SHOWN),
-            "after": previews(self.spec, now, SHOWN),
-        }
-
-    def tell(self, session: Session, now: Instant, *, dry_run: bool, in_full: bool = True) -> None:
-        """Write what changes and, in full, the next instants before and after."""
-        out, moved = session.out, self.old is not None and self.old.spec.trigger != self.spec.trigger
-        would = "would be " if dry_run and self.outcome != "unchanged" else ""
-        label = str(self.ref) if self.ref.tenant else self.ref.name
-        out.say(clean(f"{label} {would}{self.outcome}: {describe(self.spec.trigger)}"))
-        if not in_full:
-            return
-        if self.old is not None and moved:
-            out.say(clean(f"  before ({describe(self.old.spec.trigger)})"))
-            _tell_next(session, self.old.spec, now)
-            out.say("  after")
-        if self.outcome != "unchanged":
-            _tell_next(session, self.spec, now)
-
-
-def _tell_next(session: Session, spec: ScheduleSpec, now: Instant) -> None:
-    if isinstance(spec.trigger, After):
-        session.out.say("    at once, then whenever its job has ended and the delay is over")
-    instants = instants_after(spec, now, SHOWN)
-    rows = preview_rows(spec.trigger, instants, now=now, clock=zone_of(spec.trigger))
-    if rows:
-        session.out.table(PREVIEW_COLUMNS, rows, indent=4)
-
-
-async def _changes(desk: Desk, specs: Mapping[ScheduleRef, ScheduleSpec], *, owner: str, force: bool) -> list[Change]:
-    """Compare with what is there, and refuse at once what the store would refuse."""
-    found: dict[ScheduleRef, Schedule] = {}
-    refs = list(specs)
-    for start in range(0, len(refs), FOUND_AT_ONCE):
-        found |= await desk.store.schedules.find(refs[start : start + FOUND_AT_ONCE])
-    changes = []
-    for ref, spec in specs.items():
-        old = found.get(ref)
-        if old is not None and old.owner != owner and not force:
-            whose = old.owner or "whoever put it by hand"
-            raise ScheduleOwned(f"schedule {old.label!r} belongs to {whose}; --force takes it over")
-        change = Change(ref, old, spec, owner)
-        if change.outcome != "unchanged":
-            require_instants(ref.name, spec, desk.now)
-        changes.append(change)
-    return changes
-
-
-def _definitions(changes: Iterable[Change]) -> dict[ScheduleRef, tuple[ScheduleSpec | None, ScheduleSpec]]:
-    """Return what is to be written: definitions before and after."""
-    return {
-        change.ref: (None if change.old is None else change.old.spec, change.spec)
-        for change in changes
-        if change.outcome != "unchanged"
-    }
 
 
 async def apply(
@@ -353,49 +338,42 @@ async def apply(
     """
     owner = check_name(owner or f"file:{file.name}", "owner")
     named, tasks = read_file(session, file)
-    async with session.open("imagine" if dry_run else "create") as desk:
-        specs = {_ref(desk, name, spec): spec for name, spec in named.items()}
-        changes = await _changes(desk, specs, owner=owner, force=force)
-        gone = await _no_longer(desk, owner, specs) if prune else []
+    schedules = [_named(Name(name, None), spec) for name, spec in named.items()]
+    async with session.operations("imagine" if dry_run else "create") as operations:
+        changes = await _apply(operations, schedules, owner=owner, force=force, dry_run=True)
+        gone = await _no_longer(operations, owner, changes) if prune else []
         if gone and not dry_run:
-            names = ", ".join(schedule.label for schedule in gone[:10])
+            names = ", ".join(schedule_label(schedule.tenant, schedule.name) for schedule in gone[:10])
             confirm(clean(f"This removes {len(gone)} schedules: {names}."), yes=yes)
-        now = desk.now
+        now = operations.now
         if not dry_run:
-            await desk.put_schedules(_definitions(changes), owner=owner, take_over=force)
+            changes = await _apply(operations, schedules, owner=owner, force=force, dry_run=False)
         for schedule in gone if not dry_run else ():
-            acting = desk.acting(deeds.remove_schedule(schedule))
-            await acting.schedules.remove(schedule.name, tenant=schedule.tenant, author=AUTHOR, owner=owner)
-        foreign = [spec for spec in specs.values() if spec.task not in tasks]
-        warnings = _misfits(specs, {**tasks_of(session), **tasks}) + await _unserved(desk, session, foreign)
+            with suppress(ScheduleNotFound):
+                await operations.schedules.remove(schedule.name, tenant=schedule.tenant, owner=owner)
+    warnings = _warnings(zip(changes, named.values(), strict=True), {**tasks_of(session), **tasks})
     if session.as_json:
-        shapes = [change.shape(now) for change in changes]
-        shapes += [_removed_shape(schedule) for schedule in gone]
-        session.out.json(shapes)
+        removed = [_removed(schedule) for schedule in gone]
+        session.out.json([*map(_fields, changes), *removed])
         _warn(session, warnings)
         return
     for change in changes:
-        change.tell(session, now, dry_run=dry_run, in_full=len(changes) <= TOLD_IN_FULL)
+        _tell(session, change, now, dry_run=dry_run, in_full=len(changes) <= TOLD_IN_FULL)
     for schedule in gone:
-        session.out.say(clean(f"{schedule.label} {'would be ' if dry_run else ''}removed"))
+        label = schedule_label(schedule.tenant, schedule.name)
+        session.out.say(clean(f"{label} {'would be ' if dry_run else ''}removed"))
     _warn(session, warnings)
 
 
-def _removed_shape(schedule: Schedule) -> Shape:
+def _removed(schedule: Schedule) -> dict[str, Any]:
     return {"name": schedule.name, "tenant": schedule.tenant, "outcome": "removed", "before": [], "after": []}
 
 
-async def _no_longer(desk: Desk, owner: str, specs: Mapping[ScheduleRef, ScheduleSpec]) -> list[Schedule]:
-    gone: list[Schedule] = []
-    after: ScheduleRef | None = None
-    while page := await desk.store.schedules.page(owner=owner, after=after):
-        refs = [ScheduleRef(schedule.tenant, schedule.name) for schedule in page]
-        own = [ScheduleRef(desk.own_tenant, schedule.name) for schedule in page]
-        gone += [
-            schedule for schedule, *known in zip(page, refs, own, strict=True) if not any(ref in specs for ref in known)
-        ]
-        after = refs[-1]
-    return gone
+async def _no_longer(operations: Operations, owner: str, changes: Sequence[ScheduleChange]) -> list[Schedule]:
+    """Return the schedules of an owner that are not among those of its file."""
+    kept = {(change.tenant, change.name) for change in changes}
+    owned = pages(operations.schedules.list, owner=owner)
+    return [schedule async for schedule in owned if (schedule.tenant, schedule.name) not in kept]
 
 
 def read_file(session: Session, path: Path) -> tuple[dict[str, ScheduleSpec], dict[str, Any]]:

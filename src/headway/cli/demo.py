@@ -20,7 +20,7 @@ from typing import Annotated, Final
 import typer
 
 from headway.cli import crash, samples
-from headway.cli.audit import FOUND, verdict
+from headway.cli.audit import FOUND, fields_of, verdict
 from headway.cli.demo_board import QUIET_TASKS, DemoView, frame
 from headway.cli.log import EventLog
 from headway.cli.output import Column, Output, console, stop_writing
@@ -37,10 +37,11 @@ from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import HOST_DEFAULT, PORT_DEFAULT, Settings
-from headway.scheduling import audit as auditing
+from headway.operations.ledger_audit import audit_all
+from headway.operations.schedule_instants import instants_after
 from headway.server.http_server import bind
 from headway.store import Store
-from headway.wire.shapes import instants_after
+from headway.wire.ledger_audit import LedgerAudit
 
 FRAME_S: Final = 0.25
 JOBS_READ: Final = 100
@@ -181,12 +182,12 @@ async def _play(session: Session, url: str, seconds: float | None, port: int | N
         if not out.as_json:
             out.say(f"Dashboard: {show.url}")
         await _run(show, url, seconds, api="may" if port is None else "must")
-        report = await auditing.audit(store.ledger)
+        report = await audit_all(store)
         hero = await store.jobs.get(show.hero_id)
     finally:
         await store.close()
     if session.as_json:
-        out.json(report.to_dict())
+        out.json(fields_of(report))
     else:
         _say_goodbye(out, report, hero, show.completed)
     return 0 if report.ok else FOUND
@@ -256,14 +257,14 @@ def _night_without(now: Instant) -> str:
     return ""
 
 
-def _say_goodbye(out: Output, report: auditing.AuditReport, hero: Job, completed: int) -> None:
+def _say_goodbye(out: Output, report: LedgerAudit, hero: Job, completed: int) -> None:
     out.say()
     if hero.status is Status.COMPLETED:
         fate, style = "import_orders after its process was killed", "good"
     else:
         fate, style = f"import_orders is left at {hero.progress}%, attempt {hero.attempt}: stopped too early", ""
     out.say(f"jobs   {count(completed, 'job')} completed, {fate}", style)
-    out.say(f"audit  {verdict(report.to_dict())}", "good" if report.ok else "bad")
+    out.say(f"audit  {verdict(report)}", "good" if report.ok else "bad")
 
 
 def _say_next(out: Output, scene: str | None) -> None:

@@ -26,7 +26,7 @@ from headway.core.schedule_names import ScheduleRef, schedule_name
 from headway.core.settings import Settings, mask_url
 from headway.operations.attention import Alert
 from headway.operations.attention import faults as faults_of
-from headway.scheduling import audit as auditing
+from headway.operations.ledger_audit import audit_all
 from headway.store.facts import Facts, facts
 from headway.store.file_access import exposures
 from headway.store.migrations import schema_version, steps_for
@@ -293,12 +293,12 @@ def _cure(fault: Alert) -> str:
 async def _audit(session: Session, desk: Desk) -> AsyncIterator[Finding]:
     try:
         async with asyncio.timeout(AUDIT_S_MAX):
-            report = await auditing.audit(desk.store.ledger, since=desk.now - HOUR)
+            report = await audit_all(desk.store, since=desk.now - HOUR)
     except TimeoutError:
         limit = span(round(AUDIT_S_MAX) * SECOND)
         yield Finding("audit", "warn", f"the audit of the last hour takes longer than {limit}; see `headway audit`")
         return
-    yield Finding("audit", "ok" if report.ok else "bad", f"audit of the last hour: {verdict(report.to_dict())}")
+    yield Finding("audit", "ok" if report.ok else "bad", f"audit of the last hour: {verdict(report)}")
 
 
 CHECKS: Final[tuple[Check, ...]] = (

@@ -4,10 +4,9 @@ What the API sends is turned back into the values that it was written from, and 
 store, so the output is the same. What only a store can do is refused.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NoReturn, TypeVar, cast
-from urllib.parse import quote
 
 import msgspec
 
@@ -21,21 +20,16 @@ from headway.core.errors import (
     DefinitionError,
     Denied,
     JobNotFound,
-    ScheduleNotFound,
     StoreError,
     StoreUnavailable,
 )
-from headway.core.instants import DAY, SECOND, Instant, isoformat, parse_duration, parse_instant
-from headway.core.job_details import read_json
+from headway.core.instants import SECOND, Instant, isoformat, parse_duration, parse_instant
 from headway.core.job_summary import glance
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.nodes import Lease, Node
-from headway.core.occurrences import ByHand, Decided, Occurrence
 from headway.core.schedule_names import ScheduleRef
-from headway.core.schedules import Pause, Schedule, ScheduleSpec
 from headway.core.tenants import DEFAULT_TENANT
-from headway.core.triggers import trigger_from_dict
 from headway.operations.overview import PENDING, Situation
 from headway.operations.why import Why
 from headway.store import Store
@@ -44,13 +38,10 @@ from headway.store.bulk import Verb
 from headway.store.facts import Facts
 from headway.store.failures import DeadLetter, ErrorGroup, dead_letter_of
 from headway.store.metrics import MissedInstants
-from headway.store.schedules import BACKFILL_MAX, Triggered
-from headway.wire.masking import MASK
-from headway.wire.shapes import Shape, schedule_shape, spec_shape
+from headway.wire.shapes import Shape
 
 RETRY_FOR: Final = "5s"
 LOOK_S: Final = 1.0
-AUDIT_WINDOW_MAX: Final = 365 * DAY
 # What the API says of the situation beyond what the command does.
 _ONLY_THERE: Final = frozenset({"at", "tenant", "oldest_pending_seconds", "last_hour"})
 
@@ -100,10 +91,6 @@ class RemoteDesk(Desk):
             why = str(shape["why"]) if job.status is Status.RUNNING else glance(job, self.now)
         return {**shape, "why": why}
 
-    def schedule_shape(self, schedule: Schedule) -> Shape:
-        """Return a schedule as the API has written it."""
-        return self._remote.told_schedules.get(schedule.label) or schedule_shape(schedule, self.now)
-
     async def explain(self, job: Job) -> Why:
         """Say why a job is where it is, with the evidence."""
         reason = await self._remote.client.why(job.id)
@@ -127,35 +114,6 @@ class RemoteDesk(Desk):
     def acting(self, deed: AuditEntry | Sequence[AuditEntry]) -> "Store":
         """Return the store: the server writes down what is done through it."""
         return self.store
-
-    @property
-    def own_tenant(self) -> str:
-        """That of the token, which only the server knows."""
-        return ""
-
-    async def runs(
-        self, schedule: ScheduleRef, *, since: Instant, before: Instant | None, limit: int
-    ) -> list[Occurrence]:
-        """Read a page of what was decided for a schedule and started by hand, newest first."""
-        found = self._remote.client.schedules.runs(
-            schedule.name,
-            since=isoformat(since) if since else None,
-            before=_text(before),
-            limit=limit,
-            tenant=schedule.tenant or None,
-        )
-        return [_understood(occurrence_of, shape) async for shape in found]
-
-    async def put_schedules(
-        self, specs: Mapping[ScheduleRef, tuple[ScheduleSpec | None, ScheduleSpec]], *, owner: str, take_over: bool
-    ) -> None:
-        """Put schedules, one request for each."""
-        for ref, (_, spec) in specs.items():
-            await self._remote.schedules.put(ref, spec, owner=owner, take_over=take_over)
-
-    async def warnings(self, spec: ScheduleSpec) -> list[str]:
-        """Return what the server has said of what was put."""
-        return self._remote.schedules.warned
 
     async def retry(self, job: Job, args: Mapping[str, Any] | None = None) -> Job:
         """Have the server run a job once more."""
@@ -193,15 +151,6 @@ class RemoteDesk(Desk):
         """Say what is not as it should be, as far as the token may see."""
         return [str(fault) for fault in self._remote.stats["degraded"]]
 
-    async def audit(self, schedule: ScheduleRef | None, since: Instant | None, until: Instant | None) -> Shape:
-        """Compare the expected instants with the recorded ones; of a year, where no time is said."""
-        first = (until or self.now) - AUDIT_WINDOW_MAX if since is None else since
-        name, tenant = (None, None) if schedule is None else (schedule.name, schedule.tenant or None)
-        report = await self._remote.client.audit(
-            schedule=name, tenant=tenant, since=isoformat(first), until=_text(until)
-        )
-        return {name: value for name, value in report.items() if name not in ("since", "until")}
-
     async def enqueue(self, task: str, args: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         """Hand in a job; return its id."""
         job = await self._remote.client.enqueue(task, args, **options)
@@ -226,11 +175,9 @@ class RemoteStore:
         self.clock = clock
         self.heard: Instant = 0
         self.told_jobs: dict[str, Shape] = {}
-        self.told_schedules: dict[str, Shape] = {}
         self.stats: Shape = {}
         self.queue = self.jobs = _Queue(self)
         self.failures = _Failures(self)
-        self.schedules = _Schedules(self)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise DefinitionError("this command works on the store itself: leave --server out, and run it where that is")
@@ -241,15 +188,6 @@ class RemoteStore:
         self.told_jobs[job.id] = shape
         self.heard = max(self.heard, job.updated_at)
         return job
-
-    def schedule(self, shape: Shape) -> Schedule:
-        """Read a schedule, and remember how it was written."""
-        schedule = _understood(schedule_of, shape)
-        own = {name: value for name, value in shape.items() if name not in ("next", "outcome", "warnings")}
-        self.told_schedules[schedule.label] = own
-        for pause in schedule.pauses:
-            self.heard = max(self.heard, pause.since)
-        return schedule
 
 
 class _Failures:
@@ -333,100 +271,6 @@ class _Queue:
     async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[Shape]:
         found = self._client.log(job_id, after=after, limit=limit)
         return [_understood(stored_line, line) async for line in found]
-
-
-class _Schedules:
-    """Schedules. A tenant that is empty is that of the token."""
-
-    def __init__(self, store: RemoteStore) -> None:
-        self._store = store
-        self._client = store.client
-        self._put: dict[str, str] = {}  # Whose they turned out to be.
-        self.warned: list[str] = []
-
-    async def page(
-        self,
-        *,
-        owner: str | None = None,
-        tenant: str | None = None,
-        words: str | None = None,
-        after: ScheduleRef | None = None,
-        limit: int = 200,
-    ) -> list[Schedule]:
-        cursor = None if after is None else after.name
-        if after is not None and tenant is None and after.tenant and await self._sees_all():
-            cursor = f"{quote(after.tenant, safe='')}/{quote(after.name, safe='')}"
-        found = self._client.schedules.list(owner=owner, tenant=tenant, q=words, after=cursor, limit=limit)
-        return [self._store.schedule(await self._whole(shape)) async for shape in found]
-
-    async def _whole(self, shape: Shape) -> Shape:
-        """Read a schedule whose arguments are too large for a list."""
-        if not shape.get("omitted"):
-            return shape
-        return await self._client.schedules.get(shape["name"], tenant=shape["tenant"])
-
-    async def get(self, name: str, *, tenant: str) -> Schedule:
-        whose = tenant or self._put.get(name)
-        return self._store.schedule(await self._client.schedules.get(name, tenant=whose))
-
-    async def find(self, refs: Iterable[ScheduleRef]) -> dict[ScheduleRef, Schedule]:
-        found = {}
-        for ref in refs:
-            with suppress(ScheduleNotFound, Denied):
-                found[ref] = await self.get(ref.name, tenant=ref.tenant)
-        return found
-
-    async def put(self, ref: ScheduleRef, spec: ScheduleSpec, *, owner: str, take_over: bool) -> None:
-        answer = await self._client.schedules.put(
-            ref.name, definition_of(spec), owner=owner, take_over=take_over, tenant=ref.tenant or None
-        )
-        self._put[ref.name] = answer["tenant"]
-        self.warned += answer["warnings"]
-
-    async def pause(self, name: str, *, tenant: str, author: str, reason: str, until: Instant | None) -> bool:
-        was_paused = (await self._client.schedules.get(name, tenant=tenant))["paused"]
-        await self._client.schedules.pause(name, reason=reason, until=_text(until), tenant=tenant)
-        return not was_paused
-
-    async def resume(self, name: str, *, tenant: str, author: str) -> bool:
-        was_paused: bool = (await self._client.schedules.get(name, tenant=tenant))["paused"]
-        await self._client.schedules.resume(name, tenant=tenant)
-        return was_paused
-
-    async def trigger_once(
-        self, name: str, key: str | None, *, tenant: str, author: str, args: str | None
-    ) -> Triggered:
-        other_args = None if args is None else read_json(args)
-        answer = await self._client.schedules.trigger(name, other_args, key=key, tenant=tenant)
-        outcome, why = answer.pop("outcome"), answer.pop("message")
-        return Triggered(self._store.job(answer).id, outcome == "started", why)
-
-    async def backfill(
-        self,
-        name: str,
-        since: Instant,
-        until: Instant,
-        *,
-        tenant: str,
-        again: bool,
-        author: str,
-        dry_run: bool = False,
-    ) -> list[Instant]:
-        first, last = isoformat(since), isoformat(until)
-        answer = await self._client.schedules.backfill(
-            name, first, last, again=again, dry_run=dry_run, limit=BACKFILL_MAX, tenant=tenant
-        )
-        return [parse_instant(text) for text in answer["instants"]]
-
-    async def remove(self, name: str, *, tenant: str, author: str, owner: str | None = None) -> bool:
-        try:
-            await self._client.schedules.remove(name, owner=owner, tenant=tenant)
-        except ScheduleNotFound:
-            return False
-        return True
-
-    async def _sees_all(self) -> bool:
-        return (await self._client.stats())["tenant"] is None
 
 
 # --- from what the API writes to what it was written from
@@ -540,71 +384,6 @@ def stored_line(shape: Shape) -> Shape:
     stored = {name: shape[name] for name in ("seq", "attempt", "stream", "line")}
     stream = f"{shape['level']}:{shape['logger']}" if shape["logger"] is not None else shape["stream"]
     return {**stored, "at": _instant(shape["at"]), "stream": stream, "version": shape["version"]}
-
-
-_NOT_OPTIONS: Final = frozenset({"task", "trigger", "rule"})
-_OPTIONS: Final = (
-    frozenset(spec_shape(ScheduleSpec(task="x", trigger=trigger_from_dict({"kind": "after", "delay": "1s"}))))
-    - _NOT_OPTIONS
-)
-
-
-def schedule_of(shape: Shape) -> Schedule:
-    """Read a schedule."""
-    options = {name: value for name, value in shape.items() if name in _OPTIONS}
-    if MASK in (options.get("callback_url") or ""):
-        del options["callback_url"]  # With a secret in it that is not shown.
-    spec = ScheduleSpec.build(task=shape["task"], trigger=trigger_from_dict(shape["trigger"]), **options)
-    pause = shape["pause"]
-    return Schedule(
-        name=shape["name"],
-        spec=spec,
-        owner=shape["owner"],
-        revision=shape["revision"],
-        created_at=_instant(shape["created_at"]),
-        decided_through=_instant(shape["decided_through"]),
-        next_at=_maybe(shape["next_at"]),
-        pauses=() if pause is None else (_pause_of(pause),),
-        attention=shape["attention"],
-        failing=shape["failing"],
-    )
-
-
-def _pause_of(shape: Shape) -> Pause:
-    return Pause(
-        since=_instant(shape["since"]),
-        until=_maybe(shape["until"]),
-        reason=shape["reason"],
-        author=shape["author"],
-    )
-
-
-def definition_of(spec: ScheduleSpec) -> Shape:
-    """Write a definition so that nothing in it is left to what the server thinks of the task."""
-    shape = {name: value for name, value in spec_shape(spec).items() if name != "rule" and value is not None}
-    if spec.tenant == ScheduleSpec.__dataclass_fields__["tenant"].default:
-        del shape["tenant"]  # The token says whose it is.
-    hook = {} if spec.callback_url is None else {"callback_url": spec.callback_url}
-    return {**shape, **hook, "args": read_json(spec.args)}
-
-
-def occurrence_of(shape: Shape) -> Occurrence:
-    """Read a decision."""
-    return Occurrence(
-        schedule=shape["schedule"],
-        tenant=shape["tenant"],
-        instant=_instant(shape["instant"]),
-        outcome=_outcome(shape["outcome"]),
-        reason=shape["reason"],
-        decided_at=_instant(shape["decided_at"]),
-        until=_maybe(shape.get("until")),
-        count=shape["count"],
-        job_id=shape["job_id"],
-    )
-
-
-def _outcome(text: str) -> Decided | ByHand:
-    return ByHand(text) if text in tuple(ByHand) else Decided(text)
 
 
 def node_of(shape: Shape) -> Node:

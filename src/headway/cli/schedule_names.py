@@ -1,17 +1,19 @@
-"""Which schedule a command means: `name`, or `tenant/name` of another tenant than one's own.
+"""Which schedule a command means: `name`, or `tenant/name` of another tenant than the caller's.
 
-One's own is the default tenant at a store, and that of the token at a server. A name may have a slash itself: then both
-readings are looked up, and if both exist, the command asks for `--tenant`.
+The caller's is the default tenant on a store, and that of the token on a server. A name may have a slash itself: then
+both readings are looked up, and if both exist, the command asks for `--tenant`.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from headway.cli.session import Desk
-from headway.core.errors import DefinitionError
+from headway.core.errors import DefinitionError, Denied, ScheduleNotFound
 from headway.core.schedule_names import ScheduleRef, schedule_label, schedule_name
+from headway.operations.everything import Operations
+from headway.wire.schedules import Schedule, schedule_cursor
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The name of the schedule; tenant/name of another tenant.")
@@ -21,17 +23,43 @@ TenantOption = Annotated[
 ]
 
 
-async def which(desk: Desk, text: str, tenant: str | None = None) -> ScheduleRef:
-    """Return which schedule is meant, whether it exists or not."""
-    whole, split = ScheduleRef(tenant or desk.own_tenant, text), _split(text)
+class Name(NamedTuple):
+    """A name, and whose schedule it is; None is the caller's tenant."""
+
+    name: str
+    tenant: str | None
+
+
+async def which(operations: Operations, text: str, tenant: str | None = None) -> Name:
+    """Return the schedule that is meant, whether it exists or not."""
+    whole, split = Name(text, tenant), _split(text)
     if tenant is not None or split is None:
         return whole
-    found = await desk.store.schedules.find([whole, split])
-    if whole in found and split in found:
+    named = Name(split.name, split.tenant)
+    exists = [await _find(operations, name) is not None for name in (whole, named)]
+    if all(exists):
         raise DefinitionError(
             f"{text!r} can be two schedules: say --tenant {split.tenant} {split.name}, or --tenant with your own tenant"
         )
-    return whole if whole in found else split
+    return whole if exists[0] else named
+
+
+async def find(operations: Operations, text: str, tenant: str | None = None) -> Schedule:
+    """Read the schedule that is meant; where there is none, name those of other tenants."""
+    name = await which(operations, text, tenant)
+    try:
+        return await operations.schedules.get(name.name, tenant=name.tenant)
+    except ScheduleNotFound as error:
+        same = [one for one in (await operations.schedules.list(q=name.name)).items if one.name == name.name]
+        labels = [schedule_label(one.tenant, one.name) for one in same[:3]]
+        hint = f"; did you mean {' or '.join(labels)}?" if labels else ""
+        raise ScheduleNotFound(f"{error}{hint}") from None
+
+
+async def _find(operations: Operations, name: Name) -> Schedule | None:
+    with suppress(ScheduleNotFound, Denied):
+        return await operations.schedules.get(name.name, tenant=name.tenant)
+    return None
 
 
 def _split(text: str) -> ScheduleRef | None:
@@ -39,9 +67,10 @@ def _split(text: str) -> ScheduleRef | None:
     return ScheduleRef(tenant, name) if slash and tenant and name else None
 
 
-def read_label(text: str, own: str) -> ScheduleRef:
-    """Read what a list calls a schedule."""
-    return _split(text) or ScheduleRef(own, text)
+def read_cursor(label: str) -> str:
+    """Return the cursor of a list that goes on behind a schedule."""
+    split = _split(label)
+    return label if split is None else schedule_cursor(split)
 
 
 def job_label(tenant: str, schedule: str | None) -> str | None:

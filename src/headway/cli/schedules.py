@@ -1,37 +1,47 @@
-"""`headway schedules`: look at schedules and steer them. How they are defined is in `define`."""
+"""`headway schedules`: list, preview, pause, trigger, backfill and remove schedules. `define` has put and apply."""
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
-from zoneinfo import ZoneInfo
 
+import msgspec
 import typer
 
 from headway.cli import define
 from headway.cli.instants import PREVIEW_COLUMNS, preview_rows
 from headway.cli.output import Column
 from headway.cli.parsing import ArgOption, ArgsOption, YesOption, confirm, read_args, read_future, read_past
-from headway.cli.schedule_names import NameArgument, TenantOption, read_label, which
-from headway.cli.session import AUTHOR, Desk, Session, command, new_group
+from headway.cli.schedule_names import NameArgument, TenantOption, find, read_cursor, which
+from headway.cli.session import Session, command, new_group
 from headway.cli.text import away, clean, count, is_fine, span, utc
-from headway.core.errors import Conflict, DefinitionError, InvalidSchedule, ScheduleNotFound
+from headway.core.clock import wall_now
+from headway.core.errors import DefinitionError, InvalidSchedule
 from headway.core.instants import Instant, isoformat, parse_instant
 from headway.core.json_values import encode_args
-from headway.core.occurrences import ByHand, Occurrence
-from headway.core.schedule_names import ScheduleRef
-from headway.core.schedules import FAILING_FLAGGED, Schedule, ScheduleSpec
-from headway.core.triggers import After, At, Every, Trigger, describe
-from headway.core.zones import zone
-from headway.operations import audit_log as deeds
-from headway.store import Store
-from headway.wire.shapes import instants_after, occurrence_shape, previews, zone_of
+from headway.core.schedule_names import schedule_label
+from headway.core.schedules import FAILING_FLAGGED, ScheduleSpec
+from headway.core.triggers import At, Every, Trigger
+from headway.operations.everything import Operations
+from headway.operations.schedule_instants import preview_spec
+from headway.operations.verbs import pages
+from headway.wire.schedules import Occurrence, Previews, Schedule
 
 LIST_MAX: Final = 10_000
 PREVIEW_MAX: Final = 1_000
 HISTORY_MAX: Final = 10_000
-PAGE: Final = 200
+BACKFILL_MAX: Final = 10_000
 
 app = new_group(help="List, preview, change, pause, trigger and backfill schedules.")
+
+
+def label_of(schedule: Schedule) -> str:
+    """Return what the command line calls a schedule."""
+    return schedule_label(schedule.tenant, schedule.name)
+
+
+def zone_of(schedule: Schedule) -> str:
+    """Return the time zone of a schedule."""
+    return str(schedule.trigger.get("tz") or "UTC")
 
 
 @command(app, "list")
@@ -45,13 +55,18 @@ async def list_(
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=LIST_MAX, help="How many.")] = 1_000,
 ) -> None:
     """List schedules by tenant and name; those of other tenants than the default are called tenant/name."""
-    async with session.open() as desk:
-        first = read_label(after, tenant or desk.own_tenant) if after else None
-        filters = {"owner": owner, "tenant": tenant}
-        found = [schedule async for schedule in _pages(desk.store, filters, first, limit + 1)]
-        now, shapes = desk.now, [desk.schedule_shape(schedule) for schedule in found[:limit]]
+    async with session.operations() as operations:
+        listed = pages(
+            operations.schedules.list,
+            owner=owner,
+            tenant=tenant,
+            cursor=read_cursor(after) if after else None,
+            most=limit + 1,
+        )
+        found = [await _complete(operations, schedule) async for schedule in listed]
+        now = operations.now
     if session.as_json:
-        session.out.json(shapes)
+        session.out.json(found[:limit])
     elif not found:
         session.out.say("no schedules yet; `headway schedules put --help` shows how to make one")
     else:
@@ -63,27 +78,26 @@ async def list_(
             Column("next", "time"),
             Column("at (UTC)", "quiet", spare=True),
         ]
-        fine = is_fine(schedule.next_at or 0 for schedule in found[:limit])
+        fine = is_fine(parse_instant(one.next_at) for one in found[:limit] if one.next_at is not None)
         session.out.table(columns, [_row(schedule, now, fine) for schedule in found[:limit]])
     if len(found) > limit:
-        session.out.note(f"there are more: --after {clean(found[limit - 1].label)!r}")
+        session.out.note(f"there are more: --after {clean(label_of(found[limit - 1]))!r}")
 
 
-async def _pages(
-    store: Store, filters: Mapping[str, str | None], after: ScheduleRef | None, limit: int
-) -> AsyncIterator[Schedule]:
-    while limit > 0 and (page := await store.schedules.page(**filters, after=after, limit=min(limit, PAGE))):
-        for schedule in page:
-            yield schedule
-        after, limit = ScheduleRef(page[-1].tenant, page[-1].name), limit - len(page)
+async def _complete(operations: Operations, schedule: Schedule) -> Schedule:
+    """Read a schedule whose arguments are too large for a list."""
+    if not schedule.omitted:
+        return schedule
+    complete = await operations.schedules.get(schedule.name, tenant=schedule.tenant)
+    return msgspec.structs.replace(complete, next=msgspec.UNSET)
 
 
 def _row(schedule: Schedule, now: Instant, fine: bool) -> tuple[object, ...]:
-    next_at = schedule.next_at if schedule.paused_at(now) is None else None
+    next_at = None if schedule.paused or schedule.next_at is None else parse_instant(schedule.next_at)
     return (
-        schedule.label,
-        describe(schedule.spec.trigger),
-        schedule.spec.task,
+        label_of(schedule),
+        schedule.rule,
+        schedule.task,
         state(schedule, now),
         None if next_at is None else away(next_at, now) if next_at > now else f"{span(now - next_at)} late",
         None if next_at is None else utc(next_at, fine=fine),
@@ -94,44 +108,35 @@ def state(schedule: Schedule, now: Instant) -> str:
     """Say in a few words whether a schedule runs."""
     if schedule.attention is not None:
         return f"held: {schedule.attention}"
-    pause = schedule.paused_at(now)
+    pause = schedule.pause
     if pause is not None:
-        until = "" if pause.until is None else f" for {span(pause.until - now)}"
+        until = "" if pause.until is None else f" for {span(max(0, parse_instant(pause.until) - now))}"
         return f"paused{until}" + (f": {pause.reason}" if pause.reason else "")
     if schedule.next_at is None:
-        return "on (waits for its job to end)" if isinstance(schedule.spec.trigger, After) else "over"
+        return "on (waits for its job to end)" if schedule.trigger["kind"] == "after" else "over"
     if schedule.failing >= FAILING_FLAGGED:
         return f"failing: its last {schedule.failing} jobs failed"
     return "on"
 
 
-async def _get(desk: Desk, text: str, tenant: str | None) -> Schedule:
-    """Read the schedule that is meant."""
-    ref = await which(desk, text, tenant)
-    try:
-        return await desk.store.schedules.get(ref.name, tenant=ref.tenant)
-    except ScheduleNotFound as error:
-        named = [found.label for found in await desk.store.schedules.page(words=ref.name) if found.name == ref.name]
-        hint = f"; did you mean {' or '.join(named[:3])}?" if named else ""
-        raise ScheduleNotFound(f"{error}{hint}") from None
-
-
 @command(app)
 async def show(session: Session, name: NameArgument, tenant: TenantOption = None) -> None:
-    """Show one schedule: rule, policies, state and what comes next."""
-    async with session.open() as desk:
-        schedule = await _get(desk, name, tenant)
-        now, shape = desk.now, desk.schedule_shape(schedule)
-    after = max(now, schedule.decided_through)
-    shape = {**shape, "next": previews(schedule.spec, after, 5)}
+    """Show one schedule: rule, policies, state and its next instants."""
+    async with session.operations() as operations:
+        schedule, now = await find(operations, name, tenant), operations.now
     if session.as_json:
-        session.out.json(shape)
+        session.out.json(schedule)
         return
     hidden = ("next", "trigger", "paused", "pause", "attention", "args", "tags", "next_at")
-    pairs = {name: value for name, value in shape.items() if name not in hidden}
-    pairs |= {"args": encode_args(shape["args"]), "tags": " ".join(shape["tags"])}
+    pairs = {name: value for name, value in msgspec.to_builtins(schedule).items() if name not in hidden}
+    pairs |= {"args": encode_args(schedule.args), "tags": " ".join(schedule.tags)}
     session.out.facts({"name": schedule.name, "state": state(schedule, now), **pairs})
-    _tell_preview(session, "next", schedule.spec, after, 5, now=now)
+    session.out.say("next", "quiet")
+    rows = preview_rows(schedule.next or [], tz=zone_of(schedule), now=now)
+    if rows:
+        session.out.table(PREVIEW_COLUMNS, rows, indent=2)
+    else:
+        session.out.say("  nothing")
 
 
 @command(app)
@@ -159,26 +164,27 @@ async def preview(
     headway schedules preview '30 2 * * *' --tz Europe/Berlin --from 2027-03-27 -n 3
     """
     spec = _rule(what, tz=tz, dst=dst, seconds=seconds, every=every, at=at)
-    now: Instant | None = None
-    if spec is None:
-        assert what is not None
-        async with session.open() as desk:
-            spec, now = (await _get(desk, what, tenant)).spec, desk.now
-    if isinstance(spec.trigger, After):
-        raise InvalidSchedule(f"{describe(spec.trigger)}: its instants follow from when its jobs end")
-    clock = zone(tz) if tz is not None else zone_of(spec.trigger)
-    now = _wall() if now is None else now
-    after = now if since is None else parse_instant(since, tz=clock.key, what="--from") - 1
-    if session.as_json:
-        session.out.json(previews(spec, after, number, clock))
+    if spec is not None:
+        now = wall_now()
+        found = preview_spec(spec, now, since=since, number=number, tz=tz, what="--from")
     else:
-        _tell_preview(session, None, spec, after, number, now=None if since else now, clock=clock)
+        assert what is not None
+        async with session.operations() as operations:
+            name = await find(operations, what, tenant)
+            found = await operations.schedules.preview(name.name, tenant=name.tenant, n=number, since=since, tz=tz)
+            now = operations.now
+    if found.note is not None:
+        raise InvalidSchedule(f"{found.rule}: {found.note}")
+    _tell_preview(session, found, None if since else now)
 
 
-def _wall() -> Instant:
-    from headway.core.clock import wall_now
-
-    return wall_now()
+def _tell_preview(session: Session, found: Previews, now: Instant | None) -> None:
+    if session.as_json:
+        session.out.json(found.items)
+    elif found.items:
+        session.out.table(PREVIEW_COLUMNS, preview_rows(found.items, tz=found.tz, now=now))
+    else:
+        session.out.say("nothing: this rule has no instant in that time")
 
 
 def _rule(what: str | None, **given: str | None) -> ScheduleSpec | None:
@@ -217,26 +223,6 @@ def _is_cron(text: str) -> bool:
     return len(fields) > 1 and all(_CRON_FIELD.fullmatch(field.upper()) for field in fields)
 
 
-def _tell_preview(
-    session: Session,
-    title: str | None,
-    spec: ScheduleSpec,
-    after: Instant,
-    number: int,
-    *,
-    now: Instant | None = None,
-    clock: ZoneInfo | None = None,
-) -> None:
-    instants = list(instants_after(spec, after, number))
-    rows = preview_rows(spec.trigger, instants, now=now, clock=clock or zone_of(spec.trigger))
-    if title:
-        session.out.say(title, "quiet")
-    if rows:
-        session.out.table(PREVIEW_COLUMNS, rows, indent=2 if title else 0)
-    else:
-        session.out.say("  nothing" if title else "nothing: this rule has no instant in that time")
-
-
 @command(app)
 async def history(
     session: Session,
@@ -253,12 +239,19 @@ async def history(
     What was started by hand is no instant of the schedule: `triggered` with the time, and `backfilled` with the number
     of jobs.
     """
-    async with session.open() as desk:
-        first = 0 if since is None else read_past(since, desk.now, "--since")
-        last = None if before is None else read_past(before, desk.now, "--before")
-        found = await _runs(desk, await which(desk, name, tenant), first, last, number)
+    async with session.operations() as operations:
+        now, ref = operations.now, await which(operations, name, tenant)
+        listed = pages(
+            operations.schedules.runs,
+            ref.name,
+            tenant=ref.tenant,
+            since=None if since is None else isoformat(read_past(since, now, "--since")),
+            before=None if before is None else isoformat(read_past(before, now, "--before")),
+            most=number,
+        )
+        found = [run async for run in listed][:number]
     if session.as_json:
-        session.out.json([occurrence_shape(occurrence) for occurrence in found])
+        session.out.json(found)
         return
     columns = [
         Column("instant (UTC)", "time"),
@@ -266,31 +259,23 @@ async def history(
         Column("decided", right=True),
         Column("job", "quiet"),
     ]
-    fine = is_fine(occurrence.instant for occurrence in found)
-    session.out.table(columns, [_decision_row(occurrence, fine) for occurrence in found])
+    fine = is_fine(parse_instant(run.instant) for run in found)
+    session.out.table(columns, [_decision_row(run, fine) for run in found])
 
 
-async def _runs(desk: Desk, ref: ScheduleRef, since: Instant, before: Instant | None, limit: int) -> list[Occurrence]:
-    found: list[Occurrence] = []
-    while len(found) < limit:
-        page = await desk.runs(ref, since=since, before=before, limit=min(limit - len(found), PAGE))
-        found += page
-        if not page:
-            break
-        before = page[-1].instant
-    return found[:limit]
-
-
-def _decision_row(occurrence: Occurrence, fine: bool) -> tuple[object, ...]:
-    until = "" if occurrence.until is None else f" … {utc(occurrence.until, fine=fine)} ({occurrence.count:,})"
-    if occurrence.outcome is ByHand.BACKFILLED:
-        until = f" ({count(occurrence.count, 'job')})"
-    last = occurrence.until or occurrence.instant
+def _decision_row(run: Occurrence, fine: bool) -> tuple[object, ...]:
+    instant = last = parse_instant(run.instant)
+    until = ""
+    if run.until:
+        last = parse_instant(run.until)
+        until = f" … {utc(last, fine=fine)} ({run.count:,})"
+    if run.outcome == "backfilled":
+        until = f" ({count(run.count, 'job')})"
     return (
-        utc(occurrence.instant, fine=fine) + until,
-        f"{occurrence.outcome}: {occurrence.reason}" if occurrence.reason else occurrence.outcome,
-        f"+{span(max(0, occurrence.decided_at - last))}",
-        occurrence.job_id,
+        utc(instant, fine=fine) + until,
+        f"{run.outcome}: {run.reason}" if run.reason else run.outcome,
+        f"+{span(max(0, parse_instant(run.decided_at) - last))}",
+        run.job_id,
     )
 
 
@@ -302,37 +287,31 @@ async def pause(
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Recorded in the audit log.")] = "",
     tenant: TenantOption = None,
 ) -> None:
-    """Stop a schedule; its instants are recorded as paused."""
-    async with session.open() as desk:
-        schedule = await _get(desk, name, tenant)
-        tz = zone_of(schedule.spec.trigger).key
-        end = None if until is None else read_future(until, desk.now, "--until", tz)
-        acting = desk.acting(deeds.pause_schedule(schedule, reason, end))
-        is_new = await acting.schedules.pause(
-            schedule.name, tenant=schedule.tenant, author=AUTHOR, reason=reason, until=end
+    """Pause a schedule; its instants are recorded as paused."""
+    async with session.operations() as operations:
+        found = await find(operations, name, tenant)
+        end = None if until is None else read_future(until, operations.now, "--until", zone_of(found))
+        schedule = await operations.schedules.pause(
+            found.name, tenant=found.tenant, reason=reason, until=None if end is None else isoformat(end)
         )
-        schedule = await desk.store.schedules.get(schedule.name, tenant=schedule.tenant)
-    if not is_new and until is not None:
-        raise Conflict(f"schedule {schedule.label!r} is paused already; resume it first to pause it until another time")
-    _tell_state(session, desk, schedule, "" if is_new else " already")
+        _tell_state(session, schedule, operations.now)
 
 
 @command(app)
 async def resume(session: Session, name: NameArgument, tenant: TenantOption = None) -> None:
-    """Let a paused schedule run again, from now on."""
-    async with session.open() as desk:
-        schedule = await _get(desk, name, tenant)
-        acting = desk.acting(deeds.resume_schedule(schedule, desk.now))
-        was_paused = await acting.schedules.resume(schedule.name, tenant=schedule.tenant, author=AUTHOR)
-        schedule = await desk.store.schedules.get(schedule.name, tenant=schedule.tenant)
-    _tell_state(session, desk, schedule, "" if was_paused else " already")
+    """Resume a paused schedule, from now on."""
+    async with session.operations() as operations:
+        found = await find(operations, name, tenant)
+        schedule = await operations.schedules.resume(found.name, tenant=found.tenant)
+        _tell_state(session, schedule, operations.now)
 
 
-def _tell_state(session: Session, desk: Desk, schedule: Schedule, already: str) -> None:
+def _tell_state(session: Session, schedule: Schedule, now: Instant) -> None:
     if session.as_json:
-        session.out.json(desk.schedule_shape(schedule))
+        session.out.json(schedule)
     else:
-        session.out.say(clean(f"{schedule.label} is{already} {state(schedule, desk.now)}"))
+        already = "" if schedule.changed else " already"
+        session.out.say(clean(f"{label_of(schedule)} is{already} {state(schedule, now)}"))
 
 
 @command(app)
@@ -348,22 +327,16 @@ async def trigger(
     With skip there is no second job while one is live, with queue it waits in line, replace stops the live one first.
     The instants of the schedule stay as they are.
     """
-    other_args = encode_args(read_args(arg, args)) if arg or args is not None else None
-    async with session.open() as desk:
-        schedule = await _get(desk, name, tenant)
-        acting = desk.acting(deeds.trigger_schedule(schedule))
-        made = await acting.schedules.trigger_once(
-            schedule.name, None, tenant=schedule.tenant, author=AUTHOR, args=other_args
-        )
-        job = await desk.store.jobs.get(made.job_id)
-        shape = desk.job_shape(job)
+    other_args = read_args(arg, args) if arg or args is not None else None
+    async with session.operations() as operations:
+        found = await find(operations, name, tenant)
+        job = await operations.schedules.trigger(found.name, tenant=found.tenant, args=other_args)
     if session.as_json:
-        outcome = "started" if made.is_new else "not started"
-        session.out.json({**shape, "outcome": outcome, "message": made.why})
-    elif made.why is not None:
-        session.out.say(clean(f"not started: {made.why}"))
+        session.out.json(job)
+    elif job.message is not None:
+        session.out.say(clean(f"not started: {job.message}"))
     else:
-        session.out.say(clean(f"{job.id} {job.status}: {shape['why']}"))
+        session.out.say(clean(f"{job.id} {job.status}: {job.why}"))
 
 
 @command(app)
@@ -381,45 +354,46 @@ async def backfill(
 
     Says the count and asks first. Repeating it adds nothing.
     """
-    async with session.open() as desk:
-        schedule = await _get(desk, name, tenant)
-        own: dict[str, Any] = {"tenant": schedule.tenant, "again": again, "author": AUTHOR}
-        tz = zone_of(schedule.spec.trigger).key
-        first, last = read_past(since, desk.now, "--from", tz), read_past(until, desk.now, "--to", tz)
+    async with session.operations() as operations:
+        schedule = await find(operations, name, tenant)
+        now, tz = operations.now, zone_of(schedule)
+        first, last = read_past(since, now, "--from", tz), read_past(until, now, "--to", tz)
         if first > last:
             raise DefinitionError(f"--from {isoformat(first)} must not be later than --to {isoformat(last)}")
-        instants = await desk.store.schedules.backfill(schedule.name, first, last, dry_run=True, **own)
-        if instants and not dry_run:
-            jobs = count(len(instants), "job")
-            confirm(
-                f"This adds {jobs} to {clean(schedule.label)}, from {utc(instants[0])} to {utc(instants[-1])}.", yes=yes
-            )
-            acting = desk.acting(deeds.backfill_schedule(schedule, first, last))
-            instants = await acting.schedules.backfill(schedule.name, first, last, **own)
+        window: dict[str, Any] = {"first": isoformat(first), "last": isoformat(last), "again": again}
+        whose: dict[str, Any] = {"tenant": schedule.tenant, "limit": BACKFILL_MAX}
+        filled = await operations.schedules.backfill(schedule.name, **window, **whose, dry_run=True)
+        if filled.instants and not dry_run:
+            _confirm_backfill(label_of(schedule), filled.instants, yes=yes)
+        if not dry_run:
+            filled = await operations.schedules.backfill(schedule.name, **window, **whose)
     if session.as_json:
-        stamps = [isoformat(instant) for instant in instants]
-        whose = {"schedule": schedule.name, "tenant": schedule.tenant}
-        session.out.json({**whose, "count": len(instants), "instants": stamps, "dry_run": dry_run})
+        session.out.json(filled)
         return
+    instants = [parse_instant(text) for text in filled.instants]
     for instant in instants if dry_run else ():
         session.out.say(utc(instant, fine=is_fine(instants)))
     session.out.say(f"{count(len(instants), 'job')} {'would be added' if dry_run else 'added'}")
 
 
+def _confirm_backfill(label: str, instants: Sequence[str], *, yes: bool) -> None:
+    first, last = utc(parse_instant(instants[0])), utc(parse_instant(instants[-1]))
+    confirm(f"This adds {count(len(instants), 'job')} to {clean(label)}, from {first} to {last}.", yes=yes)
+
+
 @command(app)
 async def remove(session: Session, name: NameArgument, yes: YesOption = False, tenant: TenantOption = None) -> None:
     """Remove a schedule; what was decided stays in the ledger."""
-    async with session.open() as desk:
-        schedule = await _get(desk, name, tenant)
+    async with session.operations() as operations:
+        schedule = await find(operations, name, tenant)
+        label = label_of(schedule)
         owned = f" It belongs to {schedule.owner}, which may bring it back." if schedule.owner else ""
-        confirm(clean(f"This removes the schedule {schedule.label}.{owned}"), yes=yes)
-        acting = desk.acting(deeds.remove_schedule(schedule))
-        if not await acting.schedules.remove(schedule.name, tenant=schedule.tenant, author=AUTHOR):
-            raise ScheduleNotFound(f"no schedule is named {schedule.label!r}")
+        confirm(clean(f"This removes the schedule {label}.{owned}"), yes=yes)
+        await operations.schedules.remove(schedule.name, tenant=schedule.tenant)
     if session.as_json:
         session.out.json({"schedule": schedule.name, "tenant": schedule.tenant, "removed": True})
     else:
-        session.out.say(clean(f"{schedule.label} removed"))
+        session.out.say(clean(f"{label} removed"))
 
 
 command(app, "put")(define.put)

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from headway.core.errors import StoreUnavailable
     from headway.core.instants import Instant
     from headway.core.jobs import Job
-    from headway.core.occurrences import Occurrence
     from headway.core.ports import LiveView, WebhookSender
-    from headway.core.schedule_names import ScheduleRef
-    from headway.core.schedules import Schedule, ScheduleSpec
     from headway.core.settings import Settings
     from headway.operations.everything import Operations
     from headway.operations.overview import Situation
@@ -90,11 +87,6 @@ class Desk:
     _views: "list[LiveView]" = field(default_factory=list, repr=False)  # The one that was opened to hear them.
 
     @property
-    def own_tenant(self) -> str:
-        """Whose schedules are meant where nobody says whose."""
-        return "default"
-
-    @property
     def now(self) -> "Instant":
         """The store's time."""
         return self.clock.now()
@@ -107,12 +99,6 @@ class Desk:
 
         shown: Shape = msgspec.to_builtins(job_of(job, self.now, why=why, node_name=(names or {}).get(job.node or "")))
         return shown
-
-    def schedule_shape(self, schedule: "Schedule") -> "Shape":
-        """Write a schedule."""
-        from headway.wire.shapes import schedule_shape
-
-        return schedule_shape(schedule, self.now)
 
     async def explain(self, job: "Job") -> "Why":
         """Say why a job is where it is, with the evidence."""
@@ -152,33 +138,6 @@ class Desk:
         from headway.store.audit_log import Actor
 
         return self.store.auditing(Actor(AUTHOR, origin()), deed, self.clock)
-
-    async def put_schedules(
-        self, specs: "Mapping[ScheduleRef, tuple[ScheduleSpec | None, ScheduleSpec]]", *, owner: str, take_over: bool
-    ) -> None:
-        """Put schedules, each given with its definition before and after; some hundred in one transaction."""
-        from headway.core.errors import ScheduleOwned
-        from headway.operations import audit_log as deeds
-        from headway.store.schedule_definitions import REFUSED
-        from headway.store.schedules import in_pieces
-
-        for piece in in_pieces({ref: after for ref, (_, after) in specs.items()}):
-            done = [
-                deeds.put_schedule(ref.name, specs[ref][0], after).nth(number)
-                for number, (ref, after) in enumerate(piece.items())
-            ]
-            acting = self.acting(done).schedules
-            outcomes = await acting.put_many(piece, owner=owner, author=AUTHOR, take_over=take_over)
-            for outcome in outcomes:
-                if outcome.startswith(REFUSED):  # It has come between our look and this.
-                    raise ScheduleOwned(outcome.removeprefix(REFUSED))
-
-    async def warnings(self, spec: "ScheduleSpec") -> list[str]:
-        """Say what keeps jobs of a definition from running as things are."""
-        from headway.operations.job_context import alive
-        from headway.operations.overview import unserved
-
-        return unserved(spec.task, spec.queue, await alive(self.store))
 
     async def retry(self, job: "Job", args: Mapping[str, Any] | None = None) -> "Job":
         """Run a job that has ended once more, perhaps with other arguments; return the new one."""
@@ -240,23 +199,6 @@ class Desk:
         from headway.operations.attention import faults
 
         return [fault.words for fault in faults(situation)]
-
-    async def audit(self, schedule: "ScheduleRef | None", since: "Instant | None", until: "Instant | None") -> "Shape":
-        """Compare the expected instants with the recorded ones, of all schedules or one."""
-        from headway.scheduling.audit import audit
-
-        key = None if schedule is None else await self.store.schedules.key(schedule.name, tenant=schedule.tenant)
-        return (await audit(self.store.ledger, key=key, since=since, until=until)).to_dict()
-
-    async def runs(
-        self, schedule: "ScheduleRef", *, since: "Instant", before: "Instant | None", limit: int
-    ) -> "list[Occurrence]":
-        """Read a page of what was decided for a schedule and started by hand, newest first; also of a removed one."""
-        from headway.operations.runs import runs
-
-        found = await self.store.schedules.show(schedule.name, tenant=schedule.tenant, also_removed=True)
-        window = {} if before is None else {"before": before}
-        return await runs(self.store, found, since=since, limit=limit, **window)
 
     async def told(self, jobs: "Sequence[Job]") -> "list[Job]":
         """Return jobs with what they have said live, if it is to be had within a moment and newer than the store."""

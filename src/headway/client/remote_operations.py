@@ -12,16 +12,17 @@ from headway.client import AsyncClient
 from headway.client.jobs import new_key
 from headway.client.requests import Request, ask, body_of, part, query_of
 from headway.core.clock import Clock
-from headway.core.errors import Conflict, DefinitionError, HeadwayError, NotFound, StoreError
+from headway.core.errors import Conflict, DefinitionError, NotFound, StoreError
 from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.everything import Operations
+from headway.operations.ledger_audit import Ledger
 from headway.operations.purge import Purge
 from headway.operations.queues import Queues
+from headway.operations.schedules import Schedules
 from headway.operations.verbs import Group, Verb, verb_of
 from headway.operations.webhooks import Deliveries, Webhooks
 from headway.operations.workers import Nodes, Workers
 
-E = TypeVar("E", bound=HeadwayError)
 G = TypeVar("G", bound=Group)
 _PATH_PART: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
@@ -40,6 +41,8 @@ class RemoteOperations(Operations):
         self.webhooks = _remote(Webhooks, client)
         self.deliveries = _remote(Deliveries, client)
         self.purge = _remote(Purge, client)
+        self.schedules = _remote(Schedules, client)
+        self.ledger = _remote(Ledger, client)
 
 
 def _remote(group: type[G], client: AsyncClient) -> G:
@@ -83,15 +86,10 @@ def _request(declared: Verb, given: Mapping[str, Any]) -> Request:
         headers=placed("header"),
         body=body_of(body) if body else None,
         is_keyed=declared.idempotent_by is not None or (repeats(given) if callable(repeats) else repeats),
-        missing=_meant(declared, NotFound),
-        conflict=_meant(declared, Conflict),
-        invalid=_meant(declared, DefinitionError),
+        missing=declared.meant(NotFound),
+        conflict=declared.meant(Conflict),
+        invalid=declared.meant(DefinitionError),
     )
-
-
-def _meant(declared: Verb, kind: type[E]) -> type[E]:
-    """Return the error that a status means: the one of this kind that the operation names, if any."""
-    return next((error for error in declared.errors if issubclass(error, kind)), kind)
 
 
 def _read(body: bytes, kind: Any) -> Any:

@@ -4,7 +4,8 @@
     ├── DefinitionError       what the program or the caller asked for makes no sense; never retried
     │   ├── InvalidSchedule   a trigger, zone or policy that cannot be kept
     │   ├── InvalidTask       a name, argument or option that no job can have
-    │   └── InvalidConfig     a setting that cannot be used
+    │   ├── InvalidConfig     a setting that cannot be used
+    │   └── TooMuch           more than one request may take; ask for less at once
     ├── NotFound
     │   ├── TaskNotFound
     │   ├── ScheduleNotFound
@@ -51,6 +52,10 @@ class InvalidTask(DefinitionError):
 
 class InvalidConfig(DefinitionError):
     """The setting cannot be used."""
+
+
+class TooMuch(DefinitionError):
+    """This is too much for one request; ask for less at once."""
 
 
 class NotFound(HeadwayError):

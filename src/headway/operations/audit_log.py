@@ -21,7 +21,8 @@ from headway.store.audit_log import AuditEntry
 from headway.store.bulk import BulkResult
 from headway.store.failures import DeadLetter
 from headway.store.schedules import Triggered
-from headway.wire.shapes import definition_shape, stamp
+from headway.wire.base import stamp
+from headway.wire.schedules import short_definition
 from headway.wire.webhooks import webhook_of
 
 _SHOWN_MAX: Final = 50  # Of the jobs and tasks that were enqueued at once.
@@ -179,7 +180,7 @@ def remove_schedule(schedule: Schedule) -> AuditEntry:
 
 
 def _definition(spec: ScheduleSpec | None) -> Mapping[str, Any] | None:
-    return None if spec is None else definition_shape(spec)
+    return None if spec is None else short_definition(spec)
 
 
 def add_webhook(tenant: str, url: str, events: Sequence[str]) -> AuditEntry:

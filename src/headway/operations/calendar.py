@@ -13,7 +13,7 @@ from headway.core.instants import SECOND, Duration, Instant, to_datetime
 from headway.core.lifecycle import FINAL
 from headway.core.zones import DAY_S, timeline, zone
 from headway.store.ledger import StoreLedger
-from headway.wire.shapes import Shape
+from headway.wire.schedules import Calendar, CalendarDay
 
 YEAR_MIN: Final = 1970
 YEAR_MAX: Final = 2199
@@ -27,33 +27,31 @@ def year_of(instant: Instant, tz: str) -> int:
     return min(max(to_datetime(instant).astimezone(zone(tz)).year, YEAR_MIN), YEAR_MAX)
 
 
-async def calendar(ledger: StoreLedger, name: str, year: int, tz: str) -> Shape:
+async def calendar(ledger: StoreLedger, name: str, year: int, tz: str) -> Calendar:
     """Count the decisions of a schedule by day; days on which there was nothing to decide are left out."""
     first = date(year, 1, 1)
     begins = _begins(first, date(year + 1, 1, 1), tz)
     stretches = list(_stretches(begins[0], begins[-1], tz))
     counts, runs = await ledger.calendar(name, begins[0], begins[-1], stretches, limit=ROWS_MAX, runs_limit=RUNS_MAX)
-    days: dict[int, Shape] = {}
+    days: dict[int, CalendarDay] = {}
     offset = (first - _EPOCH).days
     for count in counts:
-        day = days.setdefault(count["day"] - offset, {"outcomes": {}, "ended": {}})
-        _add(day["outcomes"], count["outcome"], count["decisions"])
+        day = days.setdefault(count["day"] - offset, CalendarDay("", {}, {}))
+        _add(day.outcomes, count["outcome"], count["decisions"])
         if count["status"] in FINAL:
-            _add(day["ended"], count["status"], count["decisions"])
+            _add(day.ended, count["status"], count["decisions"])
     for run in runs:
         for index, number in _spread(run, begins):
-            _add(days.setdefault(index, {"outcomes": {}, "ended": {}})["outcomes"], run["outcome"], number)
+            _add(days.setdefault(index, CalendarDay("", {}, {})).outcomes, run["outcome"], number)
     seen = sum(count["decisions"] for count in counts) + len(runs)
-    return {
-        "year": year,
-        "tz": tz,
-        "days": [
-            {"day": (first + timedelta(days=index)).isoformat(), **days[index]}
-            for index in sorted(days)
-            if 0 <= index < len(begins) - 1
-        ],
-        "truncated": seen >= ROWS_MAX or len(runs) >= RUNS_MAX,
-    }
+    for index, day in days.items():
+        day.day = (first + timedelta(days=index)).isoformat()
+    return Calendar(
+        year=year,
+        tz=tz,
+        days=[days[index] for index in sorted(days) if 0 <= index < len(begins) - 1],
+        truncated=seen >= ROWS_MAX or len(runs) >= RUNS_MAX,
+    )
 
 
 def _add(counts: dict[str, int], name: str, number: int) -> None:

@@ -88,6 +88,11 @@ class Caller:
         """The store's time."""
         return self.clock.now()
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether one call may only take so much: calls over HTTP are bounded."""
+        return self.quotas is not None
+
     def require_role(self, role: str) -> None:
         """Deny a caller whose role is not enough."""
         if not self.principal.may(role):

@@ -4,8 +4,10 @@ from headway.core.clock import Clock
 from headway.core.instants import Instant
 from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.caller import Caller
+from headway.operations.ledger_audit import Ledger
 from headway.operations.purge import Purge
 from headway.operations.queues import Queues
+from headway.operations.schedules import Schedules
 from headway.operations.webhooks import Deliveries, Webhooks
 from headway.operations.workers import Nodes, Workers
 
@@ -23,6 +25,8 @@ class Operations:
     webhooks: Webhooks
     deliveries: Deliveries
     purge: Purge
+    schedules: Schedules
+    ledger: Ledger
 
     @property
     def now(self) -> Instant:
@@ -44,3 +48,5 @@ class LocalOperations(Operations):
         self.webhooks = Webhooks(caller)
         self.deliveries = Deliveries(caller)
         self.purge = Purge(caller)
+        self.schedules = Schedules(caller)
+        self.ledger = Ledger(caller)

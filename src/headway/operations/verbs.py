@@ -21,10 +21,11 @@ from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 
-from headway.core.errors import DefinitionError, HeadwayError
+from headway.core.errors import DefinitionError, HeadwayError, InvalidTask
 from headway.operations.caller import Caller
 from headway.wire.base import PAGE_MAX, Page
 
+E = TypeVar("E", bound=HeadwayError)
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 REASON_LENGTH_MAX: Final = 300
@@ -34,6 +35,7 @@ Reason = Annotated[
     msgspec.Meta(max_length=REASON_LENGTH_MAX, description="recorded in the audit log", examples=["the disk is full"]),
 ]
 
+_GENERAL: Final = (DefinitionError, InvalidTask)  # Raised by checks that many operations share.
 _VERB: Final = "__headway_verb__"
 _PATH_PART: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
@@ -99,12 +101,16 @@ class Verb:
     created: Callable[[Any], bool] | None
     location: Callable[[Any], str] | None
     stable: Callable[[Any, Caller], Any] | None
-    etag: Callable[[Any], str] | None
     aliases: Mapping[str, str]
+    etag: Callable[[Any], str | None] | None
 
     def placed(self, place: str) -> tuple[Parameter, ...]:
         """Return the parameters in the path, the query, the headers or the body."""
         return tuple(parameter for parameter in self.parameters if parameter.place == place)
+
+    def meant(self, kind: type[E]) -> type[E]:
+        """Return the error that a refusal means: the declared one of this kind, if there is one."""
+        return next((error for error in self.errors if issubclass(error, kind)), kind)
 
     @property
     def body_struct(self) -> Parameter | None:
@@ -127,16 +133,17 @@ def verb(
     created: Callable[[Any], bool] | None = None,
     location: Callable[[Any], str] | None = None,
     stable: Callable[[Any, Caller], Any] | None = None,
-    etag: Callable[[Any], str] | None = None,
     aliases: Mapping[str, str] | None = None,
+    etag: Callable[[Any], str | None] | None = None,
 ) -> Callable[[F], F]:
     """Declare an operation; it refuses callers without the role.
 
     `is_repeatable` says, perhaps by the arguments, that sending it twice does what sending it once does.
     `idempotent_by` names the parameter that makes it repeatable; remote callers fill it in. `errors` are those that
-    statuses of refusals mean to a remote caller: a `NotFound`, a `Conflict`, a `DefinitionError`. `is_bulk` allows
-    large bodies. `created` says of a result that it is new (201), and `location` where it is. `stable` returns what the
-    ETag is made of, for results with fields that change as time passes; `etag` returns an ETag of another form.
+    refusals mean, a `NotFound`, a `Conflict` and a `DefinitionError`: a remote caller knows only their status.
+    `is_bulk` allows large bodies. `created` says of a result that it is new (201), and `location` where it is. `stable`
+    returns what the ETag is made of, for results with fields that change as time passes; `etag` returns an ETag of
+    another form.
     `aliases` are old paths that keep working, each with its old operation id.
     """
     method, path = route.split(" ", 1)
@@ -169,7 +176,13 @@ def verb(
         @functools.wraps(function)
         async def checked(group: Group, *args: Any, **given: Any) -> Any:
             group.caller.require_role(role)
-            return await function(group, *args, **given)
+            try:
+                return await function(group, *args, **given)
+            except DefinitionError as error:
+                kind = declared.meant(DefinitionError)
+                if type(error) in _GENERAL and not isinstance(error, kind):
+                    raise kind(str(error)) from None
+                raise
 
         setattr(checked, _VERB, declared)
         return cast("F", checked)

@@ -50,14 +50,12 @@ from headway.server.routes import (
     metrics,
     openapi,
     operations,
+    schedules,
     series,
     session,
 )
 from headway.server.routes import (
     dead_letters as letters,
-)
-from headway.server.routes import (
-    schedule_table as schedule_routes,
 )
 from headway.server.routes import (
     streams as follow,
@@ -72,7 +70,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *jobs.ROUTES,
     *bulk.ROUTES,
     *follow.ROUTES,
-    *schedule_routes.ROUTES,
+    *schedules.ROUTES,
     *operations.ROUTES,
     *letters.ROUTES,
     *series.ROUTES,

@@ -87,8 +87,8 @@ def _answer(declared: Verb, caller: Caller, result: Any) -> Answer:
     is_new = declared.created is not None and declared.created(result)
     headers = {} if declared.location is None else {"Location": declared.location(result)}
     etag = None if declared.stable is None else etag_of(declared.stable(result, caller))
-    if declared.etag is not None:
-        headers["ETag"] = etag = declared.etag(result)
+    if declared.etag is not None and (etag := declared.etag(result)) is not None:
+        headers["ETag"] = etag
     return Answer(result, 201 if is_new else declared.status, headers, etag=etag)
 
 

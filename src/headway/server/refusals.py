@@ -16,6 +16,7 @@ from headway.core.errors import (
     StoreReadOnly,
     StoreUnavailable,
     TaskNotFound,
+    TooMuch,
 )
 
 
@@ -39,6 +40,7 @@ _ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ..
     (Denied, 403, "forbidden", {}),
     (ScheduleChanged, 412, "changed", {}),
     (Conflict, 409, "conflict", {}),
+    (TooMuch, 422, "too_much", {}),
     (DefinitionError, 422, "invalid", {}),
     (LeaseLost, 409, "lease_lost", {}),
     (StoreFull, 507, "store_full", {"Retry-After": "30"}),

@@ -6,17 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.cli.remote import _set_right, attempt_of, definition_of, job_of, occurrence_of, schedule_of
+from headway.cli.remote import _set_right, attempt_of, job_of
 from headway.core.clock import Clock
 from headway.core.instants import HOUR, MINUTE, SECOND, parse_instant
 from headway.core.job_details import eta_seconds, read_detail
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.occurrences import Decided, Occurrence
-from headway.core.schedules import Pause, Schedule, ScheduleSpec
-from headway.core.triggers import After, At, Cron, Every, Trigger
 from headway.wire import jobs
-from headway.wire.shapes import occurrence_shape, schedule_shape
 
 
 def job_shape(job: Job, now: int) -> dict[str, Any]:
@@ -110,61 +106,6 @@ def test_an_attempt_is_read_back() -> None:
         }
     )
     assert attempt_shape(attempt_of(shape)) == shape
-
-
-TRIGGERS: list[Trigger] = [
-    Cron("0 6 * * *", "Europe/Berlin", "both"),
-    Cron("0 6 * * *", seconds="*/10"),
-    Every("30s"),
-    After("10m"),
-    At("2027-01-01T00:00:00", "Asia/Tokyo"),
-]
-
-
-@pytest.mark.parametrize("trigger", TRIGGERS)
-def test_a_schedule_is_read_back(trigger: Trigger) -> None:
-    spec = ScheduleSpec.build(
-        task="report",
-        trigger=trigger,
-        args={"n": 1},
-        tenant="acme",
-        tags=["x"],
-        overlap="queue",
-        missed="all",
-        catch_up_rate="10/m",
-        deadline="4h",
-        jitter="2m",
-        backoff="5s..5m",
-        start="2027-01-01",
-    )
-    pause = Pause(since=NOW - MINUTE, until=NOW + HOUR, reason="why", author="ada")
-    before = Schedule(
-        name="daily", spec=spec, owner="app", revision=3, created_at=NOW - HOUR, next_at=NOW, pauses=(pause,), failing=2
-    )
-    shape = schedule_shape(before, NOW)
-    after = schedule_of(shape)
-    assert after.spec == spec
-    assert schedule_shape(after, NOW) == shape
-    definition = definition_of(spec)
-    assert ScheduleSpec.from_dict(definition) == spec
-    assert "rule" not in definition
-
-
-def test_a_definition_leaves_nothing_open_and_hides_nothing() -> None:
-    spec = ScheduleSpec.build(task="report", trigger=Every("1h"), args={"token": "secret"})
-    definition = definition_of(spec)
-    assert definition["args"] == {"token": "secret"}
-    assert {"queue", "priority", "max_attempts", "overlap", "missed", "grace"} <= definition.keys()
-    assert "tenant" not in definition  # That is the token's to say.
-
-
-def test_a_decision_is_read_back() -> None:
-    run = Occurrence(
-        schedule="s", instant=NOW, until=NOW + HOUR, count=5, outcome=Decided.MISSED, reason="late", decided_at=NOW
-    )
-    one = Occurrence(schedule="s", instant=NOW, outcome=Decided.FIRED, reason="", decided_at=NOW, job_id="job_1")
-    for decision in (run, one):
-        assert occurrence_of(occurrence_shape(decision)) == decision
 
 
 @pytest.mark.parametrize(

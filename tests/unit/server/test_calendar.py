@@ -3,6 +3,7 @@
 from datetime import date
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,7 +43,8 @@ def run(first: str, last: str, number: int) -> dict[str, Any]:
 
 
 async def year(counts: list[dict[str, Any]], runs: list[dict[str, Any]], tz: str = "UTC") -> dict[str, Any]:
-    return await calendar(Ledger(counts, runs), "s", 2027, tz)  # type: ignore[arg-type]
+    found = await calendar(Ledger(counts, runs), "s", 2027, tz)  # type: ignore[arg-type]
+    return dict(msgspec.to_builtins(found))
 
 
 async def test_days_have_outcomes_and_how_jobs_ended() -> None:

@@ -25,9 +25,10 @@ from headway.core.lifecycle import Status
 from headway.core.occurrences import Decided, Occurrence
 from headway.core.schedules import Pause, Schedule, ScheduleSpec
 from headway.core.triggers import Cron, Every
+from headway.operations.schedule_instants import previews
 from headway.server.routes import openapi
 from headway.server.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Route
-from headway.wire import jobs, schemas, shapes
+from headway.wire import jobs, schedules, schemas
 from headway.wire.base import Resource
 from headway.wire.jobs import attempt_of, job_of
 from tests.support.waiting import DEADLINE_S
@@ -315,13 +316,15 @@ def written() -> Iterator[tuple[type[Resource], dict[str, Any]]]:
             decided_at=NOW,
             job_id="job_1",
         )
-        yield schemas.Occurrence, shapes.occurrence_shape(decided)
+        yield schedules.Occurrence, msgspec.to_builtins(schedules.occurrence_of(decided))
     trigger = Cron("30 2 * * *", tz="Europe/Berlin")
-    yield schemas.Preview, shapes.preview_shape(NOW, trigger, shapes.zone_of(trigger))
+    [preview] = previews(ScheduleSpec(task="report", trigger=trigger), NOW, 1)
+    yield schedules.Preview, msgspec.to_builtins(preview)
     pause = Pause(since=NOW, until=None, reason="release", author="ada")
     for pauses in ((), (pause,)):
         spec = ScheduleSpec.build(task="report", trigger=Every("10m"))
-        yield schemas.Schedule, shapes.schedule_shape(Schedule(name="s", spec=spec, pauses=pauses), NOW)
+        shown = schedules.schedule_of(Schedule(name="s", spec=spec, pauses=pauses), NOW)
+        yield schedules.Schedule, msgspec.to_builtins(shown)
 
 
 @pytest.mark.parametrize(("shape", "value"), list(written()))

@@ -1,0 +1,258 @@
+"""Define schedules: build the definition of what a client sends, compare it with the stored one, write it.
+
+`put` writes one schedule, and may be guarded by the revision that the client has seen. `apply` writes many in one
+transaction. Both refuse what the store would refuse before anything is written.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from headway.core.errors import (
+    DefinitionError,
+    Denied,
+    InvalidSchedule,
+    ScheduleChanged,
+    ScheduleOwned,
+    TaskNotFound,
+)
+from headway.core.instants import Instant
+from headway.core.job_details import read_json
+from headway.core.schedule_names import ScheduleRef
+from headway.core.schedules import Schedule, ScheduleSpec
+from headway.core.settings import mask_url
+from headway.core.tenants import DEFAULT_TENANT
+from headway.core.triggers import trigger_to_dict
+from headway.core.validation import check_name
+from headway.operations import audit_log
+from headway.operations.caller import Caller
+from headway.operations.job_context import alive
+from headway.operations.overview import unserved
+from headway.operations.schedule_instants import previews, require_instants
+from headway.store.schedule_definitions import REFUSED
+from headway.tasks.definitions import inherited, take_trigger
+from headway.wire.masking import unmasked
+from headway.wire.schedule_requests import NamedSchedule, ScheduleBody
+from headway.wire.schedules import Outcome, ScheduleChange, SchedulePlan, definition_of
+
+PLAN_SHOWN: Final = 3
+WARNED_OF: Final = 100
+_ETAG: Final = re.compile(r'(?:W/)?"([0-9]{1,9})(?:-[0-9a-f]{1,32})?"')
+_ACTIONS: Final[Mapping[Outcome, Literal["create", "change", "nothing"]]] = {
+    "created": "create",
+    "changed": "change",
+    "unchanged": "nothing",
+}
+
+
+# What is sent -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A definition as it was sent, the schedule that it is for, and the defaults of its task."""
+
+    ref: ScheduleRef
+    body: ScheduleBody
+    defaults: Mapping[str, Any]
+
+    def spec(self, old: Schedule | None) -> ScheduleSpec:
+        """Build the definition; the defaults of the task fill in what is not given."""
+        given = msgspec.structs.asdict(self.body)
+        options = {name: value for name, value in given.items() if value is not None and name != "name"}
+        trigger, task = take_trigger(options), options.pop("task")
+        options.pop("tenant", None)  # It is part of the reference.
+        if old is not None and "args" in options:
+            options["args"] = unmasked(options["args"], read_json(old.spec.args))
+        if old is not None and (known := old.spec.callback_url) is not None:
+            sent = self.body.callback_url
+            options["callback_url"] = known if sent == mask_url(known) else sent
+        defaults = {**self.defaults, "tenant": self.ref.tenant}
+        return ScheduleSpec.build(task=task, trigger=trigger, **(defaults | options))
+
+
+async def draft(caller: Caller, name: str, body: ScheduleBody, tenant: str | None) -> Draft:
+    """Find out which schedule a definition is for; `tenant` is the one of the query."""
+    check_name(name, "schedule name")
+    defaults = await _defaults(caller, check_name(body.task, "task"), body.args or {})
+    whose = tenant_of(caller, tenant)
+    if caller.tenant is not None and body.tenant not in (None, caller.tenant):
+        raise Denied("tenant: the tenant comes from the token; leave it out")
+    if "*" in (body.tenant, tenant):
+        raise DefinitionError("tenant: * stands for all tenants; a schedule belongs to one")
+    if None not in (body.tenant, tenant) and body.tenant != tenant:
+        raise DefinitionError("tenant: the body and the query say different tenants")
+    return Draft(ScheduleRef(whose or body.tenant or str(defaults.get("tenant", DEFAULT_TENANT)), name), body, defaults)
+
+
+def tenant_of(caller: Caller, tenant: str | None) -> str | None:
+    """Return the tenant that is meant: the caller's own, or the named one if the caller sees all."""
+    if caller.tenant is not None and tenant not in (None, caller.tenant):
+        raise Denied("tenant: this token sees one tenant only; leave it out")
+    return caller.tenant or tenant
+
+
+async def _defaults(caller: Caller, task: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Return the default options of a task; a task that is unknown here may be known to a worker elsewhere."""
+    try:
+        options, _ = await caller.options_of(task, args)
+    except TaskNotFound:
+        return {}
+    return inherited(options)
+
+
+def expected_revision(
+    ref: ScheduleRef, old: Schedule | None, if_match: str | None, if_none_match: str | None = None
+) -> int | None:
+    """Return the revision that must be stored, 0 for none; raise at once when it is not."""
+    name = ref.name
+    if if_none_match is not None:
+        if if_none_match.strip() != "*":
+            raise DefinitionError("If-None-Match: with PUT only * is known, which creates and never changes")
+        if old is not None:
+            raise ScheduleChanged(f"schedule {name!r} exists")
+        return 0
+    if if_match is None:
+        return None
+    if old is None:
+        raise ScheduleChanged(f"schedule {name!r} does not exist")
+    if if_match.strip() != "*" and old.revision not in _revisions(if_match):
+        raise ScheduleChanged(f"schedule {name!r} has revision {old.revision}; read it again")
+    return old.revision
+
+
+def _revisions(header: str) -> set[int]:
+    """Read the revisions out of ETags."""
+    found = [_ETAG.fullmatch(part.strip()) for part in header.split(",")]
+    if not all(found):
+        raise DefinitionError('If-Match: must be the ETag of the schedule, such as "3-5f2c"')
+    return {int(match[1]) for match in found if match is not None}
+
+
+# What changes -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A definition beside the stored one."""
+
+    ref: ScheduleRef
+    old: Schedule | None
+    spec: ScheduleSpec
+    owner: str
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the store will do."""
+        if self.old is None:
+            return "created"
+        return "unchanged" if (self.old.spec, self.old.owner) == (self.spec, self.owner) else "changed"
+
+    def check(self, now: Instant, *, take_over: bool) -> None:
+        """Refuse what the store would refuse, before anything is written."""
+        if self.old is not None and self.old.owner != self.owner and not take_over:
+            whose = self.old.owner or "whoever put it by hand"
+            raise ScheduleOwned(f"schedule {str(self.ref)!r} belongs to {whose}; take_over=1 takes it over")
+        if self.outcome != "unchanged":
+            require_instants(self.ref.name, self.spec, now)
+
+    def plan(self, now: Instant, warnings: list[str]) -> SchedulePlan:
+        """Say what a PUT would do."""
+        before = [] if self.old is None else previews(self.old.spec, now, PLAN_SHOWN)
+        return SchedulePlan(
+            name=self.ref.name,
+            tenant=self.ref.tenant,
+            action=_ACTIONS[self.outcome],
+            next={"before": before, "after": previews(self.spec, now, PLAN_SHOWN)},
+            definition=definition_of(self.spec),
+            dry_run=True,
+            warnings=warnings,
+        )
+
+    def report(self, now: Instant, outcome: Outcome, warnings: list[str]) -> ScheduleChange:
+        """Say what became, or would become, of the schedule."""
+        return ScheduleChange(
+            name=self.ref.name,
+            tenant=self.ref.tenant,
+            outcome=outcome,
+            before=None if self.old is None else previews(self.old.spec, now, PLAN_SHOWN),
+            after=previews(self.spec, now, PLAN_SHOWN),
+            trigger=trigger_to_dict(self.spec.trigger),
+            previous_trigger=None if self.old is None else trigger_to_dict(self.old.spec.trigger),
+            warnings=warnings,
+        )
+
+
+async def warnings_of(caller: Caller, specs: Iterable[ScheduleSpec]) -> dict[tuple[str, str], list[str]]:
+    """Say, by task and queue, what keeps the jobs of definitions from running now; of a bounded number."""
+    nodes, found = await alive(caller.store), dict[tuple[str, str], list[str]]()
+    for spec in specs:
+        if (spec.task, spec.queue) in found or len(found) >= WARNED_OF:
+            continue
+        warnings = found[spec.task, spec.queue] = unserved(spec.task, spec.queue, nodes)
+        try:
+            await caller.options_of(spec.task, read_json(spec.args))
+        except TaskNotFound as error:
+            if not any(repr(spec.task) in warning for warning in warnings):
+                warnings.append(str(error))
+    return found
+
+
+async def drafted_changes(
+    caller: Caller, named: Sequence[NamedSchedule], *, tenant: str | None, owner: str, take_over: bool
+) -> list[Change]:
+    """Compare many definitions with the stored ones, and refuse what the store would refuse."""
+    drafts: dict[ScheduleRef, Draft] = {}
+    for body in named:
+        made = await _named_draft(caller, body, tenant)
+        if made.ref in drafts:
+            raise InvalidSchedule(f"schedule {str(made.ref)!r} is there twice")
+        drafts[made.ref] = made
+    found, changes = await caller.store.schedules.find(drafts), []
+    for ref, made in drafts.items():
+        change = Change(ref, found.get(ref), _named_spec(made, found.get(ref)), owner)
+        change.check(caller.now, take_over=take_over)
+        changes.append(change)
+    return changes
+
+
+async def _named_draft(caller: Caller, body: NamedSchedule, tenant: str | None) -> Draft:
+    try:
+        return await draft(caller, body.name, body, tenant)
+    except DefinitionError as error:
+        raise InvalidSchedule(f"schedule {body.name[:60]!r}: {error}") from None
+
+
+def _named_spec(made: Draft, old: Schedule | None) -> ScheduleSpec:
+    try:
+        return made.spec(old)
+    except DefinitionError as error:
+        raise InvalidSchedule(f"schedule {made.ref.name[:60]!r}: {error}") from None
+
+
+async def write_changes(
+    caller: Caller, changes: Sequence[Change], *, owner: str, take_over: bool
+) -> dict[ScheduleRef, Outcome]:
+    """Write the changed definitions in one transaction; return what became of each schedule."""
+    outcomes = {change.ref: change.outcome for change in changes}
+    written = [change for change in changes if change.outcome != "unchanged"]
+    if not written:
+        return outcomes
+    await caller.admit_schedules(sum(change.old is None for change in written))
+    entries = [
+        audit_log.put_schedule(change.ref.name, None if change.old is None else change.old.spec, change.spec).nth(
+            number
+        )
+        for number, change in enumerate(written)
+    ]
+    specs = {change.ref: change.spec for change in written}
+    acting = caller.acting(entries).schedules
+    done = await acting.put_many(specs, owner=owner, author=caller.name, take_over=take_over)
+    for ref, outcome in zip(specs, done, strict=True):
+        if outcome.startswith(REFUSED):  # It was created between the comparison and the write.
+            raise ScheduleOwned(outcome.removeprefix(REFUSED))
+        outcomes[ref] = msgspec.convert(outcome, Outcome)
+    return outcomes
