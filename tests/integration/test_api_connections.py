@@ -16,9 +16,9 @@ from headway.core.jobs import NewJob
 from headway.core.settings import Settings
 from headway.server import http_server as server
 from headway.server import web
-from headway.server.api import Api
 from headway.server.routes import websocket
 from headway.store import Store
+from headway.wiring.api import new_api
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
 SOON_S = 0.3  # How long the server waits where it is to give up; elsewhere it waits as long as it always does.
@@ -68,7 +68,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         return store
 
     listening, stopping = server.bind("127.0.0.1", 0), asyncio.Event()
-    serving = asyncio.ensure_future(server.serve(Api(opened, Settings(), clock), listening, stopping))
+    serving = asyncio.ensure_future(server.serve(new_api(opened, Settings(), clock), listening, stopping))
     try:
         yield House(store, listening.getsockname()[1])
     finally:

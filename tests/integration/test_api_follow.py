@@ -21,9 +21,9 @@ from headway.core.instants import HOUR
 from headway.core.jobs import Report
 from headway.core.settings import Settings
 from headway.server import http_server as server
-from headway.server.api import Api
 from headway.server.routes import streams as follow
 from headway.store import Store
+from headway.wiring.api import new_api
 from tests.conformance import arrange
 from tests.support import evidence
 from tests.support.api import ApiProcess, api_process
@@ -381,7 +381,7 @@ async def test_what_is_written_wakes_who_tells_it(own_store: str, monkeypatch: p
         return mine
 
     listening, stopping = server.bind("127.0.0.1", 0), asyncio.Event()
-    serving = asyncio.ensure_future(server.serve(Api(opened, Settings(), clock), listening, stopping))
+    serving = asyncio.ensure_future(server.serve(new_api(opened, Settings(), clock), listening, stopping))
     try:
         job_id = await arrange.enqueue(other)
         [job] = await other.work.claim("default", node="worker", lease=HOUR, limit=1)

@@ -30,6 +30,7 @@ from headway.server.web import BULK_BYTES_MAX, PAGE_BYTES_MAX
 from headway.store import Store
 from headway.wire import jobs
 from headway.wire.base import LISTED_BYTES_MAX
+from headway.wiring.api import new_api
 from tests.support.waiting import DEADLINE_S
 
 FINE = encode_args({"x": [[]] * 85_000, "token": "s3cr3t"})  # A quarter of a megabyte.
@@ -78,7 +79,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     async def opened() -> Store:
         return store
 
-    api = Api(opened, Settings(), clock)
+    api = new_api(opened, Settings(), clock)
     listening, stopping = server.bind("127.0.0.1", 0), asyncio.Event()
     serving = asyncio.ensure_future(server.serve(api, listening, stopping))
     await api.start()

@@ -11,7 +11,7 @@ import pytest
 from headway import Headway
 from headway.core.clock import Clock
 from headway.core.settings import Settings
-from headway.server.api import Api
+from headway.wiring.api import new_api
 
 SECRET = "4f9ac2d07b16e8354f9a-proxied"
 PROXY = "10.0.0.1"
@@ -20,7 +20,7 @@ PROXY = "10.0.0.1"
 @asynccontextmanager
 async def api_behind(folder: Path, settings: Settings, peer: str) -> AsyncIterator[httpx.AsyncClient]:
     settings = replace(settings, store=f"sqlite:///{folder}/headway.db")
-    api = Api(Headway(settings=settings).store, settings, Clock())
+    api = new_api(Headway(settings=settings).store, settings, Clock())
     transport = httpx.ASGITransport(app=api, client=(peer, 4711))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 from headway import Headway
 from headway.core.clock import Clock
 from headway.core.settings import Settings
-from headway.server.api import Api
+from headway.wiring.api import new_api
 from tests.support.api import api_process
 from tests.support.waiting import DEADLINE_S, wait_until
 
@@ -128,7 +128,7 @@ def test_a_tenant_gets_its_share_and_no_more(tmp_path: Path) -> None:
 async def test_who_signs_in_asks_too(tmp_path: Path) -> None:
     """The clock stands still, so that nothing comes back of what a tenant may ask for in a second."""
     settings = Settings(store=f"sqlite:///{tmp_path}/headway.db", token=SECRET, tenant_requests=3)
-    api = Api(Headway(settings=settings).store, settings, Clock(monotonic=lambda: 0.0))
+    api = new_api(Headway(settings=settings).store, settings, Clock(monotonic=lambda: 0.0))
     transport = httpx.ASGITransport(app=api)
     root = {"Authorization": f"Bearer {SECRET}"}
     try:

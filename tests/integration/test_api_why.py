@@ -13,8 +13,8 @@ from headway.core.clock import Clock
 from headway.core.jobs import NewJob
 from headway.core.nodes import Node
 from headway.core.settings import Settings
-from headway.server.api import Api
 from headway.store import Store
+from headway.wiring.api import new_api
 
 SECRET = "4f9ac2d07b16e8354f9a-why"
 WORKER = Node(
@@ -29,7 +29,7 @@ WORKER = Node(
 async def opened(folder: Path) -> AsyncIterator[tuple[Store, httpx.AsyncClient]]:
     settings = Settings(store=f"sqlite:///{folder}/headway.db", token=SECRET)
     app = Headway(settings=settings)
-    api = Api(app.store, settings, Clock())
+    api = new_api(app.store, settings, Clock())
     transport = httpx.ASGITransport(app=api)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -20,6 +20,7 @@ from headway.core.errors import StoreUnavailable
 from headway.core.settings import Settings
 from headway.server.api import Api
 from headway.server.routes import dashboard
+from headway.wiring.api import new_api
 
 SOURCES = Path(__file__).parents[2] / "dashboard"
 POLICY = (
@@ -163,7 +164,7 @@ async def test_it_is_there_while_the_store_is_not(folder: Path) -> None:
     async def no_store() -> object:
         raise StoreUnavailable("the store is down")
 
-    api = Api(no_store, Settings(), Clock())  # type: ignore[arg-type]
+    api = new_api(no_store, Settings(), Clock())  # type: ignore[arg-type]
     async with ask(api) as client:
         assert (await client.get("/")).status_code == 200
         assert (await client.get("/api/jobs")).status_code == 503

@@ -400,8 +400,8 @@ async def test_only_the_attempt_that_counts_is_shown(redis: RedisServer, tmp_pat
     async with desk(redis, tmp_path, "believed:") as it:
         live = RedisLive(redis.url(prefix="believed:"), clock=it.clock, node="node_1")
         live.begin(lambda _job_id, _attempt: True, lambda: None)
-        services = SimpleNamespace(fanout=it.fanout, auth=None, is_closing=False)
-        call: Any = SimpleNamespace(services=services, clock=it.clock, store=it.store, query={})
+        services = SimpleNamespace(fanout=it.fanout, feed=it.store.feed, auth=None, is_closing=False)
+        call: Any = SimpleNamespace(services=services, clock=it.clock, query={})
         follower, first = await follow.follow_job(it.fanout, call, it.job_id, None)
         heard = list(first)
 
@@ -447,8 +447,8 @@ async def test_those_who_come_at_once_all_hear_it(redis: RedisServer, tmp_path: 
     async with desk(redis, tmp_path, "at-once:") as it:
         live = RedisLive(redis.url(prefix="at-once:"), clock=it.clock, node="node_1")
         live.begin(lambda _job_id, _attempt: True, lambda: None)
-        services = SimpleNamespace(fanout=it.fanout, auth=None, is_closing=False)
-        call: Any = SimpleNamespace(services=services, clock=it.clock, store=it.store, query={})
+        services = SimpleNamespace(fanout=it.fanout, feed=it.store.feed, auth=None, is_closing=False)
+        call: Any = SimpleNamespace(services=services, clock=it.clock, query={})
         following = [follow.follow_job(it.fanout, call, it.job_id, None) for _ in range(3)]
         everything = [follow.follow_everything(it.fanout, lambda _: True, None) for _ in range(3)]
         begun = await asyncio.gather(*following, *everything)

@@ -78,9 +78,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.transaction",
         "headway.worker.descendants",
     },
-    "headway.server.api": {
-        "headway.store",
-    },
     "headway.server.routes.bulk": {
         "headway.store",
         "headway.store.audit_log",
@@ -99,10 +96,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "headway.server.routes.series": {
         "headway.store",
-    },
-    "headway.server.web": {
-        "headway.store",
-        "headway.store.audit_log",
     },
     "headway.server.webhook_sender": {
         "headway.store",

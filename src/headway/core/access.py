@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from headway.core.instants import Instant
+from headway.core.instants import Duration, Instant
 from headway.core.json_values import JsonObject
 
 ROLES: Final = ("viewer", "operator", "admin")  # Each includes the rights of those before it.
@@ -75,4 +75,18 @@ class SessionRecords(Protocol):
 
     async def get(self, session_hash: str) -> Login | None:
         """Return the session whose value has this hash, unless it is over."""
+        ...
+
+
+class BrowserSessions(SessionRecords, Protocol):
+    """The sessions of signed-in browsers."""
+
+    async def sign_in(
+        self, token_hash: str, *, lifetime: Duration, actor: str, tenant: str, target: str, origin: str
+    ) -> tuple[Login, str]:
+        """Begin a session with a token; return it, and the value that only the browser keeps."""
+        ...
+
+    async def sign_out(self, session_hash: str) -> None:
+        """End a session."""
         ...

@@ -57,6 +57,14 @@ class ChangeFeed(Protocol):
         """Read these jobs; longer texts are left out and named in `omitted`."""
         ...
 
+    async def of_job(self, job_id: str, after: int) -> list[Change]:
+        """Read the versions of one job after this one, as far as they were fed."""
+        ...
+
+    async def last_line(self, job_id: str, version: int) -> tuple[int, int]:
+        """Return attempt and time of the last line that a job had logged by one of its versions; zeroes for none."""
+        ...
+
     async def log_between(self, job_id: str, after: int, until: int) -> list[Line]:
         """Read the lines that a job logged after one of its versions, up to another."""
         ...

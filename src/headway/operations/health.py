@@ -46,8 +46,12 @@ class Health:
 
     def __init__(self, store: Store, clock: Clock, loops: Sequence[Loop] = ()) -> None:
         self._store = store
-        self._loops = loops
+        self._loops = [*loops]
         self._outside = Recent(self._look_outside, clock=clock, fresh_s=FRESH_S)
+
+    def add(self, loop: Loop) -> None:
+        """Look at one more loop."""
+        self._loops.append(loop)
 
     async def look(self) -> Condition:
         """Say how it is now, or was a second ago."""

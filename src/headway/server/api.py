@@ -11,8 +11,7 @@ import asyncio
 import itertools
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -22,24 +21,15 @@ from starlette.websockets import WebSocket
 from headway.core.clock import Clock, Loop, cancel_until_done
 from headway.core.errors import HeadwayError
 from headway.core.events import RequestFailed, emit
-from headway.core.ports import LiveView, WakeUps
+from headway.core.ports import WakeUps
 from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
-from headway.operations.health import Health
-from headway.operations.job_reader import EncodedJobs, JobReader, NodeNames
-from headway.operations.metrics import Metrics
-from headway.operations.task_catalogue import TaskCatalogue, TaskLike
-from headway.operations.tenant_counts import TenantCounts
 from headway.operations.webhooks import Deliveries, Webhooks
 from headway.server.admission import admit, check_origin
-from headway.server.auth import Authenticator
-from headway.server.fanout import Fanout
-from headway.server.offload import Offload
 from headway.server.operation_routes import routes_of
 from headway.server.paths import Paths, path_of
 from headway.server.proxies import TrustedProxies
-from headway.server.quotas import Quotas
 from headway.server.refusals import Refused, refusal_of
 from headway.server.routes import (
     access,
@@ -60,11 +50,9 @@ from headway.server.routes import (
 from headway.server.routes import (
     streams as follow,
 )
-from headway.server.routes.series import Series
 from headway.server.routes.websocket import WebSocketSession
+from headway.server.services import Services
 from headway.server.web import Answer, Call, Route, answer_json, etag_of, headers_of
-from headway.server.webhook_sender import Deliverer
-from headway.store import Store
 
 ROUTES: Final[tuple[Route, ...]] = (
     *jobs.ROUTES,
@@ -83,7 +71,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *openapi.ROUTES,
     *dashboard.ROUTES,
 )
-QUIET_S: Final = 0.05  # On SQLite we hear also of what we have written ourselves.
 WHOLE_ANSWER: Final = "headway.whole_answer"  # An extension of our own server: head and body at once.
 NOBODY: Final = Principal("nobody", "", "viewer")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
@@ -101,56 +88,22 @@ Header = tuple[bytes, bytes]
 _numbers: Final = itertools.count(random.Random().getrandbits(63))
 
 
-@dataclass(slots=True)
-class Services:
-    """What the routes of one process share."""
-
-    fanout: Fanout
-    auth: Authenticator
-    quotas: Quotas
-    offload: Offload
-    tasks: TaskCatalogue
-    reader: JobReader
-    names: NodeNames
-    encoded: EncodedJobs
-    series: Series
-    health: Health
-    tally: ProcessMetrics
-    metrics: Metrics
-    deliverer: Deliverer
-    routes: tuple[Route, ...] = ROUTES
-    audits_enqueues: bool = False
-    is_closing: bool = False
-    loops: list[Loop] = field(default_factory=list)
-
-
 class Api:
-    """The ASGI application. `open` gives it a store; its loops live from the first request, or `start`, to `close`."""
+    """The ASGI application. Its loops live from the first request, or `start`, to `close`."""
 
     def __init__(
         self,
-        open_store: Callable[[], Awaitable[Store]],
+        open_services: Callable[[], Awaitable[Services]],
         settings: Settings,
         clock: Clock,
-        *,
-        tasks: Mapping[str, TaskLike] | None = None,
-        tally: ProcessMetrics | None = None,
-        is_loopback: bool = True,
-        loops: Sequence[Loop] = (),
-        live: Callable[[], LiveView | None] = lambda: None,
+        process_metrics: ProcessMetrics,
     ) -> None:
-        self._open_store = open_store
-        self._open_live = live
-        self._view: LiveView | None = None
+        self._open_services = open_services
         self._settings = settings
         self._clock = clock
-        self._tasks = tasks or {}
-        self._tally = tally or ProcessMetrics(clock)
-        self._is_loopback = is_loopback
-        self._loops_beside = loops
+        self._process_metrics = process_metrics
         self._proxies = TrustedProxies(settings.trusted_proxies)
         self._paths = Paths(ROUTES)
-        self._store: Store | None = None
         self._services: Services | None = None
         self._running: list[asyncio.Task[None]] = []
         self._wake_ups: WakeUps | None = None
@@ -170,45 +123,17 @@ class Api:
         """Open the store and start the loops, once."""
         async with self._starting:
             if self._services is None:
-                store = await self._open_store()
-                services = self._make_services(store)
-                self._wake_ups = await store.watch(self._hearing(services), quiet_s=QUIET_S)
+                services = await self._open_services()
+                self._wake_ups = await services.watch(self._hearing(services))
                 services.fanout.is_woken = self._wake_ups.mode != "poll"
+                watching = Loop("wake-ups", self._check_wake_ups, clock=self._clock, rest_s_max=30.0)
+                services.loops.append(watching)
+                services.health.add(watching)
                 self._running = [asyncio.ensure_future(loop.run()) for loop in services.loops]
                 for task in self._running:
                     task.add_done_callback(self._ended)
-                self._store, self._services = store, services
+                self._services = services
             return self._services
-
-    def _make_services(self, store: Store) -> Services:
-        self._view = live = self._open_live()
-        offload = Offload()
-        news, due = asyncio.Event(), asyncio.Event()
-        fanout = Fanout(store.feed, self._clock, live, offload, wake=news.set)
-        deliverer = Deliverer(store, self._settings, self._clock, offload=offload, wake=due.set)
-        loops = [
-            Loop("fanout", fanout.tick, clock=self._clock, rest_s_max=5.0, woken=news),
-            Loop("deliverer", deliverer.tick, clock=self._clock, rest_s_max=5.0, woken=due),
-            Loop("wake-ups", self._check_wake_ups, clock=self._clock, rest_s_max=30.0),
-        ]
-        token = self._settings.token or None
-        return Services(
-            fanout=fanout,
-            auth=Authenticator(store.tokens, store.sessions, self._clock, is_loopback=self._is_loopback, token=token),
-            quotas=Quotas(TenantCounts(store), self._settings, self._clock),
-            offload=offload,
-            tasks=TaskCatalogue(store, self._clock, self._tasks),
-            reader=JobReader(store, live),
-            names=NodeNames(store, self._clock),
-            encoded=EncodedJobs(),
-            series=Series(store, self._clock),
-            health=Health(store, self._clock, [*loops, *self._loops_beside]),
-            tally=self._tally,
-            metrics=Metrics(store, self._clock, self._tally, deliverer.counts),
-            deliverer=deliverer,
-            audits_enqueues=self._settings.audit_enqueues == "on",
-            loops=loops,
-        )
 
     def _hearing(self, services: Services) -> Callable[[str], None]:
         def hear(topic: str) -> None:
@@ -251,8 +176,8 @@ class Api:
         await asyncio.gather(*self._running, return_exceptions=True)
         services.offload.close()
         await services.deliverer.close()
-        if self._view is not None:
-            await self._view.close()
+        if services.live is not None:
+            await services.live.close()
         if self._wake_ups is not None:
             await self._wake_ups.close()
 
@@ -328,7 +253,6 @@ class Api:
         if route.handler is dashboard.page:  # Too: it tells people what is wrong.
             return dashboard.answer(request, route)
         services = self._services or await self.start()
-        assert self._store is not None
         check_origin(request)
         principal = NOBODY
         if route.role is not None:
@@ -336,7 +260,7 @@ class Api:
             if not principal.may(route.role):
                 raise Refused(403, "forbidden", f"the role {route.role} is needed, this token has {principal.role}")
             services.quotas.request(principal)
-        call = Call(request, route, principal, self._store, self._settings, self._clock, request_id, services)
+        call = Call(request, route, principal, self._settings, self._clock, request_id, services)
         _ = call.query  # Wrong parameters are refused before anything is done.
         return await route.handler(call)
 
@@ -345,7 +269,7 @@ class Api:
         return Refused(500, "internal", "something went wrong here; the log of the server knows more by the request id")
 
     def _count(self, path: str, method: str, status: int, started: float) -> None:
-        self._tally.request(path, method, status, self._clock.monotonic() - started)
+        self._process_metrics.request(path, method, status, self._clock.monotonic() - started)
 
     async def _send(self, request: Request, send: Send, answer: Answer, request_id: str) -> None:
         body = answer_json(answer.body)
@@ -382,7 +306,6 @@ class Api:
             if path_of(socket.scope) != "/api/ws":
                 raise Refused(404, "not_found", "no WebSocket has this path; there is one at /api/ws")
             services = self._services or await self.start()
-            assert self._store is not None
             check_origin(socket)
             principal = await admit(socket, services.auth)
             services.quotas.request(principal)
@@ -391,16 +314,7 @@ class Api:
             return
         route = Route(method="GET", path="/api/ws", handler=_no_handler, role="viewer", summary="")
         request = Request({**socket.scope, "type": "http", "method": "GET"})
-        call = Call(
-            request,
-            route,
-            principal,
-            self._store,
-            self._settings,
-            self._clock,
-            request_id,
-            services,
-        )
+        call = Call(request, route, principal, self._settings, self._clock, request_id, services)
         await socket.accept()
         await WebSocketSession(socket, call).run()
 

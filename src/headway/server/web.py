@@ -13,7 +13,7 @@ which parameters exist, what a body may be) and /openapi.json, so that none of t
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -31,8 +31,6 @@ from headway.operations.caller import Caller, Principal
 from headway.server.json_bodies import VALUES_MAX, read_json_strictly
 from headway.server.offload import SMALL_BYTES_MAX, Offload
 from headway.server.refusals import Refused
-from headway.store import Store
-from headway.store.audit_log import AuditEntry
 from headway.wire.base import PAGE_DEFAULT, PAGE_MAX
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -105,7 +103,6 @@ class Call(msgspec.Struct):
     request: Request
     route: Route
     principal: Principal
-    store: Store
     settings: Settings
     clock: Clock
     request_id: str
@@ -190,10 +187,15 @@ class Call(msgspec.Struct):
     @property
     def caller(self) -> Caller:
         """Who calls the operations."""
-        tasks, quotas, sender = self.services.tasks, self.services.quotas, self.services.deliverer
-        return Caller(self.principal, self.origin, self.store, self.clock, tasks, quotas, sender)
+        caller: Caller = self.services.caller_of(self.principal, self.origin)
+        return caller
 
-    def acting(self, deed: AuditEntry | Sequence[AuditEntry]) -> Store:
+    @property
+    def store(self) -> Any:
+        """The store, for routes whose operations are not declared yet."""
+        return self.caller.store
+
+    def acting(self, deed: Any) -> Any:
         """Return the store for one action: the audit log entry is written in the same transaction."""
         return self.caller.acting(deed)
 

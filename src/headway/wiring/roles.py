@@ -100,8 +100,8 @@ def api_of(
     node: EngineNode | None = None,
 ) -> "Api":
     """Make the API of an open store; its health checks cover the loops of the node that it is a part of."""
-    from headway.server.api import Api  # Imported here, since a process that only enqueues needs no HTTP.
-    from headway.server.auth import is_loopback
+    from headway.server.auth import is_loopback  # Imported here, since a process that only enqueues needs no HTTP.
+    from headway.wiring.api import new_api
 
     if node is not None and node.dispatch is not None:
         store = store.announcing(node.dispatch.announcer.announce, clock)
@@ -115,7 +115,7 @@ def api_of(
             node.live_state = lambda: {"name": view.name, "trouble": view.trouble}
         return view
 
-    return Api(
+    return new_api(
         opened,
         settings,
         clock,
@@ -130,8 +130,8 @@ def mounted_api(
     open_store: Callable[[], Awaitable[Store]], settings: Settings, clock: Clock, tasks: Mapping[str, Task[Any, Any]]
 ) -> "Api":
     """Make the API of an app, to be mounted into another server: it answers nobody without a token."""
-    from headway.server.api import Api
+    from headway.wiring.api import new_api
 
     own = Clock(node=new_node_id(clock))
     live = partial(live_view_of, settings, own)
-    return Api(open_store, settings, own, tasks=tasks, is_loopback=False, live=live)
+    return new_api(open_store, settings, own, tasks=tasks, is_loopback=False, live=live)

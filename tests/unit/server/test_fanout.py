@@ -59,12 +59,13 @@ def call_of(store: Store, fanout: Fanout) -> Any:
     services = SimpleNamespace(
         fanout=fanout,
         auth=None,
+        feed=store.feed,
         quotas=Quotas(TenantCounts(store), Settings(), CLOCK),
         reader=JobReader(store),
         is_closing=False,
     )
     everybody = Principal("root", "*", "admin")
-    return SimpleNamespace(services=services, clock=CLOCK, store=store, principal=everybody, tenant=None, query={})
+    return SimpleNamespace(services=services, clock=CLOCK, principal=everybody, tenant=None, query={})
 
 
 async def enqueue(store: Store) -> str:

@@ -111,10 +111,10 @@ async def room() -> AsyncIterator[Room]:
         seat = stage.seat("test")
         store, clock, words = seat.store, seat.clock, Words()
         made = Fanout(store.feed, clock, words)
-        services = SimpleNamespace(fanout=made, gate=None, is_closing=False)
+        services = SimpleNamespace(fanout=made, feed=store.feed, auth=None, is_closing=False)
         [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work", tenant="acme")])
         await store.work.claim("default", node="node_1", lease=60 * SECOND, limit=1)
-        yield Room(store, made, words, row.id, SimpleNamespace(services=services, clock=clock, store=store))
+        yield Room(store, made, words, row.id, SimpleNamespace(services=services, clock=clock))
 
 
 def named(*lines: int) -> list[str]:

@@ -156,7 +156,7 @@ def _told(body: LettersBody, chosen: list[DeadLetter], done: list[str], more: bo
 
 
 async def _retried(call: Call, letter: Job | DeadLetter) -> Job:
-    store = call.acting(deeds.retry_dead(letter))
+    store = call.caller.acting(deeds.retry_dead(letter))
     return await store.queue.retry(letter.id, author=call.principal.name, only_dead=True)
 
 

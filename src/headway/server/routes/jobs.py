@@ -202,7 +202,7 @@ def _written_all(jobs: Iterable[Job], now: Instant, names: Mapping[str, str]) ->
 
 async def _hand_in(call: Call, jobs: list[NewJob]) -> list[EnqueuedRow]:
     await call.services.quotas.jobs(call.principal, len(jobs))
-    store = call.acting(deeds.enqueue(jobs)) if call.services.audits_enqueues else call.store
+    store = call.caller.acting(deeds.enqueue(jobs)) if call.services.audits_enqueues else call.caller.store
     try:
         return await store.queue.enqueue(jobs, largest=LISTED_BYTES_MAX)
     except DuplicateKey as error:

@@ -96,7 +96,7 @@ async def sign_in(call: Call) -> Answer:
     """Begin a session with a token."""
     given = await call.body(Credentials)
     token = given.token.strip()
-    gate, sessions = call.services.auth, call.store.sessions
+    gate, sessions = call.services.auth, call.services.sessions
     who: Principal = await gate.admit(f"Bearer {token}", call.origin)
     call.services.quotas.request(who)
     if (former := session_of(call.request)) is not None:
@@ -126,7 +126,7 @@ async def sign_out(call: Call) -> Answer:
 
 async def _end(call: Call, value: str) -> None:
     if await call.services.auth.knows_session(hash_secret(value)):  # Anybody can send a cookie; few are worth a write.
-        await call.store.sessions.sign_out(hash_secret(value))
+        await call.services.sessions.sign_out(hash_secret(value))
     call.services.auth.forget_session(hash_secret(value))
 
 

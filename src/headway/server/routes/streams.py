@@ -91,7 +91,7 @@ async def follow_job(
     """Start to follow a job; return also what comes first: all of it, or what came after the version that is known."""
     follower = await fanout.follow_job(job_id)
     try:
-        found = await call.store.feed.jobs([job_id], largest=LISTED_BYTES_MAX)
+        found = await call.services.feed.jobs([job_id], largest=LISTED_BYTES_MAX)
         if not found:
             raise JobNotFound(f"no job has the id {job_id!r}")
         job = found[0]
@@ -99,7 +99,7 @@ async def follow_job(
         follower.floor = (job.version, serial_of(shown))
         events = await _catch_up(call, job, shown, known)
         if fanout.tells_live:
-            last = await call.store.feed.last_line(job.id, job.version)
+            last = await call.services.feed.last_line(job.id, job.version)
             told_live = (0, 0) if known is None else (known.attempt, known.at)
             fanout.begin_live(follower, max(last, told_live), is_live=told_live > last)
         return follower, events
@@ -113,7 +113,7 @@ async def _catch_up(call: Call, job: Job, shown: Job, known: StreamPosition | No
     live = [] if shown is job else [StreamEvent("progress", change_of(shown, now))]
     if known is not None and version == job.version:
         return live
-    logged = await call.store.feed.log_between(job.id, version, job.version)
+    logged = await call.services.feed.log_between(job.id, version, job.version)
     lines = [line for line in logged if not _was_told(line, known)]
     final = None
     if job.status.is_final and not job.omitted:
@@ -122,7 +122,9 @@ async def _catch_up(call: Call, job: Job, shown: Job, known: StreamPosition | No
         async with call.services.offload.turn(call.principal.holder):
             final = await call.services.fanout.whole_event("done", job, now)
     if known is not None and version < job.version:
-        fed = [change for change in await call.store.feed.of_job(job.id, version) if change.job.version <= job.version]
+        fed = [
+            change for change in await call.services.feed.of_job(job.id, version) if change.job.version <= job.version
+        ]
         if len(fed) == job.version - version and sum(length_of(change.job) for change in fed) <= REPLAY_BYTES_MAX:
             return [*_replayed(fed, lines, final, now), *live]
     first = [log_event(lines, None, 0)] if lines else []
@@ -380,7 +382,7 @@ async def _changed(call: Call, job: Job, known: tuple[int, int], limit_s: float)
 
 async def _looked_at(call: Call, job: Job) -> Job:
     fanout: Fanout = call.services.fanout
-    [latest] = await call.store.feed.jobs([job.id], largest=LISTED_BYTES_MAX) or [job]
+    [latest] = await call.services.feed.jobs([job.id], largest=LISTED_BYTES_MAX) or [job]
     return fanout.overlaid(latest)
 
 
@@ -427,7 +429,7 @@ def _etag(job: Job) -> str:
 async def _outlook(call: Call, job: Job) -> tuple[Instant, str | None, str | None]:
     """Return what it takes to say how a job is now: the time, why it is there, and the name of its node."""
     now = call.clock.now()
-    words = None if job.status in _PLAIN else (await why_of(call.store, job, now, tenant=call.tenant)).why
+    words = None if job.status in _PLAIN else (await why_of(call.caller.store, job, now, tenant=call.tenant)).why
     return now, words, await call.services.names.of(job.node)
 
 

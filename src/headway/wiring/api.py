@@ -1,0 +1,82 @@
+"""Make the API of a store: everything that its routes share, wired by constructors."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from headway.core.clock import Clock, Loop
+from headway.core.ports import LiveView
+from headway.core.process_metrics import ProcessMetrics
+from headway.core.settings import Settings
+from headway.operations.caller import Caller, Principal
+from headway.operations.health import Health
+from headway.operations.job_reader import EncodedJobs, JobReader, NodeNames
+from headway.operations.metrics import Metrics
+from headway.operations.task_catalogue import TaskCatalogue, TaskLike
+from headway.operations.tenant_counts import TenantCounts
+from headway.server.api import Api
+from headway.server.auth import Authenticator
+from headway.server.fanout import Fanout
+from headway.server.offload import Offload
+from headway.server.quotas import Quotas
+from headway.server.routes.series import Series
+from headway.server.services import Services
+from headway.server.webhook_sender import Deliverer
+from headway.store import Store
+
+QUIET_S: Final = 0.05  # On SQLite a process also hears of its own commits.
+
+
+def new_api(
+    open_store: Callable[[], Awaitable[Store]],
+    settings: Settings,
+    clock: Clock,
+    *,
+    tasks: Mapping[str, TaskLike] | None = None,
+    is_loopback: bool = True,
+    loops: Sequence[Loop] = (),
+    live: Callable[[], LiveView | None] = lambda: None,
+) -> Api:
+    """Make the API of a store that is opened with the first request; `loops` are those that its health covers."""
+    counted = ProcessMetrics(clock)
+
+    async def open_services() -> Services:
+        store = await open_store()
+        view, offload, news, due = live(), Offload(), asyncio.Event(), asyncio.Event()
+        fanout = Fanout(store.feed, clock, view, offload, wake=news.set)
+        deliverer = Deliverer(store, settings, clock, offload=offload, wake=due.set)
+        quotas, catalogue = Quotas(TenantCounts(store), settings, clock), TaskCatalogue(store, clock, tasks or {})
+        own = [
+            Loop("fanout", fanout.tick, clock=clock, rest_s_max=5.0, woken=news),
+            Loop("deliverer", deliverer.tick, clock=clock, rest_s_max=5.0, woken=due),
+        ]
+
+        def caller_of(principal: Principal, origin: str) -> Caller:
+            return Caller(principal, origin, store, clock, catalogue, quotas, deliverer)
+
+        return Services(
+            caller_of=caller_of,
+            watch=partial(store.watch, quiet_s=QUIET_S),
+            feed=store.feed,
+            sessions=store.sessions,
+            fanout=fanout,
+            auth=Authenticator(
+                store.tokens, store.sessions, clock, is_loopback=is_loopback, token=settings.token or None
+            ),
+            quotas=quotas,
+            offload=offload,
+            tasks=catalogue,
+            reader=JobReader(store, view),
+            names=NodeNames(store, clock),
+            encoded=EncodedJobs(),
+            series=Series(store, clock),
+            health=Health(store, clock, [*own, *loops]),
+            metrics=Metrics(store, clock, counted, deliverer.counts),
+            deliverer=deliverer,
+            live=view,
+            audits_enqueues=settings.audit_enqueues == "on",
+            loops=own,
+        )
+
+    return Api(open_services, settings, clock, counted)
