@@ -14,7 +14,7 @@ from headway.core.instants import DAY, HOUR, SECOND
 from headway.core.nodes import Node
 from headway.store import Store
 from headway.store.migrations import migrate
-from headway.store.restore_detection import ATTEMPTS_RAISED, COPIED, LOST, SEEN, TIMELINE, Memory, signs
+from headway.store.restore_detection import ATTEMPTS_RAISED, COPIED, LOST, SEEN, TIMELINE, HeartbeatMemory, signs
 from tests.conformance.arrange import claim_one, enqueue
 from tests.conformance.backend import Backend
 from tests.support.postgres import PostgresServer
@@ -45,7 +45,7 @@ def test_what_tells_a_restored_database_apart() -> None:
 
 
 def test_a_node_remembers_what_was_acknowledged() -> None:
-    memory = Memory()
+    memory = HeartbeatMemory()
     assert not memory.is_lost("a", 10, 10)
     memory.note("a", 10, 20)
     assert (memory.seen_by("a"), memory.seen_by("b")) == (20, 0)

@@ -20,7 +20,7 @@ STEP_LENGTH_MAX: Final = 200
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as its author hands it in."""
+    """A job to enqueue."""
 
     id: str
     task: str
@@ -47,7 +47,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the store has it. `omitted` names the texts that were too large to be read with it."""
+    """A job as stored. `omitted` names the texts that were too large to read."""
 
     id: str
     task: str
@@ -94,22 +94,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def schedule_name(self) -> str | None:
-        """What people call its schedule; `schedule` is the key."""
+        """The name of its schedule; `schedule` is the key."""
         return None if self.schedule is None else schedule_name(self.schedule)
 
 
 class EnqueuedRow(msgspec.Struct, frozen=True):
-    """What the store made of a new job; `is_new` is False when its key was used before with the same arguments."""
+    """The stored row of a new job; `is_new` is False when its key was used before with the same arguments."""
 
     id: str
     status: str
     created_at: Instant
     run_at: Instant
     is_new: bool
-    earlier: Job | None = None  # The job that has the key, as it is by now; None for a new one.
+    earlier: Job | None = None  # The current state of the job that has the key; None for a new job.
 
     def job_of(self, new: NewJob) -> Job:
-        """Return the job as the store has it, without reading it again."""
+        """Return the stored job without reading it again."""
         if self.earlier is not None:
             return self.earlier
         status = Status(self.status)
@@ -137,7 +137,7 @@ class EnqueuedRow(msgspec.Struct, frozen=True):
 
 
 class Claimed(Attempt, frozen=True, kw_only=True):
-    """A job that this process has just taken: what it needs to run it, and what to settle it with."""
+    """A claimed job: what a worker needs to run it and to settle the attempt."""
 
     task: str
     args: str
@@ -159,7 +159,7 @@ class Claimed(Attempt, frozen=True, kw_only=True):
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A ready job with which workers were lost: at most `company` such jobs run together; 0 is alone on its worker."""
+    """A ready job that may have crashed workers: at most `company` such jobs run together; 0 means alone."""
 
     job_id: str
     task: str
@@ -168,11 +168,11 @@ class Suspect(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running attempt says about itself since it last did; nothing of a stale attempt is kept."""
+    """Progress and log lines of a running attempt since its last report; reports of stale attempts are dropped."""
 
     job_id: str
     attempt: int
     progress: int | None = None
     detail: str | None = None
     metadata: str | None = None
-    lines: tuple[tuple[Instant | None, str, str], ...] = ()  # When, which stream, what.
+    lines: tuple[tuple[Instant | None, str, str], ...] = ()  # Time, stream, text.

@@ -15,7 +15,7 @@ ARGS_BYTES_MAX: Final = 256 * 1024
 
 
 def encode_args(value: object, what: str = "args") -> str:
-    """Write arguments as canonical JSON text, so that equal arguments are equal text; bounded."""
+    """Encode arguments as canonical JSON, so that equal arguments have equal text; refuse large ones."""
     if isinstance(value, str):
         value = _decode_args(value, what)
     if not isinstance(value, Mapping):
@@ -33,10 +33,10 @@ def encode_args(value: object, what: str = "args") -> str:
 
 
 def check_finite(value: object, text: str, what: str) -> None:
-    """Refuse numbers that JSON does not have; in the text of a value they would be null, and nobody would know."""
+    """Refuse NaN and infinity, which msgspec would silently encode as null."""
     if "null" not in text:
         return
-    # A stack and not recursion, since what can be written may be nested as deep as Python's own stack.
+    # A stack instead of recursion: values may be nested as deeply as the encoder allows.
     plain = msgspec.to_builtins(value, str_keys=True, enc_hook=str)  # The hook is for `Raw`, which is JSON already.
     left: list[tuple[str, Any]] = [("", plain)]
     while left:
@@ -50,7 +50,7 @@ def check_finite(value: object, text: str, what: str) -> None:
             left += [(f"{place}[{at}]", part) for at, part in enumerate(found)]
 
 
-_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # Not a backslash that is itself written with one.
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # Skips escaped backslashes.
 
 
 def _decode_args(text: str, what: str) -> object:

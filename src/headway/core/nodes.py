@@ -11,7 +11,7 @@ LEASE_MARGIN: Final = 0.2  # The part of a lease in which its holder no longer t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A right to act on a name for a time. Its token only ever grows, whoever held the name before."""
+    """A named lease. Its token is higher than that of every earlier holder."""
 
     name: str
     holder: str
@@ -23,7 +23,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One incarnation of a process; a restart makes another node."""
+    """One run of a process; a restart creates another node."""
 
     id: str
     name: str

@@ -29,7 +29,7 @@ class Decided(StrEnum):
 
 
 class ByHand(StrEnum):
-    """What people do to have jobs of a schedule beside those of its instants. It makes no occurrence."""
+    """How an operator starts jobs of a schedule beside its instants. It creates no occurrence."""
 
     TRIGGERED = "triggered"
     BACKFILLED = "backfilled"
@@ -37,14 +37,14 @@ class ByHand(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveJobs:
-    """The jobs of one schedule that have not ended, oldest first: those in the way and those in line."""
+    """The live jobs of one schedule, oldest first: running ones and waiting ones."""
 
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
 
     @property
     def last(self) -> str | None:
-        """The job that a new one would have to wait for."""
+        """The job that a new one has to wait for."""
         return (self.waiting or self.running or (None,))[-1]
 
 
@@ -73,13 +73,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fires(self) -> int:
-        """The number of jobs that the plan makes."""
+        """The number of jobs that the plan creates."""
         return sum(decision.outcome is Decided.FIRED for decision in self.decisions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
-    """One recorded decision, as it stands in the ledger; among the runs of a schedule also what was done by hand."""
+    """One recorded decision of the ledger; the runs of a schedule also include jobs started by hand."""
 
     schedule: str
     instant: Instant
@@ -95,7 +95,7 @@ class Occurrence:
 
 
 class Cursor(NamedTuple):
-    """How far a schedule is decided: its key, the time, and whose it is."""
+    """How far a schedule is decided: its key, the time, and its tenant."""
 
     key: str
     decided_through: Instant

@@ -1,4 +1,4 @@
-"""What the loops need of the world, as narrow as they need it. The conformance suite tests these contracts.
+"""Ports: what each loop needs of the store and of other servers. The conformance suite tests these contracts.
 
 Every method may raise `StoreUnavailable`; the outcome of a write is then unknown, and repeating it is safe.
 """
@@ -21,14 +21,14 @@ from headway.core.webhooks import Delivery, Endpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """The leases under which something is written; the write is refused unless all of them are still held."""
+    """The leases that guard a write; it is refused unless all of them are still held."""
 
     holder: str
     tokens: dict[str, int]
     leases: dict[str, str] = field(default_factory=dict)
 
     def token_of(self, key: str) -> int:
-        """Return the token of the lease under which this schedule is decided, which is what is recorded."""
+        """Return the token of the lease that guards this schedule; the ledger records it."""
         lease = self.leases.get(key)
         return max(self.tokens.values(), default=0) if lease is None else self.tokens[lease]
 
@@ -44,22 +44,22 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """Which part of all schedules: those whose slot modulo `of` is in `held`."""
+    """A part of all schedules: those whose slot modulo `of` is in `held`."""
 
     of: int
     held: frozenset[int]
 
 
 def slot_of(key: str) -> int:
-    """Return the slot of a schedule, which the store keeps with it; slot modulo the number of shards is its shard."""
+    """Return the slot of a schedule, which the store keeps; its shard is the slot modulo the number of shards."""
     return crc32(key.encode())
 
 
 class Ledger(Protocol):
-    """What the scheduler writes into."""
+    """What the scheduler needs of the store."""
 
     async def due(self, shards: Shards, limit: int) -> Due:
-        """Return up to `limit` schedules that have undecided instants, those that are due longest first."""
+        """Return up to `limit` schedules with undecided instants, those due longest first."""
         ...
 
     async def next_due(self, shards: Shards) -> Instant | None:
@@ -76,7 +76,7 @@ class Ledger(Protocol):
         ...
 
     async def hold(self, key: str, version: int, reason: str) -> None:
-        """Set a schedule aside for a minute that cannot be planned, with a reason for people to read."""
+        """Put a schedule that cannot be planned on hold for a minute, with a reason to display."""
         ...
 
     async def revive_stranded(self, limit: int) -> int:
@@ -85,62 +85,62 @@ class Ledger(Protocol):
 
 
 class Leases(Protocol):
-    """Rights to act on names, each with a token that only ever grows."""
+    """Named leases, each with a token that only ever grows."""
 
     async def acquire(self, names: Sequence[str], *, holder: str, holder_name: str, duration: Duration) -> list[Lease]:
-        """Take those leases that are free, have run out or are the holder's own; each with a token above all before."""
+        """Take the leases that are free, expired, or the holder's own, each with a token above all earlier ones."""
         ...
 
     async def renew(self, leases: Sequence[Lease], *, duration: Duration) -> list[Lease]:
-        """Extend those leases that are still ours; one that does not come back is lost."""
+        """Extend the leases that are still held; a lease that is not returned is lost."""
         ...
 
     async def release(self, leases: Sequence[Lease]) -> None:
-        """Give leases back at once. One that is no longer ours is left alone."""
+        """Release leases at once. A lease that is no longer held is left alone."""
         ...
 
 
 class AdoptingLeases(Leases, Protocol):
-    """Leases of the store that also record what another server has granted."""
+    """Leases of the store that also record leases granted by another server."""
 
     async def adopt(
         self, tokens: Mapping[str, int], *, holder: str, holder_name: str, duration: Duration
     ) -> list[Lease]:
-        """Take leases whoever has them; each with a token above all before, and above the one that is given."""
+        """Take leases from any holder, each with a token above all earlier ones and above the given one."""
         ...
 
 
 class Engine(Protocol):
-    """A server beside the store that says who may act. It is believed only as far as who may *try*.
+    """A coordination server beside the store. It decides only who may *try* to act.
 
-    Its locks run out by themselves. Its tokens grow as long as it keeps its data; the store, which records the highest
-    that it has seen and refuses lower ones, is what makes them grow for ever. Every method may raise
-    `EngineUnavailable`, within a few seconds at most; the outcome is then unknown, and repeating it is safe.
+    Its locks expire. Its tokens grow only as long as it keeps its data; the store records the highest token and refuses
+    lower ones, so that they never fall. Every method may raise `EngineUnavailable` within a few seconds; the outcome is
+    then unknown, and repeating it is safe.
     """
 
     @property
     def name(self) -> str:
-        """What people call it: `redis`, `etcd`, `zookeeper` or `consul`."""
+        """`redis`, `etcd`, `zookeeper` or `consul`."""
         ...
 
     async def acquire(self, name: str, *, holder: str, duration: Duration) -> int | None:
-        """Take a lock that is free, has run out or is the holder's own; its token, or None while it is another's."""
+        """Take a lock that is free, expired, or the holder's own; return its token, or None while another holds it."""
         ...
 
     async def renew(self, names: Iterable[str], *, holder: str, duration: Duration) -> frozenset[str]:
-        """Extend locks; those that are still the holder's come back, the others are left alone."""
+        """Extend locks; return those that the holder still has, and leave the others alone."""
         ...
 
     async def release(self, names: Iterable[str], *, holder: str) -> None:
-        """Give locks back at once, and wake who waits for them; what is another's is left alone."""
+        """Release locks at once and wake those who wait for them; leave locks of other holders alone."""
         ...
 
     async def watch(self, hear: Callable[[], None]) -> None:
-        """From now on call `hear` whenever a lock may have come free; a connection that is lost is made again."""
+        """Call `hear` whenever a lock may have become free; reconnect when the connection is lost."""
         ...
 
     async def close(self) -> None:
-        """Give back every connection; locks that are held run out by themselves."""
+        """Close every connection; held locks expire."""
         ...
 
 
@@ -148,7 +148,7 @@ class Promotion(Protocol):
     """What the promoter needs of the queue."""
 
     async def promote(self, limit: int) -> int:
-        """Make waiting jobs ready whose time has come and whose predecessor has ended; return how many."""
+        """Make waiting jobs ready that are due and whose predecessor has ended; return how many."""
         ...
 
     async def next_promotion(self) -> Instant | None:
@@ -177,10 +177,10 @@ class Housekeeping(Promotion, Cleanup, Protocol):
 
 
 class AuditLog(Protocol):
-    """What housekeeping needs of the log of what people did."""
+    """What the janitor needs of the audit log."""
 
     async def prune(self, retention: Duration, limit: int) -> int:
-        """Delete entries older than the retention, the oldest first; return how many went."""
+        """Delete entries older than the retention, oldest first; return how many."""
         ...
 
 
@@ -269,23 +269,23 @@ class Work(Claims, AttemptLeases, Settlements, Reports, Protocol):
 
 
 class Nodes(Protocol):
-    """Who is alive."""
+    """The live nodes."""
 
     async def beat(self, node: Node) -> str | None:
-        """Say that the node lives, hear the store's time, and return what an operator asks of this node."""
+        """Record a heartbeat, read the store's time, and return what an operator asked of this node."""
         ...
 
     async def alive(self, within: Duration) -> list[Node]:
-        """Return the nodes that were heard of lately."""
+        """Return the nodes with a recent heartbeat."""
         ...
 
     async def leave(self, node_id: str) -> None:
-        """Forget the node, but not what it has counted."""
+        """Remove the node, but keep its counters in the totals."""
         ...
 
 
 class WakeUps(Protocol):
-    """The subscription to other processes' commits."""
+    """A subscription to other processes' commits."""
 
     @property
     def mode(self) -> str:
@@ -297,62 +297,62 @@ class WakeUps(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop hearing."""
+        """End the subscription."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Word that a job became ready in a queue; `receipt` is what the transport knows it by."""
+    """A hint that a job became ready in a queue; `receipt` identifies it in the transport."""
 
     queue: str
     receipt: Any
 
 
 class Transport(Protocol):
-    """A server beside the store that tells one worker of each ready job, instead of all of them.
+    """A message server beside the store that tells one worker of each ready job, instead of all of them.
 
-    It carries hints: the ids of jobs, in a channel for each queue. The store has the jobs, and says who gets which; so
-    hints may be lost, doubled, reordered or made up, and all that they can cost is a look into the store. Every method
-    may raise `EngineUnavailable`, within a few seconds at most, and is safe to repeat.
+    It carries hints: the ids of jobs, in a channel for each queue. The store holds the jobs and decides who gets which.
+    So hints may be lost, duplicated, reordered or forged; the cost is at most one query. Every method may raise
+    `EngineUnavailable` within a few seconds, and is safe to repeat.
     """
 
     @property
     def name(self) -> str:
-        """What people call it: `redis` or `rabbitmq`."""
+        """`redis` or `rabbitmq`."""
         ...
 
     async def announce(self, ready: Mapping[str, Sequence[str]]) -> None:
-        """Tell of jobs that are ready, as ids by queue; with none, only ask whether the server answers."""
+        """Announce ready jobs, as ids by queue; with none, only check that the server answers."""
         ...
 
     async def attend(self, queues: Collection[str]) -> None:
-        """From now on receive hints of these queues and no others; those received and not taken are for others."""
+        """Subscribe to these queues only; hints that were received but not taken go to other workers."""
         ...
 
     async def take(self, limit: int) -> list[Hint]:
-        """Wait about a second for hints; return up to `limit`, or none. What cannot be a hint is thrown away."""
+        """Wait about a second for hints; return up to `limit`, or none. Discard malformed hints."""
         ...
 
     async def acknowledge(self, hints: Sequence[Hint]) -> None:
-        """Forget hints: somebody has looked into the store after they came."""
+        """Acknowledge hints: a worker has checked the store since they arrived."""
         ...
 
     async def give_back(self, hints: Sequence[Hint]) -> None:
-        """Leave hints to another worker."""
+        """Return hints for another worker."""
         ...
 
     async def close(self) -> None:
-        """Give back every connection, and every hint that was taken."""
+        """Close every connection and return every taken hint."""
         ...
 
 
 class Latest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that a running attempt has said of itself so far, and some of the lines that it logged.
+    """The latest progress of a running attempt, and some of its log lines.
 
-    `serial` grows with every report of the attempt. It is also in the detail, and so in the store, which lets everybody
-    see whether what is stored is newer. No two lines of an attempt have the same time, and `after` is the time of the
-    line before these: who was told that one misses nothing.
+    `serial` grows with every report of the attempt. It is also stored in `detail`, so that a reader can tell which of
+    the two is newer. No two lines of an attempt have the same time, and `after` is the time of the line before these: a
+    reader that has that line misses nothing.
     """
 
     job_id: str
@@ -367,69 +367,69 @@ class Latest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Live(Protocol):
-    """Carries what running attempts say to whoever looks, at once; the store keeps the record, a little later.
+    """Publish live progress of running attempts; the store receives it a little later.
 
-    No method waits or raises. While `trouble` says why nothing gets through, the store has to carry it.
+    No method waits or raises. While `trouble` is set, the store has to carry the progress.
     """
 
     @property
     def name(self) -> str:
-        """What people call it: `redis`."""
+        """`redis`."""
         ...
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing gets through, in words; None while it does."""
+        """Why nothing is published; None while it works."""
         ...
 
     def begin(self, may_tell: Callable[[str, int], bool], changed: Callable[[], None]) -> None:
-        """Start. What may not be told any more is asked by job and attempt; `changed` hears of trouble and its end."""
+        """Start. Ask `may_tell` whether an attempt may still be published; call `changed` when `trouble` changes."""
         ...
 
     def tell(self, latest: Latest) -> None:
-        """Have this told soon; of several for one job the last one is, with the lines of all."""
+        """Publish this soon; of several for one job, only the last one, with the lines of all."""
         ...
 
     def forget(self, job_id: str) -> None:
-        """Tell nothing more of this job."""
+        """Publish nothing more of this job."""
         ...
 
     async def close(self) -> None:
-        """Give back every connection."""
+        """Close every connection."""
         ...
 
 
 class LiveView(Protocol):
-    """What running attempts say, from where it is looked at. It may be missing, late, or of an attempt that is over."""
+    """Receive live progress. It may be missing, late, or of an attempt that is over."""
 
     @property
     def name(self) -> str:
-        """What people call it: `redis`."""
+        """`redis`."""
         ...
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing comes through, in words; None while it does."""
+        """Why nothing is received; None while it works."""
         ...
 
     async def latest(self, job_ids: Collection[str]) -> dict[str, Latest]:
-        """Return what is there of these jobs; nothing when it does not come within a moment."""
+        """Return the latest progress of these jobs; nothing if the server does not answer quickly."""
         ...
 
     def listen(self, hear: Callable[[Latest, bool], None]) -> None:
-        """From now on hand what comes to `hear`, with whether it came because everything is followed."""
+        """Pass messages to `hear`, with whether they came through the subscription to all jobs."""
         ...
 
     async def follow(self, job_id: str) -> None:
-        """Have what is said of this job come, `*` for all; waits no more than a moment until it does."""
+        """Subscribe to a job, or to all with `*`; wait only briefly for the subscription."""
         ...
 
     def leave(self, job_id: str) -> None:
-        """Have no more of this job come."""
+        """Unsubscribe from a job."""
         ...
 
     async def close(self) -> None:
-        """Give back every connection."""
+        """Close every connection."""
         ...
 
 

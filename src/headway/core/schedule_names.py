@@ -1,44 +1,44 @@
-"""Name a schedule: its key in the store, its label on the command line, and its reference."""
+"""Names of schedules: the key in the store, the label on the command line, and the reference."""
 
 from typing import Final, NamedTuple
 
 from headway.core.tenants import DEFAULT_TENANT
 
-# Between tenant and name in the key of a schedule. No name has it, since names are printable.
+# Separates tenant and name in a key. It is not printable, so no name contains it.
 _IN_KEY: Final = "\x1f"
 
 
 def schedule_key(tenant: str, name: str, *, qualified: bool = False) -> str:
-    """Return the key of a schedule: its name, of other tenants than the default with the tenant before it.
+    """Return the key of a schedule: its name, prefixed with the tenant unless that is the default tenant.
 
-    The key names the schedule within the store: in the ledger, in its jobs and its locks, for ever. One that was made
-    before names were unique per tenant has its name for a key, whosever it is, and the default tenant's of the same
-    name is then `qualified`, too. So only the store knows the key of a schedule that exists.
+    The key identifies the schedule in the ledger, in its jobs and its locks, and never changes. A schedule from before
+    names were unique per tenant has its bare name as key, whatever its tenant; a schedule of the default tenant with
+    the same name is then `qualified`. So only the store knows the key of an existing schedule.
     """
     return f"{tenant}{_IN_KEY}{name}" if qualified or tenant != DEFAULT_TENANT else name
 
 
 def schedule_name(key: str) -> str:
-    """Return the name of the schedule with this key; a name is returned as it is."""
+    """Return the name in a key; a bare name is returned unchanged."""
     return key.rpartition(_IN_KEY)[2]
 
 
 def schedule_label(tenant: str, name: str) -> str:
-    """Return what the command line calls a schedule: its name, and `tenant/name` of other tenants than the default.
+    """Return the label of a schedule: its name for the default tenant, else `tenant/name`.
 
-    A name of the default tenant that has a slash is also written with its tenant, so that no two labels are equal.
+    A name with a slash always has its tenant, so that no two labels are equal.
     """
     return name if tenant == DEFAULT_TENANT and "/" not in name else f"{tenant}/{name}"
 
 
 def key_label(key: str) -> str:
-    """Return what the command line calls the schedule with this key, as far as the key tells."""
+    """Return the label of the schedule with this key, as far as the key shows it."""
     tenant, _, name = key.rpartition(_IN_KEY)
     return schedule_label(tenant or DEFAULT_TENANT, name)
 
 
 class ScheduleRef(NamedTuple):
-    """Which schedule: a name, and whose. As text it is what the command line calls it."""
+    """A reference to a schedule: tenant and name. Its text is the label."""
 
     tenant: str
     name: str

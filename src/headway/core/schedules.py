@@ -36,7 +36,7 @@ from headway.core.validation import ATTEMPTS_MAX, PRIORITY_MAX, check_int, check
 CATCH_UP_LIMIT_MAX: Final = 10_000
 QUEUE_LIMIT_MAX: Final = 1_000
 RATE_COUNT_MAX: Final = 1_000_000
-FAILING_FLAGGED: Final = 3  # So many jobs in a row have failed: somebody should look at the schedule.
+FAILING_FLAGGED: Final = 3  # Consecutive failures after which a schedule needs attention.
 
 
 class Overlap(StrEnum):
@@ -49,7 +49,7 @@ class Overlap(StrEnum):
 
 
 class Missed(StrEnum):
-    """What happens to instants that nobody decided in time."""
+    """What happens to instants that were not decided in time."""
 
     LATEST = "latest"
     ALL = "all"
@@ -58,7 +58,7 @@ class Missed(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many in so long, written `10/m`."""
+    """A rate, written `10/m`."""
 
     count: int
     per: Duration
@@ -86,7 +86,7 @@ _RATE_UNITS: Final = {"s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
-    """What runs, when, and what to do when it cannot."""
+    """What runs, when, and what to do when it cannot run."""
 
     task: str
     trigger: Trigger
@@ -113,7 +113,7 @@ class ScheduleSpec:
 
     @classmethod
     def build(cls, /, *, task: str, trigger: Trigger, **options: Any) -> "ScheduleSpec":
-        """Make a spec from what a person gives: durations as text, times as text or datetime, args as a dict."""
+        """Build a spec from user input: durations as text, times as text or datetime, args as a dict."""
         if not isinstance(trigger, Cron | Every | After | At):
             raise InvalidSchedule(f"trigger must be a Cron, Every, After or At, not {quote(trigger)}")
         unknown = options.keys() - _SPEC_READERS.keys()
@@ -134,7 +134,7 @@ class ScheduleSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ScheduleSpec":
-        """Read the JSON form; refuse what it does not know."""
+        """Read the JSON form; refuse unknown options."""
         if not isinstance(data, Mapping):
             raise InvalidSchedule("a schedule must be an object with task and trigger")
         if not all(isinstance(name, str) for name in data):
@@ -172,7 +172,7 @@ class ScheduleSpec:
 
     @property
     def exclusive(self) -> bool:
-        """Say whether at most one job of the schedule may be live (promise S7)."""
+        """Return whether at most one job of the schedule may be live (promise S7)."""
         return self.overlap is not Overlap.ALLOW
 
 
@@ -208,7 +208,7 @@ def _read_rate(name: str, value: object) -> Rate:
     return Rate.parse(value if isinstance(value, str) else quote(value))
 
 
-# One reader per option, in the order in which people would list them. Unknown options are refused against this table.
+# One reader per option, in the order of the error message for unknown options.
 _SPEC_READERS: Final[dict[str, Any]] = {
     "args": lambda name, value: encode_args(value, name),
     "tenant": lambda name, value: check_tenant(value, name),
@@ -250,7 +250,7 @@ _SPEC_WRITERS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """A window of time in which a schedule does not run; open when `until` is None."""
+    """A time window in which a schedule does not run; open-ended when `until` is None."""
 
     since: Instant
     until: Instant | None = None
@@ -258,7 +258,7 @@ class Pause:
     author: str = ""
 
     def covers(self, instant: Instant) -> bool:
-        """Say whether the instant falls into the window."""
+        """Return whether the instant falls into the pause."""
         return self.since < instant and (self.until is None or instant <= self.until)
 
 
@@ -289,12 +289,12 @@ class Schedule:
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """The tenant of the schedule."""
         return self.spec.tenant
 
     @property
     def label(self) -> str:
-        """What the command line calls it."""
+        """The label of the schedule on the command line."""
         return schedule_label(self.spec.tenant, self.name)
 
     def paused_at(self, now: Instant) -> Pause | None:
@@ -304,7 +304,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """One definition of a schedule and the time from which it counts; no spec means removed."""
+    """One definition of a schedule and the time from which it applies; no spec means removed."""
 
     schedule: str
     revision: int

@@ -1,4 +1,4 @@
-"""Tenants: whose jobs and schedules something is about."""
+"""Tenants: the owners of jobs and schedules."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ ALL_TENANTS: Final = "*"  # The tenant of a credential that sees all of them.
 
 
 def check_tenant(value: object, what: str) -> str:
-    """Return the name of one tenant; `*` stands for all of them, and nothing belongs to all."""
+    """Return the name of one tenant; refuse `*`, which stands for all of them."""
     if value == "*":
         raise InvalidTask(f"{what} must be one tenant; * stands for all of them")
     return check_name(value, what)

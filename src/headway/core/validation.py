@@ -15,7 +15,7 @@ ATTEMPTS_MAX: Final = 1_000
 
 
 def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> str:
-    """Return a name that is safe to store and show, or say what is wrong with it."""
+    """Return a name that is safe to store and show; raise `InvalidTask` with the reason otherwise."""
     if not isinstance(value, str) or not value.strip():
         raise InvalidTask(f"{what} must be non-empty text, not {quote(value)}")
     if len(value) > length_max:
@@ -26,7 +26,7 @@ def check_name(value: object, what: str, length_max: int = NAME_LENGTH_MAX) -> s
 
 
 def check_int(value: object, what: str, low: int, high: int) -> int:
-    """Return a whole number within its bounds, or say which they are."""
+    """Return an integer within its bounds; raise `InvalidTask` with the bounds otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidTask(f"{what} must be a whole number from {low} to {high}, not {quote(value)}")
     return value
@@ -40,7 +40,7 @@ def check_tags(value: object, what: str = "tags") -> tuple[str, ...]:
 
 
 def read_status(value: object) -> Status:
-    """Return a status by its name, or say which there are."""
+    """Return a status by its name; raise `InvalidTask` with the known ones otherwise."""
     try:
         return Status(str(value).upper())
     except ValueError:
@@ -48,7 +48,7 @@ def read_status(value: object) -> Status:
 
 
 def storable(text: str, length_max: int) -> str:
-    """Return free text as every database can keep it: no NUL, no half characters, and not endless."""
+    """Return text that every database can store: without NUL and lone surrogates, and truncated."""
     if len(text) > length_max:
         text = f"{text[: length_max - 20]}… ({len(text):,} characters)"
     return text.replace("\x00", "␀").encode("utf-8", "replace").decode()

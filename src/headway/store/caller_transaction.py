@@ -1,9 +1,9 @@
 """Enqueue inside the caller's own transaction: the job exists if and only if that transaction commits.
 
-The same generator transactions run on whatever connection the caller has: asyncpg, psycopg (sync or async), sqlite3, or
-SQLAlchemy (connection or session, sync or async). Nothing is begun and nothing is committed here. A connection that
-has no open transaction is refused, since the job would then exist whatever the caller does next. Errors of the
-caller's driver reach the caller as they are.
+The same generator transactions run on the caller's connection: asyncpg, psycopg (sync or async), sqlite3, or SQLAlchemy
+(connection or session, sync or async). This module neither begins nor commits. It refuses a connection without an open
+transaction, because the job would then not depend on the caller's transaction. Errors of the caller's driver are not
+translated.
 """
 
 import sqlite3
@@ -26,7 +26,7 @@ def run_inside(connection: Any, begin: Begin[T], store_dialect: str) -> T:
 
 
 async def run_inside_async(connection: Any, begin: Begin[T], store_dialect: str) -> T:
-    """Run a transaction on the caller's connection, awaiting it where it is an asynchronous one."""
+    """Run a transaction on the caller's connection, blocking or asynchronous."""
     if not is_async(connection):
         return run_inside(connection, begin, store_dialect)
     execute, dialect = await _awaiting(connection)
@@ -35,7 +35,7 @@ async def run_inside_async(connection: Any, begin: Begin[T], store_dialect: str)
 
 
 def is_async(connection: Any) -> bool:
-    """Say whether the caller's connection has to be awaited."""
+    """Return whether the caller's connection is asynchronous."""
     kind = _kind(connection)
     return kind == "asyncpg" or (kind in ("psycopg", "sqlalchemy") and "Async" in type(connection).__name__)
 

@@ -18,7 +18,7 @@ from headway.core.events import StoreWentBack, emit
 from headway.core.instants import Duration, Instant
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Lease, Node
-from headway.store.restore_detection import Memory, StoreOrigin
+from headway.store.restore_detection import HeartbeatMemory, StoreOrigin
 from headway.store.transaction import Driver, Row, StatementCall, Transaction, as_json, call
 
 NODES_MAX: Final = 1_000
@@ -180,7 +180,7 @@ class StoreNodes:
         self._driver = driver
         self._clock = clock
         self._origin = StoreOrigin(driver)
-        self._memory = Memory()
+        self._memory = HeartbeatMemory()
         self._keep_at = float("-inf")
 
     async def beat(self, node: Node) -> str | None:

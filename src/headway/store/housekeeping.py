@@ -14,7 +14,7 @@ from headway.store.transaction import Driver, Row, Transaction, as_json, call
 from headway.store.work import HELD_MAX
 
 LIVES_AFTER: Final = SECOND
-_LEASES_KEPT: Final = HOUR  # After they ran out; so long everybody can see who had them last.
+_LEASES_KEPT: Final = HOUR  # After they expired, so that their last holder can be seen.
 _NODES_KEPT: Final = DAY
 
 
@@ -29,7 +29,7 @@ def _expire(limit: int, clock: Clock) -> Transaction[list[str]]:
 
 
 def _beside(rows: Sequence[Row]) -> Transaction[dict[str, tuple[int, int]]]:
-    """Count by worker the jobs that it had while it had the lost ones, and the suspects among them."""
+    """Count by worker the jobs that it ran together with the lost ones, and the suspects among them."""
     since: dict[str, Instant] = {}
     for row in rows:
         node, started_at = row["node"] or "", count_in(row["started_at"], INSTANT_MAX)
@@ -39,10 +39,10 @@ def _beside(rows: Sequence[Row]) -> Transaction[dict[str, tuple[int, int]]]:
 
 
 def _loss(row: Row, beside: dict[str, tuple[int, int]]) -> AttemptOutcome:
-    """Say what it means that a lease ran out. A worker that was heard of later lives, and has not got the job."""
+    """Return the outcome of an expired lease. A worker with a later heartbeat is alive, so it is not to blame."""
     lease_until, started_at = row["lease_until"], count_in(row["started_at"], INSTANT_MAX)
     is_alive = (row["beat_at"] or 0) > lease_until + LIVES_AFTER
-    if is_alive and lease_until >= started_at:  # Else somebody has ended the lease by hand.
+    if is_alive and lease_until >= started_at:  # Otherwise the lease was ended by hand.
         return Released("handed back: its worker lives, but could not keep its lease")
     jobs, suspects = beside.get(row["node"], (1, 0))
     was_suspect = row["company"] is not None
@@ -84,7 +84,7 @@ def _end_overdue(limit: int) -> Transaction[int]:
     ids = [row["id"] for row in (yield call("overdue", limit=limit))]
     if not ids:
         return 0
-    # One that a worker has taken in its last moment has started in time, and runs.
+    # A job that a worker claimed meanwhile has started in time.
     ended, _ = yield from cancel_in_line(ids, "expired: it did not start within its time", stops_running=False)
     return len(ended)
 
@@ -97,7 +97,7 @@ class StoreHousekeeping:
         self._clock = clock
 
     async def promote(self, limit: int) -> int:
-        """Make waiting jobs ready whose time has come and whose predecessor has ended."""
+        """Make waiting jobs ready that are due and whose predecessor has ended."""
         return await self._driver.run(lambda: _promote(limit))
 
     async def next_promotion(self) -> Instant | None:
@@ -109,13 +109,13 @@ class StoreHousekeeping:
         return next_at
 
     async def expire(self, limit: int) -> list[str]:
-        """Settle running attempts whose lease has run out."""
+        """Settle running attempts whose lease has expired."""
         if not await self._driver.fetch(call("any_expired")):
             return []
         return await self._driver.run(lambda: _expire(limit, self._clock))
 
     async def end_overdue(self, limit: int) -> int:
-        """End jobs that did not start within their time; return how many."""
+        """Cancel jobs that did not start in time; return how many."""
         if not await self._driver.fetch(call("overdue", limit=1)):
             return 0
         return await self._driver.run(lambda: _end_overdue(limit))

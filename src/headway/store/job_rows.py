@@ -16,7 +16,7 @@ ANY_SIZE: Final = 2**62  # In bytes; no text is larger.
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A new job as the row that the statement `enqueue` unfolds; what it does not have is left out, and null there."""
+    """A new job as a row of the statement `enqueue`; omitted fields are null there."""
 
     id: str
     tenant: str
@@ -42,7 +42,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def job_row(job: NewJob) -> JobRow:
-    """Write a new job as a row."""
+    """Return a new job as a row."""
     return JobRow(
         id=job.id,
         tenant=job.tenant,
@@ -68,17 +68,17 @@ def job_row(job: NewJob) -> JobRow:
     )
 
 
-_Bounded: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MAX)]  # What is longer does not fit into the store.
+_Bounded: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MAX)]  # The store cannot hold more.
 
 
 class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What few jobs have, in one column of JSON."""
+    """Rare options of a job, kept in one JSON column."""
 
     backoff: tuple[_Bounded, _Bounded] | None = None
     timeout: _Bounded | None = None
 
-    def patience(self) -> Backoff | None:
-        """Return how long a failed job waits."""
+    def retry_backoff(self) -> Backoff | None:
+        """Return the back-off of the job, if it has one."""
         return None if self.backoff is None else Backoff(first=self.backoff[0], most=self.backoff[1])
 
 
@@ -91,12 +91,12 @@ _decode_options: Final = msgspec.json.Decoder(_Options).decode
 def _options(backoff: Backoff | None, timeout: Duration | None) -> str | None:
     if backoff is None and timeout is None:
         return None
-    patience = None if backoff is None else (backoff.first, backoff.most)
-    return msgspec.json.encode(_Options(backoff=patience, timeout=timeout)).decode()
+    bounds = None if backoff is None else (backoff.first, backoff.most)
+    return msgspec.json.encode(_Options(backoff=bounds, timeout=timeout)).decode()
 
 
 def read_options(text: str | None) -> _Options:
-    """Read options as far as they can be read: whoever shows or expires a job must not fall over one."""
+    """Decode options; return none if they are invalid, so that the job can still be shown and expired."""
     if text is None:
         return _NO_OPTIONS
     try:
@@ -115,7 +115,7 @@ def read_tags(text: str | None) -> tuple[str, ...]:
 
 
 def read_job(row: Row) -> Job:
-    """Make a job of a row."""
+    """Read a job from a row."""
     options = read_options(row["options"])
     return Job(
         id=row["id"],
@@ -147,7 +147,7 @@ def read_job(row: Row) -> Job:
         reason=row["reason"],
         result=row["result"],
         error=row["error"],
-        backoff=options.patience(),
+        backoff=options.retry_backoff(),
         timeout=options.timeout,
         metadata=row["metadata"],
         detail=row["detail"],
@@ -163,7 +163,7 @@ def read_job(row: Row) -> Job:
 
 
 def read_listed_job(row: Row) -> Job:
-    """Make a job of a row of `{job_columns}`, in which large texts may be left out."""
+    """Read a job from a row of `{job_columns}`, in which large texts may be omitted."""
     omitted = tuple(row["omitted"].split())
     if not omitted:
         return read_job(row)
@@ -175,7 +175,7 @@ _TOO_LARGE: Final = f"its {{}} larger than {TEXT_BYTES_MAX:,} bytes"
 
 
 def count_in(value: object, most: int = ATTEMPT_MAX) -> int:
-    """Read a number that somebody may have spoiled; what makes no sense counts as none."""
+    """Read a number that may be corrupt; return 0 if it is invalid."""
     return min(value, most) if isinstance(value, int) and value >= 0 else 0
 
 
@@ -188,7 +188,7 @@ def _is_sane(
     occurrence_at: Instant | None,
     log_bytes: int,
 ) -> bool:
-    """Say whether a job can be run with such numbers; SQLite keeps texts in their columns as well."""
+    """Return whether the numbers of a job are valid; SQLite also stores text in integer columns."""
     try:
         return (
             0 < attempt < ATTEMPT_MAX
@@ -204,7 +204,7 @@ def _is_sane(
 
 
 def _unreadable_args(args: object) -> str:
-    if not isinstance(args, str):  # SQLite keeps what it is given, whatever the column says.
+    if not isinstance(args, str):  # SQLite stores any type in any column.
         return "its arguments are not text"
     if not args:
         return _TOO_LARGE.format("arguments are")
@@ -212,7 +212,7 @@ def _unreadable_args(args: object) -> str:
 
 
 def read_claimed(row: Iterable[Any]) -> Claimed:
-    """Make of a claimed row what a worker needs; what cannot be read is said, and stops nobody else's job."""
+    """Read a claimed job; an undecodable row is marked `unreadable`, and other rows are unaffected."""
     (
         job_id,
         task,
@@ -230,7 +230,7 @@ def read_claimed(row: Iterable[Any]) -> Claimed:
         reason,
         run_at,
         log_bytes,
-    ) = row  # In the order of the statement: by name takes longer.
+    ) = row  # By position, in the order of the statement: access by name is slower.
     options, unreadable = _NO_OPTIONS, None
     if options_text is not None:
         try:
@@ -260,7 +260,7 @@ def read_claimed(row: Iterable[Any]) -> Claimed:
         occurrence_at=occurrence_at,
         reason=reason if isinstance(reason, str) else "",
         run_at=run_at,
-        backoff=options.patience() or DEFAULT_BACKOFF,
+        backoff=options.retry_backoff() or DEFAULT_BACKOFF,
         timeout=options.timeout,
         metadata=metadata,
         log_bytes=log_bytes,
@@ -275,5 +275,5 @@ def read_lost_attempt(row: Row) -> Attempt:
         failures=count_in(row["failures"]),
         max_attempts=count_in(row["max_attempts"]),
         schedule=row["schedule"],
-        backoff=read_options(row["options"]).patience() or DEFAULT_BACKOFF,
+        backoff=read_options(row["options"]).retry_backoff() or DEFAULT_BACKOFF,
     )

@@ -17,13 +17,13 @@ _LINE: Final = ("seq", "attempt", "at", "stream", "line", "version")
 
 
 class StoreJobs:
-    """Jobs as people and programs read them."""
+    """Reads of jobs, their attempts, events and logs."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     async def get(self, job_id: str) -> Job:
-        """Read one job by its id, or by the beginning of its id when that is unique."""
+        """Read a job by its id, or by a unique prefix of its id."""
         rows = await self._driver.fetch(call("job", id=job_id))
         if not rows and len(job_id) >= 4 and job_id.startswith("job_"):
             rows = await self._driver.fetch(call("jobs_by_prefix", low=job_id, high=job_id + _LAST_ID))
@@ -71,7 +71,7 @@ class StoreJobs:
     async def chosen(
         self, chosen: JobFilter, *, before: str | None = None, limit: int = 50, largest: int = ANY_SIZE
     ) -> list[Job]:
-        """Read a page of the jobs that a filter chooses, newest first; texts with more bytes than that are left out."""
+        """Read a page of the jobs that match a filter, newest first; leave out texts of more than `largest` bytes."""
         statement = "jobs_of_tenant" if chosen.has_index else "jobs"
         if chosen.rerun_of is not None:
             statement = "jobs_rerunning"
@@ -83,18 +83,18 @@ class StoreJobs:
     async def latest(
         self, task: str, *, tenant: str | None = None, key: str | None = None, status: str | None = None
     ) -> Job | None:
-        """Read the newest job of a task, or the newest that has this status."""
+        """Read the newest job of a task, or its newest job with this status."""
         statement = "latest_of_tenant" if has_index(tenant) else "latest"
         rows = await self._driver.fetch(call(statement, task=task, tenant=tenant, key=key, status=status))
         return read_job(rows[0]) if rows else None
 
     async def running(self, limit: int = PAGE_MAX, *, largest: int = ANY_SIZE) -> list[Job]:
-        """Read the jobs that run, those that began first in front."""
+        """Read running jobs, longest running first."""
         rows = await self._driver.fetch(call("running", limit=limit, largest=largest))
         return [read_listed_job(row) for row in rows]
 
     async def ahead(self, job: Job, limit: int = 10_000, *, tenant: str | None = None) -> int:
-        """Count the ready jobs, or those of one tenant, that come before a ready one; so many are looked at."""
+        """Count the ready jobs, or those of one tenant, that a worker takes before this one, up to a limit."""
         place = {"queue": job.queue, "priority": job.priority, "run_at": job.run_at, "id": job.id, "tenant": tenant}
         jobs: int = (await self._driver.fetch(call("ahead", **place, limit=limit)))[0]["jobs"]
         return jobs
@@ -110,7 +110,7 @@ class StoreJobs:
         limit: int = 50,
         largest: int = ANY_SIZE,
     ) -> list[Job]:
-        """Read a page of dead letters, newest first; `schedule` is one of the tenant, or of the default tenant."""
+        """Read a page of dead letters, newest first; `schedule` belongs to the tenant, or to the default tenant."""
         whose = tenant_of(tenant, schedule)
         filters = {"task": task, "queue": queue, "tenant": whose, "schedule": schedule, "largest": largest}
         limit = max(1, min(limit, PAGE_MAX))
@@ -118,19 +118,19 @@ class StoreJobs:
         return [read_listed_job(row) for row in rows]
 
     async def attempts(self, job_id: str, *, newest: int = 1_000_000) -> list[dict[str, Any]]:
-        """Read the ended attempts of a job, oldest first; of more than that the newest."""
+        """Read the ended attempts of a job, oldest first, at most the newest `newest`."""
         columns = ("attempt", "node", "ready_at", "started_at", "ended_at", "outcome", "reason", "error")
         rows = await self._driver.fetch(call("attempts", id=job_id, limit=newest))
         return [{column: row[column] for column in columns} for row in reversed(rows)]
 
     async def events(self, job_id: str, limit: int = 1_000) -> list[dict[str, Any]]:
-        """Read the history of a job, oldest first; times as the store writes them for people."""
+        """Read the events of a job, oldest first."""
         columns = ("seq", "event", "data")
         rows = await self._driver.fetch(call("events", id=job_id, limit=limit))
         return [{**{column: row[column] for column in columns}, "at": row["seq"] // 8} for row in rows]
 
     async def reruns(self, job_id: str) -> list[str]:
-        """Return the jobs that repeat this one."""
+        """Return the ids of the reruns of a job."""
         return [row["id"] for row in await self._driver.fetch(call("reruns", ids=as_json([job_id])))]
 
     async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ class StoreJobs:
         return [{column: row[column] for column in _LINE} for row in rows]
 
     async def log_newest(self, job_id: str, *, before: int | None = None, limit: int = 1_000) -> list[dict[str, Any]]:
-        """Read a page of a job's log, newest first, from the line before number `before` on."""
+        """Read a page of a job's log, newest first, lines with a number below `before`."""
         last = _LAST_SEQ if before is None else before
         rows = await self._driver.fetch(
             call("log_newest", id=job_id, before=last, limit=max(1, min(limit, LOG_PAGE_MAX)))

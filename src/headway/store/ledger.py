@@ -1,9 +1,8 @@
-"""The ledger in the store: what is due, and the one transaction that decides it.
+"""The ledger: read the schedules that are due, and commit what is decided for them.
 
-`fire` is the heart. In one transaction it checks that the leases it acts under are still held, moves each schedule
-past what is decided, and writes the decisions and their jobs. Three walls stand between us and a second decision
-for an instant: the fence, the schedule's `version` (a plan made on an older one is left out), and the ledger's
-primary key.
+`fire` commits decisions in one transaction: it checks that the leases of the scheduler are still held, advances each
+schedule, and writes the decisions and their jobs. Three guards prevent a second decision for an instant: the fence, the
+`version` of the schedule (a plan made on an older version is left out), and the primary key of the ledger.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,13 +29,13 @@ from headway.store.transaction import ConstraintViolated, Driver, Row, Transacti
 HELD_FOR: Final = MINUTE
 COMING_MAX: Final = 20
 FOREVER: Final = 2**62
-SPECS_KEPT: Final = 16_384  # Some 15 MB when they are all different.
+SPECS_KEPT: Final = 16_384  # About 15 MB if all are different.
 NOTHING_LIVE: Final = LiveJobs()
 _PAUSES: Final = msgspec.json.Decoder(tuple[Pause, ...])
 
 
 def read_schedule(row: Row) -> Schedule:
-    """Make a schedule of a row; raises `DefinitionError` when its definition cannot be read."""
+    """Read a schedule from a row; raise `DefinitionError` when its definition is invalid."""
     return Schedule(
         key=row["name"],
         name=schedule_name(row["name"]),
@@ -56,12 +55,12 @@ def read_schedule(row: Row) -> Schedule:
 
 @lru_cache(maxsize=SPECS_KEPT)
 def _read_spec(definition: str) -> ScheduleSpec:
-    """Read a definition, or remember it: a schedule that fires every minute keeps the one it has."""
+    """Decode a definition, with a cache for schedules that fire often."""
     return ScheduleSpec.from_json(definition)
 
 
 def show_schedule(row: Row) -> Schedule:
-    """Make a schedule of a row for people to look at; one that cannot be read says so in its `attention`."""
+    """Read a schedule from a row for display; an invalid definition is reported in `attention`."""
     try:
         return read_schedule(row)
     except DefinitionError as error:
@@ -116,7 +115,7 @@ def pauses_json(pauses: Iterable[Pause]) -> str:
 
 
 def live_by_schedule(rows: Sequence[Row]) -> dict[str, LiveJobs]:
-    """Sort live jobs by schedule: those in the way, and those in line in the order in which they wait."""
+    """Group live jobs by schedule: the running ones, and the waiting ones in their order."""
     running: dict[str, list[str]] = {}
     waiting: dict[str, dict[str, str]] = {}
     for row in rows:
@@ -131,7 +130,7 @@ def live_by_schedule(rows: Sequence[Row]) -> dict[str, LiveJobs]:
 
 
 def _line(blocked_by: dict[str, str]) -> tuple[str, ...]:
-    """Put jobs behind those that they wait for. Their ids would not do: clocks of different processes made them."""
+    """Sort jobs behind those that they wait for; ids come from clocks of different processes and have another order."""
     line: dict[str, None] = {}
     for job_id in blocked_by:
         ahead: list[str] = []
@@ -144,7 +143,7 @@ def _line(blocked_by: dict[str, str]) -> tuple[str, ...]:
 
 
 class _OccurrenceRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A decision as the row that the statement `record` unfolds."""
+    """A decision as a row of the statement `record`."""
 
     schedule: str
     instant: Instant
@@ -159,15 +158,15 @@ class _OccurrenceRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class Writer:
-    """Turns plans into the rows of one transaction."""
+    """Write plans in one transaction."""
 
     def __init__(self, clock: Clock, fence: Fence | None = None) -> None:
         self._clock = clock
         self._fence = fence
 
     def fire(self, plans: Sequence[Plan]) -> Transaction[frozenset[str]]:
-        """Advance the schedules, record the decisions, insert the jobs; return the keys of plans left out."""
-        plans = sorted(plans, key=lambda plan: plan.schedule.key)  # One lock order for everybody.
+        """Advance the schedules, record the decisions and insert the jobs; return the keys of skipped plans."""
+        plans = sorted(plans, key=lambda plan: plan.schedule.key)  # In one lock order, to avoid deadlocks.
         advanced = yield call("advance", plans=as_json([_advance_row(plan) for plan in plans]))
         if len(advanced) != len(plans):
             keys = {row["name"] for row in advanced}
@@ -216,7 +215,7 @@ class Writer:
 def _advance_row(plan_: Plan) -> dict[str, object]:
     schedule = plan_.schedule
     pauses = schedule.pauses
-    if pauses:  # Windows that are wholly decided have left their trace in the ledger.
+    if pauses:  # Completely decided pauses are recorded in the ledger.
         pauses = tuple(pause for pause in pauses if pause.until is None or pause.until > plan_.decided_through)
     return {
         "schedule": schedule.key,
@@ -252,9 +251,9 @@ def _occurrence_job(job_id: str, schedule: Schedule, decision: Decision, blocked
 
 
 def clear_line(schedule: str, live: LiveJobs, reason: str) -> Transaction[str | None]:
-    """Stop the live jobs of a schedule; return the one that still runs and has to be waited for."""
+    """Stop the live jobs of a schedule; return the one that still runs, which the new job waits for."""
     yield from cancel([*live.running, *live.waiting], reason, moves_on=False)
-    # What was live when it was read may have ended since, so look at what is left.
+    # Jobs may have ended since they were read, so read them again.
     rows = yield call("live_jobs", names=as_json([{"name": schedule}]))
     return live_by_schedule(rows).get(schedule, NOTHING_LIVE).last
 
@@ -279,14 +278,14 @@ def _revive(limit: int) -> Transaction[int]:
 
 
 class StoreLedger:
-    """The ledger on one store. The port `Ledger` says what the scheduler's methods promise."""
+    """Implement the port `Ledger` on one store, and read the ledger."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
 
     async def due(self, shards: Shards, limit: int) -> Due:
-        """Return schedules with undecided instants, with their live jobs."""
+        """Return schedules with undecided instants, each with its live jobs."""
         sent = self._clock.monotonic()
         rows = await self._driver.fetch(
             call("due", shards=shards.of, shard_ids=as_json([str(shard) for shard in shards.held]), limit=limit)
@@ -322,21 +321,21 @@ class StoreLedger:
         return next_at
 
     async def fire(self, plans: Sequence[Plan], fence: Fence | None) -> frozenset[str]:
-        """Commit plans in one transaction; return the keys of those left out."""
+        """Commit plans in one transaction; return the keys of those that were left out."""
         try:
             return await self._driver.run(lambda: _fire(plans, fence, self._clock))
         except ConstraintViolated as error:
-            if len(plans) == 1:  # Nobody has changed the schedule, so it would be due, and be refused, for ever.
+            if len(plans) == 1:  # The schedule is unchanged, so it would stay due and fail forever.
                 schedule = plans[0].schedule
                 await self.hold(schedule.key, schedule.version, f"refused by the store: {error}")
                 return frozenset({schedule.key})
         refused: set[str] = set()
-        for plan_ in plans:  # One of them breaks a constraint of the store; the others must not suffer for it.
+        for plan_ in plans:  # One plan violates a constraint; commit the others.
             refused |= await self.fire([plan_], fence)
         return frozenset(refused)
 
     async def hold(self, key: str, version: int, reason: str) -> None:
-        """Set a schedule aside for a while, with a reason for people to read."""
+        """Put a schedule on hold for a while, with a reason to display."""
         await self._driver.fetch(call("hold", key=key, version=version, pause=HELD_FOR, attention=reason[:500]))
 
     async def revive_stranded(self, limit: int) -> int:
@@ -348,14 +347,14 @@ class StoreLedger:
     async def occurrences(
         self, key: str, *, since: Instant = 0, before: Instant = FOREVER, limit: int = 50
     ) -> list[Occurrence]:
-        """Read a page of a schedule's ledger, newest first. Here and below a schedule is known by its key."""
+        """Read a page of a schedule's ledger, newest first. Schedules are identified by key, here and below."""
         rows = await self._driver.fetch(
             call("occurrences", schedule=key, since=since, before=before, limit=max(1, min(limit, PAGE_MAX)))
         )
         return [_read_occurrence(row, row["tenant"] or DEFAULT_TENANT) for row in rows]
 
     async def recent(self, keys: Iterable[str], number: int) -> dict[str, list[dict[str, Any]]]:
-        """Read the newest decisions of schedules, the newest last, with what became of their jobs; at one go."""
+        """Read the newest decisions of several schedules, newest last, with the outcome of their jobs."""
         rows = await self._driver.fetch(
             call(
                 "recent_occurrences",
@@ -394,7 +393,7 @@ class StoreLedger:
         )
 
     async def revisions(self, key: str) -> list[Revision]:
-        """Read every definition that a schedule ever had."""
+        """Read all revisions of a schedule."""
         rows = await self._driver.fetch(call("revisions", schedule=key))
         return [
             Revision(
@@ -410,31 +409,31 @@ class StoreLedger:
     async def ledger(
         self, key: str, after: Instant, until: Instant, limit: int
     ) -> list[tuple[Occurrence, Instant | None]]:
-        """Read a page of a schedule's ledger, oldest first, each with the end of its job."""
+        """Read a page of a schedule's ledger, oldest first, each with the end time of its job."""
         rows = await self._driver.fetch(call("ledger", schedule=key, after=after, until=until, limit=limit))
         return [(_read_occurrence(row), row["finished_at"]) for row in rows]
 
     async def keys(self, after: str, limit: int, *, tenant: str | None = None) -> list[Cursor]:
-        """Read a page of the keys of all schedules, also removed ones, and how far each is decided."""
+        """Read a page of all schedules, removed ones included: key, and how far each is decided."""
         rows = await self._driver.fetch(call("ledger_keys", after=after, limit=limit, tenant=tenant))
         return [Cursor(row["name"], row["decided_through"], row["tenant"]) for row in rows]
 
     async def started_by_hand(self, key: str, after: Instant) -> bool:
-        """Say whether a job of the schedule that belongs to no instant was live at this time or later."""
+        """Return whether a job of the schedule without an instant was live at this time or later."""
         return bool(await self._driver.fetch(call("started_by_hand", schedule=key, after=after)))
 
     async def pruned_through(self) -> Instant:
-        """Return the time up to which old decisions were deleted."""
+        """Return the time up to which old decisions were pruned."""
         pruned: Instant = (await self._driver.fetch(call("counter", name="pruned_through")))[0]["value"]
         return pruned
 
     async def failing(self, least: int, limit: int = 50, *, tenant: str | None = None) -> list[tuple[ScheduleRef, int]]:
-        """Return the schedules of which so many jobs in a row have failed, with that number, most first."""
+        """Return the schedules with at least so many failures in a row, most first."""
         rows = await self._driver.fetch(call("failing", least=least, limit=limit, tenant=tenant))
         return [(_ref(row), row["failing"]) for row in rows]
 
     async def held(self, limit: int = 50, *, tenant: str | None = None) -> list[tuple[ScheduleRef, str]]:
-        """Return the schedules that cannot be planned, each with the reason."""
+        """Return the schedules on hold, each with the reason."""
         rows = await self._driver.fetch(call("held", limit=limit, tenant=tenant))
         return [(_ref(row), row["attention"]) for row in rows]
 
@@ -444,7 +443,7 @@ class StoreLedger:
         outcomes = await self._driver.fetch(call("outcome_counts", window=DAY, tenant=tenant))
         coming = await self._driver.fetch(call("coming", limit=COMING_MAX, tenant=tenant))
         next_at = coming[0]["next_at"] if coming else None
-        # A schedule that was set aside is looked at again later, but its instants have been undecided since before.
+        # The instants of a schedule on hold are undecided since before the hold.
         oldest = min((at for at in (next_at, row["held_since"]) if at is not None), default=row["now"])
         undecided = max(0, row["now"] - oldest)
         return {

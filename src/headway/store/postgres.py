@@ -1,16 +1,16 @@
-"""PostgreSQL through asyncpg: a small pool, a deadline on every statement, and no trust in broken connections.
+"""The driver for PostgreSQL, on asyncpg: a small pool, and a timeout on every statement.
 
-A connection that met a connection-class or read-only error, a timeout or a cancellation is closed, never reused:
-after a failover the next one finds the new primary (`primary.py`). One that was not looked at for two seconds is asked
-first whether its server still takes writes, and while a statement takes longer than usual, the driver looks whether
-another server was promoted: then everything that waits for the old one ends at once.
+The driver closes a connection after a connection error, a read-only error, a timeout or a cancellation, and never
+reuses it: after a failover the next connection finds the new primary (`primary.py`). Before it uses a connection that
+was idle for two seconds, it checks that the server still accepts writes. While a statement takes longer than usual, it
+looks for a promoted server, and if there is one, ends everything that waits for the old one.
 
-What others should hear of is told after the commit, in a transaction that writes nothing. Inside of it, it would let
-only one transaction of the whole server commit at a time, each after a write to the disk or the answer of a standby.
+NOTIFY is sent after the commit, in a transaction that writes nothing. Inside the transaction it would take a lock of
+the whole server, so that only one transaction at a time could wait for its disk write or its standby.
 
-Wake-ups come by LISTEN/NOTIFY on a connection of their own; a probe checks that they really arrive, since behind a
-pooler in transaction mode they do not. There, too, prepared statements vanish between transactions: the driver notices
-the error, stops caching them and runs each statement in a transaction.
+Wake-ups arrive by LISTEN/NOTIFY on a connection of their own. A probe checks that they arrive, because a pooler in
+transaction mode drops them. Behind such a pooler, prepared statements also vanish between transactions: the driver
+detects the error, stops caching statements, and runs each call in a transaction.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ CHANNEL: Final = "headway"
 TOPICS_MAX: Final = 100
 
 _UNAVAILABLE: Final = ("08", "40", "57", "53", "25006", "25P03", "55P03", "58", "XX000")
-_READ_ONLY: Final = "25006"  # The mark of a primary that is none any more.
+_READ_ONLY: Final = "25006"  # The server is no longer the primary.
 _DEADLOCK: Final = ("40001", "40P01")
-_STATEMENT_GONE: Final = ("26000", "42P05")  # The marks of a pooler in transaction mode.
-_PLAN_STALE: Final = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)  # Somebody migrated.
+_STATEMENT_GONE: Final = ("26000", "42P05")  # A pooler in transaction mode.
+_PLAN_STALE: Final = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)  # The schema was migrated.
 
 
 def translate(error: BaseException) -> StoreError | None:
-    """Say in our words what the driver said; None for what is not the database's."""
+    """Translate an error of asyncpg into one of Headway; return None for errors of other origin."""
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
         text = f"PostgreSQL: {error}"
@@ -65,21 +65,21 @@ def translate(error: BaseException) -> StoreError | None:
     if isinstance(error, TimeoutError):
         return StoreUnavailable("PostgreSQL did not answer in time")
     if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
-        return StoreError(f"PostgreSQL: {error}")  # An argument that cannot be sent; it will not get better.
+        return StoreError(f"PostgreSQL: {error}")  # An argument that cannot be encoded; a retry would not help.
     if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
         return StoreUnavailable(f"PostgreSQL: {str(error) or type(error).__name__}")
     return None
 
 
 def _keeps_connection(error: BaseException) -> bool:
-    """Say whether the connection is still good after this error: only after an ordinary answer of the server."""
+    """Return whether the connection is usable after this error: only after a regular error of the server."""
     return isinstance(error, asyncpg.PostgresError) and isinstance(
         translate(error), ConstraintViolated | SchemaMismatch
     )
 
 
 class PostgresDriver:
-    """Runs transactions on a bounded number of connections of one event loop."""
+    """Run transactions on a bounded pool of connections, in one event loop."""
 
     dialect_name = "postgresql"
 
@@ -90,7 +90,7 @@ class PostgresDriver:
             name: (positional(statement, lambda index: f"${index}"), statement.parameters)
             for name, statement in catalogue(POSTGRES).items()
         }
-        self._tellers = frozenset(name for name, (text, _) in self._texts.items() if text.endswith(" as woke"))
+        self._notifying = frozenset(name for name, (text, _) in self._texts.items() if text.endswith(" as woke"))
         self._free: list[asyncpg.Connection] = []
         self._slots = asyncio.Semaphore(pool_size)
         self._behind_pooler = False
@@ -103,7 +103,7 @@ class PostgresDriver:
         self._prober: asyncpg.Connection | None = None
 
     async def run(self, begin: Begin[T]) -> T:
-        """Run a transaction; again from its beginning when the database broke a deadlock by ending it."""
+        """Run a transaction; retry it from its beginning after a deadlock."""
         for _ in range(DEADLOCK_TRIES_MAX - 1):
             try:
                 return await self._run_once(begin)
@@ -112,7 +112,7 @@ class PostgresDriver:
         return await self._run_once(begin)
 
     async def fetch(self, statement: StatementCall) -> Rows:
-        """Run one call, committed by itself."""
+        """Run one call in its own transaction."""
         if self._behind_pooler:
             return await self.run(lambda: one(statement))
         try:
@@ -120,17 +120,17 @@ class PostgresDriver:
                 topics: set[str] = set()
                 rows = await self._execute(connection, topics, statement)
                 if topics:
-                    await self._tell(connection, topics)
+                    await self._notify(connection, topics)
                 return rows
         except _Again:
             return await self.run(lambda: one(statement))
 
     async def peek(self, statement: StatementCall) -> Rows:
-        """Run one call: here everything goes over the same wire."""
+        """Run one call; on PostgreSQL this is the same as `fetch`."""
         return await self.fetch(statement)
 
     async def probe(self, begin: Begin[T], within_s: float) -> T:
-        """Run a small transaction on a connection that nobody else uses. The server gives it up, too, after so long."""
+        """Run a small transaction on a connection of its own. The server enforces the timeout as well."""
         try:
             async with asyncio.timeout(within_s), self._probing:
                 if self._prober is None or self._prober.is_closed():
@@ -138,7 +138,7 @@ class PostgresDriver:
                 connection = self._prober
                 try:
                     return await self._transact(connection, begin, statement_s=within_s)
-                except BaseException:  # Whatever it is, the connection is not used again.
+                except BaseException:  # Never reuse the connection after an error.
                     self._discard(connection)
                     raise
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
@@ -150,19 +150,19 @@ class PostgresDriver:
         async with self._connection() as connection:
             async with asyncio.timeout(10 * STATEMENT_S_MAX):
                 async with connection.transaction():
-                    # Not prepared: behind a pooler that would fail.
+                    # Unprepared, because prepared statements fail behind a pooler.
                     await connection.execute(f"select pg_advisory_xact_lock({crc32(lock.encode())})")
                     for text in statements:
                         await connection.execute(text)
 
     async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> "PostgresWatch":
-        """Listen, and probe whether anything arrives. What is told was wanted, so there is nothing to be saved."""
+        """Listen, and probe whether notifications arrive. `quiet_s` is not needed: every notification is relevant."""
         watch = PostgresWatch(self, hear, self._node)
         await watch.check()
         return watch
 
     async def close(self) -> None:
-        """Close every connection that is not in use; those in use are closed when they come back."""
+        """Close idle connections; connections in use are closed when they are returned."""
         self._closed = True
         for connection in (*self._free, *([] if self._prober is None else [self._prober])):
             self._discard(connection)
@@ -170,7 +170,7 @@ class PostgresDriver:
         if self._scouting is not None:
             await cancel_until_done(self._scouting)
         if self._closing:
-            await asyncio.wait(self._closing)  # Each of them is bounded.
+            await asyncio.wait(self._closing)  # Each has a timeout.
 
     async def connect(self) -> asyncpg.Connection:
         """Open a connection; one of several hosts must be the primary."""
@@ -201,16 +201,16 @@ class PostgresDriver:
         return result
 
     async def _execute(self, connection: asyncpg.Connection, topics: set[str], statement: StatementCall) -> Rows:
-        """Run one call; add what others should hear of when it is committed."""
+        """Run one call; add the topics to notify after the commit."""
         text, order = self._texts[statement.statement]
         arguments = [statement.parameters[name] for name in order]
         rows: Rows = await connection.fetch(text, *arguments, timeout=STATEMENT_S_MAX)
-        if statement.statement in self._tellers:
+        if statement.statement in self._notifying:
             topics.update(row["woke"] for row in rows if row["woke"] is not None)
         return rows
 
-    async def _tell(self, connection: asyncpg.Connection, topics: Collection[str]) -> None:
-        """Tell others of what was committed. If that fails, they find out by themselves, a moment later."""
+    async def _notify(self, connection: asyncpg.Connection, topics: Collection[str]) -> None:
+        """Notify other processes of a commit. If that fails, they find out by polling."""
         try:
             await connection.execute(_wake(topics), timeout=STATEMENT_S_MAX)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
@@ -226,7 +226,7 @@ class PostgresDriver:
             suspicion = loop.call_later(SUSPECT_S, self._suspect)
             try:
                 yield connection
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the connection is looked at, then it goes on
+            except BaseException as error:  # noqa: BLE001 - it is raised again after the connection was dealt with
                 self._give_back(connection, _keeps_connection(error) or _is_callers(error))
                 self._rethrow(error)
             else:
@@ -238,7 +238,7 @@ class PostgresDriver:
             self._slots.release()
 
     async def _take_slot(self) -> None:
-        if not self._slots.locked():  # The usual case; a timer for nothing would cost as much as the rest of the call.
+        if not self._slots.locked():  # The usual case; a timer would cost as much as the rest of the call.
             await self._slots.acquire()
             return
         try:
@@ -248,10 +248,10 @@ class PostgresDriver:
             raise StoreUnavailable("all connections to PostgreSQL are in use") from None
 
     async def _known_good(self) -> asyncpg.Connection | None:
-        """Take a connection that waits for use, and ask it now and then whether its server still takes writes."""
+        """Take an idle connection; check now and then that its server still accepts writes."""
         while self._free:
             connection = self._free.pop()
-            if connection.is_closed():  # The server may have ended it while nobody used it.
+            if connection.is_closed():  # The server may have closed it while it was idle.
                 continue
             if self._behind_pooler or not self._primary.is_due(connection):
                 return connection
@@ -265,7 +265,7 @@ class PostgresDriver:
                     self._discard(connection)
             if is_right:
                 return connection
-            self._leave_free()  # The others lead to the same server.
+            self._leave_free()  # The others are connected to the same server.
         return None
 
     def _leave_free(self) -> None:
@@ -279,9 +279,9 @@ class PostgresDriver:
             self._discard(connection)
 
     def _discard(self, connection: asyncpg.Connection) -> None:
-        """Close a connection in the background, so that the server hears that nobody waits for its statement.
+        """Close a connection in the background and cancel its statement on the server.
 
-        To hang up is not enough: a backend that waits for a lock does not look whether its client is still there.
+        Closing the socket is not enough: a backend that waits for a lock does not notice that its client is gone.
         """
         if self._prober is connection:
             self._prober = None
@@ -300,7 +300,7 @@ class PostgresDriver:
         task.add_done_callback(self._closing.discard)
 
     def _suspect(self) -> None:
-        """A statement takes long: perhaps its server is gone, or is no primary any more. Look until it has ended."""
+        """Look for a new primary while a statement takes long: its server may be gone or demoted."""
         loop = asyncio.get_running_loop()
         if not self._behind_pooler and any(loop.time() - since >= SUSPECT_S for since in self._used_since.values()):
             self._scout()
@@ -310,7 +310,7 @@ class PostgresDriver:
             self._scouting = asyncio.get_running_loop().create_task(self._look_for_primary())
 
     async def _look_for_primary(self) -> None:
-        """Look for a server that was promoted, and hang up on the others: whoever waits for them hears it at once."""
+        """Look for a promoted server and close the connections to others, so that their callers fail at once."""
         for connection in await self._primary.scout():
             connection.terminate()
         asyncio.get_running_loop().call_later(SUSPECT_S, self._suspect)
@@ -319,7 +319,7 @@ class PostgresDriver:
         state = getattr(error, "sqlstate", None) or ""
         self._behind_pooler = self._behind_pooler or state in _STATEMENT_GONE
         if state in (*_STATEMENT_GONE, _READ_ONLY):
-            self._leave_free()  # These believe in their prepared statements, or would read what is no longer true.
+            self._leave_free()  # They rely on prepared statements, or would read stale data.
         if state in (*_STATEMENT_GONE, *_DEADLOCK) or isinstance(error, _PLAN_STALE):
             raise _Again(f"PostgreSQL: {error}") from error
         translated = translate(error)
@@ -329,32 +329,32 @@ class PostgresDriver:
 
 
 class _Again(StoreUnavailable):
-    """The transaction was ended through no fault of its own; run it once more."""
+    """The transaction was aborted by the server and can be retried."""
 
 
 def _begin(statement_s: float = STATEMENT_S_MAX) -> str:
-    """Begin a transaction that the server itself ends when this process is frozen, or gone without a word.
+    """Begin a transaction that the server aborts when this process freezes or disappears.
 
-    Otherwise its locks would outlive its leases, and nobody could take over.
+    Otherwise its locks would outlive its leases, and no other process could take over.
     """
     idle = f"set local idle_in_transaction_session_timeout = {round(IDLE_S_MAX * 1_000)}"
     return f"begin; {idle}; set local statement_timeout = {round(statement_s * 1_000)}"
 
 
 def _wake(topics: Collection[str]) -> str:
-    """Tell others, as one statement without parameters, so that it can follow a commit on the same way."""
-    told = sorted(topics) if len(topics) <= TOPICS_MAX else ["anything"]
-    escaped = (topic.replace("\\", "\\\\").replace("'", "''") for topic in told)
+    """Build one NOTIFY statement without parameters, so that it can be sent together with the commit."""
+    sent = sorted(topics) if len(topics) <= TOPICS_MAX else ["anything"]
+    escaped = (topic.replace("\\", "\\\\").replace("'", "''") for topic in sent)
     return "select " + ", ".join(f"pg_notify('{CHANNEL}', E'{topic}')" for topic in escaped)
 
 
 def _is_callers(error: BaseException) -> bool:
-    """Say whether the error came from the transaction's own logic, after which a rollback has been sent."""
+    """Return whether the error came from the transaction's own code; it was rolled back then."""
     return isinstance(error, Exception) and translate(error) is None
 
 
 class PostgresWatch:
-    """Hears NOTIFY on a connection of its own, and knows whether it does."""
+    """Listen for NOTIFY on a connection of its own, and detect when notifications do not arrive."""
 
     def __init__(self, driver: PostgresDriver, hear: Callable[[str], None], node: str) -> None:
         self.mode = "poll"
@@ -366,7 +366,7 @@ class PostgresWatch:
         self._probe: tuple[str, asyncio.Event] = ("", asyncio.Event())
 
     async def check(self) -> None:
-        """Send a notification to ourselves; what does not come back within two seconds does not arrive."""
+        """Send a notification to ourselves; if it does not arrive within two seconds, fall back to polling."""
         reason = "notifications arrive"
         try:
             arrived = await self._round_trip()

@@ -1,9 +1,9 @@
-"""Finds the primary among PostgreSQL servers, and tells whether a connection still leads to it.
+"""Find the primary among PostgreSQL servers, and check whether a connection still leads to it.
 
-After a fail-over the old primary may be gone without a word, may have become read-only, or may still believe that it is
-the primary while none of its commits is confirmed any more. What tells them apart is the *timeline*, a number that
-grows with each promotion: of all servers that take writes, the one with the highest is right. Behind one address (a
-virtual IP, a DNS name) a server that was started later is right, too.
+After a failover the old primary may be unreachable, may be read-only, or may still accept writes although no standby
+confirms its commits. The *timeline*, a number that grows with each promotion, tells them apart: of all servers that
+accept writes, the one with the highest timeline is the primary. Behind one address (a virtual IP, a DNS name), a server
+that was started later is the primary too.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from headway.core.settings import mask_url
 
 CONNECT_S_MAX: Final = 5.0
 IDENTIFY_S_MAX: Final = 1.5
-SCOUT_S_MAX: Final = 1.5  # So long the others are waited for when one server has said that it takes writes.
-SUSPECT_S: Final = 1.5  # A statement that takes longer may be waiting for a server that is no primary any more.
-CHECK_EVERY_S: Final = 1.5  # So long a connection is believed to lead to a server that takes writes.
-SCOUT_EVERY_S: Final = 2.0  # So often the other servers are looked at while all is well.
+SCOUT_S_MAX: Final = 1.5  # How long to wait for the others after one server accepts writes.
+SUSPECT_S: Final = 1.5  # A statement that takes longer may wait for a server that is no longer primary.
+CHECK_EVERY_S: Final = 1.5  # A connection is checked again after this time.
+SCOUT_EVERY_S: Final = 2.0  # How often to check the other servers while all is well.
 SPARE_S: Final = 0.1
-FORGET_AFTER_S: Final = 30.0  # So long none but the server that was promoted last is taken for the primary.
+FORGET_AFTER_S: Final = 30.0  # How long only the server promoted last is accepted as primary.
 
-# A standby has no timeline of its own, and must not be asked for one.
+# A standby has no timeline of its own, and the function that reads it would fail.
 _IDENTITY: Final = """\
 select pg_is_in_recovery() or current_setting('transaction_read_only') = 'on' as is_read_only,
   cast(date_part('epoch', pg_postmaster_start_time()) * 1000000 as bigint) as started,
@@ -39,8 +39,8 @@ _MODEST_IDENTITY: Final = "select current_setting('transaction_read_only') = 'on
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """What a server says of itself; zeros where it does not say."""
+class ServerIdentity:
+    """Timeline and start of a server; zero where unknown."""
 
     timeline: int = 0
     started: int = 0
@@ -48,15 +48,15 @@ class Server:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who was promoted, or else started, later has the higher one."""
+        """A server that was promoted, or else started, later ranks higher."""
         return self.timeline, self.started
 
 
-UNKNOWN: Final = Server()
+UNKNOWN: Final = ServerIdentity()
 
 
 def hosts_of(url: str) -> list[tuple[str, int | None]]:
-    """Return the hosts that an address names, each with its port; none where the address makes no sense."""
+    """Return the hosts of a URL, each with its port; none if the URL is malformed."""
     try:
         named = urlsplit(url).netloc.rpartition("@")[2]
     except ValueError:
@@ -74,32 +74,32 @@ def _host_of(part: str) -> tuple[str, int | None]:
 
 
 class Primary:
-    """Opens connections to the primary, and knows which of them no longer lead to it."""
+    """Open connections to the primary, and detect those that no longer lead to it."""
 
     def __init__(self, url: str, options: Callable[[], dict[str, Any]]) -> None:
         self._url = url
         self._options = options
         hosts = hosts_of(url)
-        self._hosts = hosts if len(hosts) > 1 else []  # With one there is no choice, and the library knows it.
+        self._hosts = hosts if len(hosts) > 1 else []  # With one host, asyncpg connects by the URL itself.
         self._found: tuple[str, int | None] | None = None
-        self._best = UNKNOWN  # The one that was promoted, or started, last.
-        self._servers: WeakKeyDictionary[asyncpg.Connection, Server] = WeakKeyDictionary()
+        self._best = UNKNOWN  # The server that was promoted, or started, last.
+        self._servers: WeakKeyDictionary[asyncpg.Connection, ServerIdentity] = WeakKeyDictionary()
         self._checked_at: WeakKeyDictionary[asyncpg.Connection, float] = WeakKeyDictionary()
         self._best_heard_at = float("-inf")
         self._scouted_at = float("-inf")
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether the address names several servers."""
+        """Whether the URL names several servers."""
         return bool(self._hosts)
 
     async def connect(self) -> asyncpg.Connection:
-        """Open a connection to the server that takes writes; where only one can be meant, to that."""
+        """Open a connection to the primary; with a single host, to that host."""
         if not self._hosts:
             return await self._open(None, CONNECT_S_MAX)
         if self._found is not None:
             with contextlib.suppress(StoreUnavailable):
-                connection = await self._open(self._found, SCOUT_S_MAX)  # If it is gone, others are asked soon.
+                connection = await self._open(self._found, SCOUT_S_MAX)  # Else try the others soon.
                 if self._is_right(connection):
                     return connection
                 connection.terminate()
@@ -107,11 +107,11 @@ class Primary:
         return await self._search(CONNECT_S_MAX)
 
     def is_due(self, connection: asyncpg.Connection) -> bool:
-        """Say whether a connection should be checked before it is used."""
+        """Return whether a connection should be checked before it is used."""
         return _now() - self._checked_at.get(connection, 0.0) >= CHECK_EVERY_S
 
     async def check(self, connection: asyncpg.Connection) -> bool:
-        """Say whether a connection still leads to a server that takes writes, the last one that was promoted."""
+        """Return whether a connection still leads to the primary."""
         try:
             await self._identify(connection, IDENTIFY_S_MAX)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
@@ -120,11 +120,11 @@ class Primary:
         return self._is_right(connection)
 
     def wants_scouting(self) -> bool:
-        """Say whether it is time to look at the other servers."""
+        """Return whether it is time to check the other servers."""
         return self.is_one_of_several and _now() - self._scouted_at >= SCOUT_EVERY_S
 
     async def scout(self) -> list[asyncpg.Connection]:
-        """Look whether another server has become the primary; return the connections that do not lead to it."""
+        """Check whether another server became the primary; return the connections that do not lead to it."""
         self._scouted_at = _now()
         try:
             async with asyncio.timeout(SCOUT_S_MAX + SPARE_S):
@@ -137,7 +137,7 @@ class Primary:
             connection.terminate()
 
     def _is_right(self, connection: asyncpg.Connection) -> bool:
-        """Whether a connection leads to a server that takes writes, and none was promoted after it."""
+        """Return whether the server accepts writes and none was promoted after it."""
         return self._is_current(connection) and not self._servers.get(connection, UNKNOWN).is_read_only
 
     def _is_current(self, connection: asyncpg.Connection) -> bool:
@@ -149,9 +149,9 @@ class Primary:
         return server.rank >= best.rank
 
     async def _search(self, within_s: float) -> asyncpg.Connection:
-        """Ask all servers at once, and take the one that takes writes and was promoted last."""
+        """Connect to all servers concurrently; keep the one that accepts writes and was promoted last."""
         if _now() - self._best_heard_at > FORGET_AFTER_S:
-            self._best = UNKNOWN  # It will not come back: others were put in its place, with a history of their own.
+            self._best = UNKNOWN  # It is replaced by servers with another history.
         tries = {asyncio.create_task(self._open(host, within_s)): host for host in self._hosts}
         try:
             await self._hear(set(tries), within_s)
@@ -173,7 +173,7 @@ class Primary:
                     task.result().terminate()
 
     async def _hear(self, waiting: set["asyncio.Task[asyncpg.Connection]"], within_s: float) -> None:
-        """Wait until all have answered; once one is right, only a moment longer."""
+        """Wait for all answers, or only a moment longer once one server accepts writes."""
         ends = _now() + within_s
         while waiting and (rest_s := ends - _now()) > 0:
             done, waiting = await asyncio.wait(waiting, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
@@ -198,22 +198,22 @@ class Primary:
         return connection
 
     async def _identify(self, connection: asyncpg.Connection, within_s: float, *, is_new: bool = False) -> None:
-        """Ask a server who it is. One that answers only half of it, or through a pooler, is taken as it is."""
+        """Read the identity of a server; behind a pooler, or without the rights, only a part of it."""
         server = UNKNOWN
         try:
             row = await connection.fetchrow(_IDENTITY, timeout=within_s)
-            server = Server(row["timeline"], row["started"], row["is_read_only"])
+            server = ServerIdentity(row["timeline"], row["started"], row["is_read_only"])
         except asyncpg.PostgresError as error:
             if (error.sqlstate or "")[:2] in ("08", "57"):
                 raise
             with contextlib.suppress(asyncpg.PostgresError):
                 row = await connection.fetchrow(_MODEST_IDENTITY, timeout=within_s)
-                server = Server(is_read_only=row["is_read_only"])
+                server = ServerIdentity(is_read_only=row["is_read_only"])
         self._servers[connection] = server
         self._checked_at[connection] = _now()
         if server.is_read_only:
             return
-        # Behind one address whoever answers a new connection is right, also one that begins to count anew.
+        # Behind one address, the server of a new connection is the primary, even with a lower timeline.
         if (is_new and not self._hosts) or server.rank >= self._best.rank:
             self._best, self._best_heard_at = server, _now()
 
@@ -227,7 +227,7 @@ def _is_open(task: "asyncio.Task[asyncpg.Connection]") -> bool:
 
 
 def _reasons(tries: "dict[asyncio.Task[asyncpg.Connection], tuple[str, int | None]]") -> str:
-    """Say of each server what is wrong with it."""
+    """Describe why each server cannot be used."""
     said = []
     for task, (host, _) in tries.items():
         if _is_open(task):
@@ -239,16 +239,16 @@ def _reasons(tries: "dict[asyncio.Task[asyncpg.Connection], tuple[str, int | Non
 
 @contextlib.asynccontextmanager
 async def _translated(within_s: float, url: str, *, is_alone: bool) -> AsyncIterator[None]:
-    """Say in our words why a connection cannot be had."""
+    """Translate errors of connecting into those of Headway."""
     try:
-        async with asyncio.timeout(within_s + SPARE_S):  # The library has its own limit, but not in all it does.
+        async with asyncio.timeout(within_s + SPARE_S):  # The timeout of asyncpg does not cover all it does.
             yield
     except (ValueError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         raise _cannot_connect(error, url, is_alone=is_alone) from None
 
 
 def _cannot_connect(error: Exception, url: str, *, is_alone: bool) -> StoreError:
-    """Make an error of what keeps us from connecting: to which address, why and the cure, without a password in it.
+    """Return an error with the address, the reason and the cure, but without the password.
 
     Of one of several servers only the reason is said; the caller tells of all of them.
     """
@@ -257,7 +257,7 @@ def _cannot_connect(error: Exception, url: str, *, is_alone: bool) -> StoreError
         return StoreError(f"the PostgreSQL address cannot be used: {missing} cannot be read")
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
         return StoreError(f"the PostgreSQL address cannot be used: {reason}")
-    if isinstance(error, ValueError):  # Its text may quote a part of the password, when that has a / or @ in it.
+    if isinstance(error, ValueError):  # Its text may quote a part of a password that has a / or @ in it.
         return StoreError(
             "the PostgreSQL address cannot be used; it must look like postgresql://user:password@host:5432/database,"
             " special characters of the password percent-encoded"
@@ -268,12 +268,12 @@ def _cannot_connect(error: Exception, url: str, *, is_alone: bool) -> StoreError
 
 
 def _place(url: str) -> str:
-    """Name hosts and database of an address, and nothing else: a log is no place for addresses with their users."""
+    """Return hosts and database of a URL, without user and password, for logs."""
     return mask_url(url).partition("://")[2].removeprefix("***@").partition("?")[0]
 
 
 def _cure(error: Exception) -> str:
-    if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):  # A wrong password is one of these.
+    if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):  # For instance a wrong password.
         return "; check the user and the password in HEADWAY_STORE"
     if isinstance(error, asyncpg.InvalidCatalogNameError):
         return "; create the database, or name another one in HEADWAY_STORE"
@@ -281,7 +281,7 @@ def _cure(error: Exception) -> str:
 
 
 def _unreadable_file(url: str) -> str | None:
-    """Return which of the files for TLS that an address names cannot be read."""
+    """Return the TLS file of a URL that cannot be read."""
     named = parse_qs(urlsplit(url).query)
     files = [(name, named[name][-1]) for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl") if name in named]
     return next((f"{name} {file}" for name, file in files if not os.access(file, os.R_OK)), None)

@@ -30,22 +30,22 @@ from headway.store.transaction import Driver, Row, Rows, Transaction, as_json, c
 from headway.store.webhooks import ensure_callbacks
 
 ENQUEUE_MAX: Final = 10_000
-ENQUEUE_STEP: Final = 1_000  # Rows in one statement; a larger one does not fit into the memory that databases give it.
-EARLIER_STEP: Final = 100  # Jobs that have the keys of new ones, read at once: whole, to be compared.
-ERASED: Final = "erased"  # The reason of a job of which only its times and its end are left.
+ENQUEUE_STEP: Final = 1_000  # Rows per statement; databases limit its memory.
+EARLIER_STEP: Final = 100  # Earlier jobs read at once, with their arguments, to compare.
+ERASED: Final = "erased"  # The reason of a job whose content was erased.
 _BYPASS_ROUNDS_MAX: Final = 10_000
 
 
 def insert(rows: Sequence[JobRow]) -> Transaction[Rows]:
-    """Insert jobs as they are; those with a callback_url have what tells their end."""
+    """Insert jobs, and the callback endpoints that they need."""
     yield from ensure_callbacks({row.tenant for row in rows if row.callback is not None})
     return (yield call("enqueue", jobs=as_json(rows)))
 
 
 def enqueue(jobs: Sequence[NewJob], largest: int = ANY_SIZE) -> Transaction[list[EnqueuedRow]]:
-    """Insert jobs, all or none. A key that exists with the same task and arguments gives the job that has it.
+    """Insert jobs, all or none. For a key that was used with the same task and arguments, return the earlier job.
 
-    Of such a job, a result of more bytes than `largest` is left out.
+    A result of an earlier job is left out if it has more than `largest` bytes.
     """
     if len(jobs) > ENQUEUE_MAX:
         raise InvalidTask(
@@ -86,14 +86,14 @@ def _compare_earlier(
                 f"{which}key {job.key!r} was used for {row['id']} with other arguments;"
                 " use another key, or the same arguments"
             )
-        same = msgspec.structs.replace(read_job(row), args=job.args)  # As they are equal, one of them is enough.
+        same = msgspec.structs.replace(read_job(row), args=job.args)  # They are equal; keep one of them in memory.
         if same.result is not None and len(same.result) > largest:
             same = msgspec.structs.replace(same, result=None, omitted=("result",))
         found[job.id] = EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], False, same)
 
 
 def end(job_ids: Sequence[str], schedules: Iterable[str | None]) -> Transaction[None]:
-    """Move what waited for these ended jobs: the next in line, and schedules with a fixed delay."""
+    """Release what waited for these ended jobs: the next job of the schedule, and fixed-delay schedules."""
     names = sorted({name for name in schedules if name})
     if names:
         yield call("promote_successors", ids=as_json(job_ids))
@@ -103,17 +103,17 @@ def end(job_ids: Sequence[str], schedules: Iterable[str | None]) -> Transaction[
 def cancel(
     job_ids: Sequence[str], reason: str, *, moves_on: bool = True, stops_running: bool = True
 ) -> Transaction[tuple[list[str], list[str]]]:
-    """End jobs that are not running and, unless they shall be left alone, ask running ones to stop; return both lists.
+    """Cancel jobs that are not running and, with `stops_running`, ask running ones to stop; return both lists.
 
-    What waited for them moves on, unless the caller puts something in their place.
+    With `moves_on`, release what waited for them; a caller that replaces them passes False.
     """
     ids = as_json(sorted(job_ids))
-    yield call("lock_jobs", ids=ids)  # Else a worker could hand one back after it was looked at as not running.
+    yield call("lock_jobs", ids=ids)  # Else a worker could hand a job back between the two statements.
     ended = yield call("cancel", ids=ids, reason=reason)
     asked = (yield call("request_cancel", ids=ids, reason=reason)) if stops_running else []
     if ended and moves_on:
         gone = [row["id"] for row in ended]
-        for _ in range(_BYPASS_ROUNDS_MAX):  # Ends after as many rounds as cancelled jobs stood in one line.
+        for _ in range(_BYPASS_ROUNDS_MAX):  # One round for each cancelled job in a line.
             if not (yield call("bypass", ids=as_json(gone))):
                 break
         freed = [*gone, *(row["blocked_by"] for row in ended if row["blocked_by"])]
@@ -126,18 +126,18 @@ def cancel(
 def cancel_in_line(
     job_ids: Sequence[str], reason: str, *, stops_running: bool = True
 ) -> Transaction[tuple[list[str], list[str]]]:
-    """Cancel jobs while nobody else changes the lines that they stand in."""
+    """Lock the lines of waiting jobs, then cancel jobs in them."""
     yield call("lock_lines", ids=as_json(sorted(job_ids)))
     return (yield from cancel(job_ids, reason, stops_running=stops_running))
 
 
 def cancel_words(author: str, reason: str) -> str:
-    """Say why a job ends that somebody cancels."""
+    """Return the reason of a cancelled job."""
     return storable(f"cancelled by {author}" + (f": {reason}" if reason else ""), REASON_LENGTH_MAX)
 
 
 def record_events(events: Sequence[tuple[str, str, dict[str, Any]]]) -> Transaction[None]:
-    """Keep a trace of what happened to jobs: each by its id, its name and what there is to say."""
+    """Record events of jobs: job id, event and data."""
     if events:
         rows = [
             {"job_id": job_id, "schedule": None, "event": event, "data": msgspec.json.encode(data).decode()}
@@ -147,7 +147,7 @@ def record_events(events: Sequence[tuple[str, str, dict[str, Any]]]) -> Transact
 
 
 def review(job_ids: Sequence[str], event: str, author: str) -> Transaction[list[str]]:
-    """Take dead letters off the list; return those that were on it."""
+    """Remove jobs from the dead-letter queue; return those that were in it."""
     if not job_ids:
         return []
     rows = yield call("review", ids=as_json(sorted(job_ids)))
@@ -159,7 +159,7 @@ def review(job_ids: Sequence[str], event: str, author: str) -> Transaction[list[
 def repeated(
     row: Row, new_id: str, *, exclusive: bool, blocked_by: str | None = None, args: str | None = None
 ) -> NewJob:
-    """Make the job that repeats another one, perhaps with other arguments."""
+    """Return a rerun of a job, optionally with other arguments."""
     options = read_options(row["options"])
     return NewJob(
         id=new_id,
@@ -169,7 +169,7 @@ def repeated(
         queue=row["queue"],
         priority=row["priority"],
         max_attempts=row["max_attempts"],
-        backoff=options.patience(),
+        backoff=options.retry_backoff(),
         timeout=options.timeout,
         tags=read_tags(row["tags"]),
         schedule=row["schedule"],
@@ -186,7 +186,7 @@ def repeated(
 def _retry(
     job_id: str, author: str, clock: Clock, *, only_dead: bool = False, args: str | None = None
 ) -> Transaction[str]:
-    """Make a new job of an ended one. Of a schedule that runs one at a time it waits for whoever is live."""
+    """Rerun an ended job as a new one. If its schedule runs one job at a time, it waits for the live job."""
     yield call("lock_lines", ids=as_json([job_id]))
     rows = yield call("job", id=job_id)
     if not rows:
@@ -214,7 +214,7 @@ def _retry(
 
 
 def _is_exclusive(job: Job) -> Transaction[bool]:
-    """Say whether the job's schedule, as it is by now, wants one job at a time."""
+    """Return whether the current definition of the job's schedule allows one job at a time."""
     rows = (yield call("definitions", names=as_json([job.schedule]))) if job.schedule is not None else []
     if not rows:
         return job.exclusive
@@ -225,7 +225,7 @@ def _is_exclusive(job: Job) -> Transaction[bool]:
 
 
 def last_in_line(rows: Sequence[Row]) -> str | None:
-    """Return of the live jobs of one schedule the one that nobody waits for."""
+    """Return the last live job in the line of a schedule: the one that no other waits for."""
     waiting = [row["id"] for row in rows if row["status"] == Status.BLOCKED]
     others = {row["blocked_by"] for row in rows}
     last = [job_id for job_id in waiting if job_id not in others] or [row["id"] for row in rows]
@@ -241,15 +241,15 @@ class StoreQueue:
         self._jobs = StoreJobs(driver)
 
     async def enqueue(self, jobs: Sequence[NewJob], *, largest: int = ANY_SIZE) -> list[EnqueuedRow]:
-        """Insert jobs, all or none; durable when it returns. Large results of earlier jobs can be left out."""
-        # Nothing to compare afterwards and nobody to call back: one statement, one round trip.
+        """Insert jobs, all or none; they are durable when this returns. Leave out large results of earlier jobs."""
+        # Without key and callback: one statement, one round trip.
         if len(jobs) == 1 and jobs[0].key is None and jobs[0].callback is None:
             rows = await self._driver.fetch(call("enqueue", jobs=as_json([job_row(jobs[0])])))
             return [EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows]
         return await self._driver.run(lambda: enqueue(jobs, largest)) if jobs else []
 
     async def cancel(self, job_id: str, *, author: str, reason: str = "") -> Job:
-        """End a job that is not running, or ask a running one to stop; return it as it is then."""
+        """Cancel a job that is not running, or ask a running one to stop; return the updated job."""
         text, found = cancel_words(author, reason), await self._jobs.get(job_id)
         ended, asked = await self._driver.run(lambda: cancel_in_line([found.id], text))
         job = await self._jobs.get(found.id)
@@ -258,30 +258,30 @@ class StoreQueue:
         return job
 
     async def retry(self, job_id: str, *, author: str, only_dead: bool = False, args: str | None = None) -> Job:
-        """Run a job that has ended once more, as a new job linked to it; let a parked one be looked at again.
+        """Rerun an ended job as a new job linked to it, or unpark a parked one; return that job.
 
-        With `only_dead` only if it is still a dead letter, so that two who see one do not both run it. With `args`,
-        which is JSON, the new job has other arguments.
+        With `only_dead`, fail unless it is still a dead letter, so that two operators do not both rerun it. With
+        `args` (JSON), the new job has other arguments.
         """
         found = await self._jobs.get(job_id)
         new_id = await self._driver.run(lambda: _retry(found.id, author, self._clock, only_dead=only_dead, args=args))
         return await self._jobs.get(new_id)
 
     async def drop_dead(self, job_ids: Sequence[str], *, author: str) -> list[str]:
-        """Take dead letters off the list; return those that were on it."""
+        """Remove jobs from the dead-letter queue; return those that were in it."""
         return await self._driver.run(lambda: review(job_ids, "dropped", author))
 
     async def pause(self, queue: str, *, author: str, reason: str = "") -> bool:
-        """Take nothing more from a queue; False when it was paused already."""
+        """Pause a queue; return False when it was paused already."""
         said = storable(reason, REASON_LENGTH_MAX)
         return bool(await self._driver.fetch(call("pause_queue", name=queue, author=author, reason=said)))
 
     async def resume(self, queue: str) -> bool:
-        """Take from a queue again; False when it was not paused."""
+        """Resume a queue; return False when it was not paused."""
         return bool(await self._driver.fetch(call("resume_queue", name=queue)))
 
     async def paused(self) -> dict[str, dict[str, Any]]:
-        """Return the paused queues: since when, by whom and why."""
+        """Return the paused queues: since when, by whom, and the reason."""
         columns = ("paused_at", "paused_by", "reason")
         rows = await self._driver.fetch(call("queues_paused"))
         return {row["name"]: {column: row[column] for column in columns} for row in rows}

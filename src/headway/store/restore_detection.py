@@ -1,13 +1,13 @@
-"""Notices that a database is older than what it has acknowledged, and does what has to be done then.
+"""Detect that a database was restored from a backup, and recover from it.
 
-A restored backup looks like any other database from inside. What tells it apart is what did not go back with it:
+A restored backup looks like any other database from inside. What was not restored with it tells it apart:
 
-    a living node       its last beat was acknowledged and is gone, or the row has an older one
-    PostgreSQL          says which server, database and table these are, and on which timeline; the rows name others
-    a SQLite file       has a small file beside it with the time of the last beat; the rows know an older one
+    a live node         its last heartbeat was acknowledged, but the row is gone or has an older one
+    PostgreSQL          identifies server, database, tables and timeline; the rows name others
+    a SQLite file       has a small file beside it with the time of the last heartbeat; the rows have an older one
 
-A promotion changes the timeline, too. A node that lives through one and misses nothing says so; where no node did, a
-person has to say it. `recover` raises all tokens above those that were ever given, and takes the marks of today.
+A promotion changes the timeline too. A node that ran before and after it, and misses nothing, confirms it; if no node
+ran, an operator has to. `recover` raises all tokens above every token that was ever issued, and stores new marks.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Marks = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """Why a database seems to be a restored one; `is_sure` unless a mere fail-over could be the reason."""
+    """A sign that a database was restored; not `is_sure` if a failover could explain it too."""
 
     words: str
     is_sure: bool = True
@@ -47,14 +47,14 @@ class Sign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What was done after a restore: the token up to which none is given again, and the jobs whose attempts went up."""
+    """The result of a recovery: the highest reserved token, and the number of jobs whose attempts were raised."""
 
     token: int
     jobs: int
 
 
 def signs(marks: Marks, present: Marks, outside: Instant | None) -> list[Sign]:
-    """Compare what the rows say of their origin with where they are, and with what is known outside."""
+    """Compare the stored marks with the present server and with the file beside the database."""
     found = []
     if LOST in marks:
         when = isoformat(marks[LOST] // 1_000_000 * 1_000_000)
@@ -87,19 +87,19 @@ def _raise_page(after: str) -> Transaction[tuple[str | None, int]]:
 
 
 class StoreOrigin:
-    """Keeps the marks, compares them, and takes new ones after a restore."""
+    """The marks of one store, which identify where its rows came from."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._timeline = 0  # The last one under which nothing was missing.
+        self._timeline = 0  # The last timeline on which nothing was missing.
 
     async def signs(self) -> list[Sign]:
-        """Say why this seems to be a restored backup; nothing when it does not."""
+        """Return the signs that this is a restored backup."""
         outside = await self._outside()  # First: it is never ahead of the marks, but both may move meanwhile.
         return signs(await self._marks(), await self._present(), outside)
 
     async def keep(self) -> None:
-        """Take marks where there are none, and move those that move; called by nodes that miss nothing of their own."""
+        """Store missing marks and update the moving ones; called by nodes that miss nothing."""
         outside = await self._outside()
         marks, present = await self._marks(), await self._present()
         if outside is not None and outside > marks.get(SEEN, outside):
@@ -111,7 +111,7 @@ class StoreOrigin:
         await self._remember()
 
     async def _witness(self, marked: int | None, timeline: int) -> None:
-        """Say that nothing is missing after a promotion, if we were there before it."""
+        """Confirm a promotion if this node ran before it."""
         if self._timeline and self._timeline == marked and marked < timeline:
             await self._driver.fetch(call("set_mark", name=TIMELINE, value=timeline))
             marked = timeline
@@ -119,12 +119,12 @@ class StoreOrigin:
             self._timeline = timeline
 
     async def note_lost(self) -> None:
-        """Keep that something acknowledged was lost, for people to see."""
+        """Record that acknowledged data was lost, so that `doctor` reports it."""
         self._timeline = 0
         await self._driver.fetch(call("move_mark", name=LOST))
 
     async def recover(self) -> Recovered:
-        """Give no token and no attempt again that was ever given, and take the marks of this database."""
+        """Raise tokens and attempts above all that were ever issued, and store the marks of this database."""
         token = (await self._driver.fetch(call("raise_tokens")))[0]["value"]
         raised, after = 0, ""
         while True:
@@ -141,13 +141,13 @@ class StoreOrigin:
         return {row["name"]: row["value"] for row in await self._driver.fetch(call("marks"))}
 
     async def _present(self) -> dict[str, int]:
-        """Return the marks of this server; none where it does not say."""
+        """Return the marks of this server; none where they cannot be read."""
         if self._driver.dialect_name == "sqlite":
             return {}
         try:
             row = (await self._driver.fetch(call("server_identity")))[0]
         except StoreError as error:
-            if type(error) is StoreError:  # It does not let us ask; then there is nothing to compare.
+            if type(error) is StoreError:  # No right to read them: there is nothing to compare.
                 return {}
             raise
         return {f"{PREFIX}{name}": row[name] for name in ("system", "database", "tables", "timeline") if row[name]}
@@ -183,7 +183,7 @@ def _read(file: str) -> Instant | None:
 
 
 def _write(file: str, value: Instant) -> None:
-    """Write at once or not at all; what keeps it from being written costs no more than the notice of a restore."""
+    """Write the file atomically; an error is ignored, since it only prevents the detection of a restore."""
     with suppress(OSError):
         number = os.open(f"{file}.new", os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, PRIVATE)
         try:
@@ -193,8 +193,8 @@ def _write(file: str, value: Instant) -> None:
         os.replace(f"{file}.new", file)
 
 
-class Memory:
-    """What a node remembers of its own beats, to notice when the store does not."""
+class HeartbeatMemory:
+    """The last acknowledged heartbeat of a node, to detect that the store lost it."""
 
     def __init__(self) -> None:
         self._node = ""
@@ -202,18 +202,18 @@ class Memory:
         self.seen: Instant = 0
 
     def seen_by(self, node: str) -> Instant:
-        """Return the last beat of this node that was acknowledged; 0 when it knows of none."""
+        """Return the last acknowledged heartbeat of this node, or 0."""
         return self.seen if node == self._node else 0
 
     def is_lost(self, node: str, started: Instant, now: Instant) -> bool:
-        """Say whether the row of this node was gone and had to be made anew; one that is a day old is cleared away."""
+        """Return whether the row of this node was lost; rows are pruned after a day, which does not count."""
         return node == self._node and started != self._started and now - self.seen < DAY // 2
 
     def note(self, node: str, started: Instant, now: Instant) -> None:
-        """Remember an acknowledged beat."""
+        """Remember an acknowledged heartbeat."""
         self._node, self._started, self.seen = node, started, now
 
     def forget(self, node: str) -> None:
-        """The node leaves."""
+        """Forget the heartbeat of a node that leaves."""
         if node == self._node:
             self.note("", 0, 0)

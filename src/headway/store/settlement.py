@@ -38,7 +38,7 @@ def _settle_completed(settlements: Sequence[Settlement]) -> Transaction[set[tupl
 
 
 class _CompletedRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A success as the row that the statement `settle_completed` unfolds; most have no result."""
+    """A success as a row of the statement `settle_completed`; most have no result."""
 
     job_id: str
     job_attempt: int
@@ -46,7 +46,7 @@ class _CompletedRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def completed(settlements: Sequence[Settlement]) -> StatementCall:
-    """Write successes: one statement, however many there are."""
+    """Settle successful attempts in one statement."""
     rows = [_CompletedRow(settlement.job_id, settlement.attempt, settlement.result) for settlement in settlements]
     return call("settle_completed", attempts=as_json(rows))
 
@@ -69,7 +69,7 @@ def _settle_others(settlements: Sequence[Settlement]) -> Transaction[set[tuple[s
 
 
 def count_failures(settlements: Sequence[Settlement]) -> Transaction[None]:
-    """Note for schedules how many of their jobs have failed in a row."""
+    """Update the consecutive failures of schedules."""
     failed: dict[str, int] = {}
     succeeded: set[str] = set()
     for settlement in settlements:
@@ -87,7 +87,7 @@ def count_failures(settlements: Sequence[Settlement]) -> Transaction[None]:
 
 
 def refuse(settlements: Sequence[Settlement]) -> Transaction[frozenset[str]]:
-    """Tell stale settlements from those whose first answer was lost on its way; leave a trace of the stale ones."""
+    """Return stale settlements and record them; a settlement that was committed before is not stale."""
     asked = [{"job_id": s.job_id, "attempt": s.attempt, "outcome": s.outcome} for s in settlements]
     rows = yield call("settled_already", attempts=as_json(asked))
     known = {(row["job_id"], row["attempt"]) for row in rows}

@@ -1,11 +1,11 @@
-"""SQLite: one connection on one thread per process, a whole transaction per hop.
+"""The driver for SQLite: one connection on one thread per process.
 
-A hop to the thread costs more than most statements, so the generator runs to its end over there, and what only looks at
-a few rows by their keys does not go there at all. Writers take the
-lock first (`begin immediate`), readers see the last commit (WAL). `synchronous=full` makes every acknowledged commit
-survive a power cut; `normal` is faster and may lose the last ones, never the consistency.
+A hop to the thread costs more than most statements, so a whole transaction runs there in one hop, and small reads by
+key (`peek`) run in the calling thread. Writers take the write lock first (`begin immediate`); readers see the last
+commit (WAL). `synchronous=full` makes every acknowledged commit survive a power failure; `normal` is faster and may
+lose the last commits, but stays consistent.
 
-In the simulation and in users' tests the same class runs inline, with no thread and a clock of its own.
+The simulation and users' tests run the same class inline, without a thread and with their own clock.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ from headway.store.transaction import Begin, ConstraintViolated, Rows, Statement
 STATEMENT_S_MAX: Final = 30.0
 BUSY_S_MAX: Final = 10.0
 WATCH_INTERVAL_S: Final = 0.05
-WATCH_QUIET_S: Final = 0.01  # Where one commit follows the other, so many are told as one.
+WATCH_QUIET_S: Final = 0.01  # Commits within this time are reported once.
 WATCH_SOON_S: Final = 0.001
-WATCH_SOON_S_MAX: Final = 0.01  # Growing by a quarter each time: for a commit that takes 40 ms to reach the disk.
+WATCH_SOON_S_MAX: Final = 0.01  # Reached in steps of a quarter, for a commit that takes 40 ms to reach the disk.
 WATCH_FALLBACK_S: Final = 0.5
 VERSION_MIN: Final = (3, 38, 0)
 
@@ -52,7 +52,7 @@ def path_of(url: str) -> str:
 
 
 def translate(error: sqlite3.Error) -> StoreError:
-    """Say in our words what the database said."""
+    """Translate an error of SQLite into one of Headway."""
     text = str(error)
     if isinstance(error, sqlite3.IntegrityError):
         return ConstraintViolated(text)
@@ -70,7 +70,7 @@ def translate(error: sqlite3.Error) -> StoreError:
 
 
 def _cannot_open(path: str, error: sqlite3.Error) -> HeadwayError:
-    """Name the file that cannot be opened, the reason and the cure; what waiting cannot cure is a wrong setting."""
+    """Return an error with the file, the reason and the cure; `InvalidConfig` where a retry cannot help."""
     told = translate(error)
     if path == ":memory:":
         return told
@@ -93,7 +93,7 @@ def _cannot_open(path: str, error: sqlite3.Error) -> HeadwayError:
 
 
 def _user() -> str:
-    """Name the user that this process runs as; not every one has a name."""
+    """Return the name of the user of this process, or the number if it has no name."""
     try:
         return f"the user {getpass.getuser()}"
     except (OSError, KeyError):
@@ -101,13 +101,13 @@ def _user() -> str:
 
 
 def _has_temporary_folder() -> bool:
-    """Tell whether SQLite finds a place for temporary files; it looks in the same ones."""
+    """Return whether SQLite finds a folder for temporary files; it tries the same ones."""
     named = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp", "/usr/tmp", "/tmp", ".")
     return any(folder and os.access(folder, os.W_OK | os.X_OK) for folder in named)
 
 
 class SqliteConnection:
-    """A connection and how to run our transactions on it; used by one thread at a time."""
+    """Run transactions on one connection; used by one thread at a time."""
 
     def __init__(self, path: str, *, synchronous: str = "full", now: Callable[[], Instant] = wall_now) -> None:
         if sqlite3.sqlite_version_info < VERSION_MIN:
@@ -121,10 +121,10 @@ class SqliteConnection:
         try:
             self.raw = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S_MAX, check_same_thread=False)
             self.raw.row_factory = sqlite3.Row
-            # Whoever else writes to the file may write anything. A text that is none must not stop the statement that
-            # reads it: a claim would have taken its jobs without saying which.
+            # Other programs may write invalid UTF-8 into the file. It must not fail the statement that reads it:
+            # a claim would have taken jobs without returning them.
             self.raw.text_factory = lambda text: text.decode("utf-8", "replace")
-            # Within a statement the time stands still, so it need be asked for only once, not for every row.
+            # The time is constant within a statement, so SQLite may evaluate the function once and not for every row.
             self.raw.create_function("headway_now", 0, lambda: self._statement_now, deterministic=True)
             self.raw.execute("pragma journal_mode = wal")
             self.raw.execute(f"pragma synchronous = {synchronous}")
@@ -134,7 +134,7 @@ class SqliteConnection:
             raise _cannot_open(path, error) from error
 
     def execute(self, statement: StatementCall) -> Rows:
-        """Run one call. The time stands still within it, as it does in PostgreSQL."""
+        """Run one call. The time is constant within it, as in PostgreSQL."""
         self._statement_now = self._now()
         text = self._statements[statement.statement].text
         return self.raw.execute(text, statement.parameters).fetchall()
@@ -155,7 +155,7 @@ class SqliteConnection:
         return result
 
     def fetch(self, statement: StatementCall) -> Rows:
-        """Run one call, committed by itself."""
+        """Run one call in its own transaction."""
         try:
             return self.execute(statement)
         except sqlite3.Error as error:
@@ -175,7 +175,7 @@ class SqliteConnection:
 
 
 class SqliteDriver:
-    """Runs transactions on a connection that lives on its own thread."""
+    """Run transactions on a connection in a thread of its own."""
 
     dialect_name = "sqlite"
 
@@ -198,7 +198,7 @@ class SqliteDriver:
         return await self._hop(lambda: self._connection.fetch(statement))
 
     async def peek(self, statement: StatementCall) -> Rows:
-        """Read at once on a connection of the caller's thread, which never waits for writers; else in a hop."""
+        """Read in the calling thread, on a connection that never waits for writers; fall back to `fetch`."""
         if self._closed or self.path == ":memory:":
             return await self.fetch(statement)
         try:
@@ -207,11 +207,11 @@ class SqliteDriver:
                 self._peeking.raw.execute("pragma query_only = on")
                 self._peeking.raw.execute("pragma busy_timeout = 0")
             return self._peeking.fetch(statement)
-        except StoreUnavailable:  # Somebody repairs the log, or has locked all of it: that can be waited for.
+        except StoreUnavailable:  # Another process recovers or locks the whole file: wait for it in the thread.
             return await self.fetch(statement)
 
     async def probe(self, begin: Begin[T], within_s: float) -> T:
-        """Run a small transaction on a connection and in a thread of its own; one that is under way is waited for."""
+        """Run a small transaction on a connection and in a thread of its own, after a probe that is under way."""
         try:
             async with asyncio.timeout(within_s):
                 if self.path == ":memory:":
@@ -225,7 +225,7 @@ class SqliteDriver:
             raise StoreUnavailable(f"SQLite did not answer within {within_s:g} s") from None
 
     def _run_apart(self, begin: Begin[T], within_s: float) -> T:
-        if not Path(self.path).exists():  # To open it would make another one.
+        if not Path(self.path).exists():  # Opening it would create an empty one.
             raise StoreUnavailable(f"SQLite: the file {self.path} is gone")
         connection = SqliteConnection(self.path)
         try:
@@ -235,7 +235,7 @@ class SqliteDriver:
             connection.raw.close()
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
-        """Run schema statements; the write lock excludes everybody else."""
+        """Run schema statements under the write lock."""
         await self._hop(lambda: self._connection.script(statements))
 
     async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> "SqliteWatch":
@@ -243,7 +243,7 @@ class SqliteDriver:
         return SqliteWatch(self.path, hear, quiet_s)
 
     async def close(self) -> None:
-        """End the thread after what is queued, and close the connection."""
+        """Stop the thread after the queued calls, and close the connections."""
         self._closed = True
         if self._thread.is_alive():
             self._calls.put(None)
@@ -257,7 +257,7 @@ class SqliteDriver:
             job()
 
     async def _hop(self, work: Callable[[], T]) -> T:
-        if self._closed:  # Nobody would serve the call.
+        if self._closed:  # The thread would not run the call.
             raise StoreUnavailable("SQLite: the store is closed")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
@@ -269,11 +269,11 @@ class SqliteDriver:
         def job() -> None:
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - it travels to whoever asked
+            except BaseException as error:  # noqa: BLE001 - it is raised in the caller
                 outcome: tuple[Callable[[Any], None], object] = (answer.set_exception, error)
             else:
                 outcome = (answer.set_result, result)
-            with contextlib.suppress(RuntimeError):  # The loop is gone, and with it whoever asked.
+            with contextlib.suppress(RuntimeError):  # The loop is closed, and the caller gone.
                 loop.call_soon_threadsafe(deliver, *outcome)
 
         self._calls.put(job)
@@ -286,10 +286,10 @@ class SqliteDriver:
 
 
 class SqliteWatch:
-    """Sees the commits of other connections by the data version, which costs microseconds to read.
+    """Detect commits of other connections by the data version of the file, which is cheap to read.
 
-    Where the kernel tells of writes to the log of the database, it is read only then: a moment after the write, since
-    the commit becomes visible when the write has reached the disk. Elsewhere it is read twenty times a second.
+    With inotify, read it only after a write to the WAL: a moment later, because a commit becomes visible when it has
+    reached the disk. Without inotify, read it twenty times a second.
     """
 
     def __init__(self, path: str, hear: Callable[[str], None], quiet_s: float) -> None:
@@ -305,7 +305,7 @@ class SqliteWatch:
             try:
                 self._raw = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S_MAX)
                 self._seen = self._version()
-                self._raw.execute("pragma busy_timeout = 0")  # From here on, looking again later is better.
+                self._raw.execute("pragma busy_timeout = 0")  # From now on, trying again later is better than waiting.
             except sqlite3.Error as error:
                 raise translate(error) from error
             with contextlib.suppress(OSError):
@@ -315,7 +315,7 @@ class SqliteWatch:
             self._again(self._rest_s)
 
     async def check(self) -> None:
-        """Nothing can get lost: the file itself is watched."""
+        """Do nothing: the file itself is watched, so no commit is missed."""
 
     async def close(self) -> None:
         """Stop watching."""
@@ -328,9 +328,9 @@ class SqliteWatch:
             self._raw.close()
 
     def _written(self) -> None:
-        """Somebody writes: look soon, and then ever more rarely until the commit shows."""
+        """Look soon after a write, then less and less often until the commit is visible."""
         assert self._writes
-        asyncio.get_running_loop().remove_reader(self._writes.number)  # Until we have looked: a commit is many writes.
+        asyncio.get_running_loop().remove_reader(self._writes.number)  # Until the next look: a commit is many writes.
         self._writes.take()
         quiet_s = self._told_at + self._quiet_s - asyncio.get_running_loop().time()
         self._again(WATCH_SOON_S, after_s=quiet_s)
@@ -342,7 +342,7 @@ class SqliteWatch:
 
     def _look(self, rested_s: float) -> None:
         has_changed = False
-        with contextlib.suppress(sqlite3.Error):  # A busy or missing file is seen by the loops themselves.
+        with contextlib.suppress(sqlite3.Error):  # The loops report a busy or missing file themselves.
             version = self._version()
             has_changed = version != self._seen
             self._seen = version
@@ -363,9 +363,9 @@ class SqliteWatch:
 
 
 class InlineSqliteDriver:
-    """Runs transactions at once in the calling thread.
+    """Run transactions in the calling thread.
 
-    For callers who block anyway, and for virtual time, where a thread would break determinism.
+    For blocking callers, and for virtual time, where a thread would break determinism.
     """
 
     dialect_name = "sqlite"
@@ -378,15 +378,15 @@ class InlineSqliteDriver:
         return self.connection.run(begin)
 
     async def fetch(self, statement: StatementCall) -> Rows:
-        """Run one call, committed by itself."""
+        """Run one call in its own transaction."""
         return self.connection.fetch(statement)
 
     async def peek(self, statement: StatementCall) -> Rows:
-        """Run one call: here everything is done at once."""
+        """Run one call; inline this is the same as `fetch`."""
         return await self.fetch(statement)
 
     async def probe(self, begin: Begin[T], within_s: float) -> T:
-        """Run a small transaction; here nothing can hold it up but time that is made up."""
+        """Run a small transaction; only simulated delays can time it out."""
         try:
             async with asyncio.timeout(within_s):
                 return await self.run(begin)
@@ -398,8 +398,8 @@ class InlineSqliteDriver:
         self.connection.script(statements)
 
     async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> SqliteWatch:
-        """There is no loop to hear anything on."""
+        """Return a watch that reports nothing: there is no loop to report to."""
         return SqliteWatch(":memory:", hear, quiet_s)
 
     async def close(self) -> None:
-        """The connection belongs to whoever made it."""
+        """Do nothing: the connection belongs to the caller."""

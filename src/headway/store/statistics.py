@@ -13,11 +13,11 @@ class StoreStatistics:
         self._driver = driver
 
     async def waiting(self) -> dict[str, int]:
-        """Count the jobs that run or wait for something, by status."""
+        """Count the jobs that are running or blocked, by status."""
         return {row["status"]: row["waiting"] for row in await self._driver.fetch(call("waiting_counts"))}
 
     async def depths(self) -> list[dict[str, Any]]:
-        """Count what waits, by queue, with the age of the oldest in seconds."""
+        """Count pending jobs by queue, with the age of the oldest in seconds."""
         rows = await self._driver.fetch(call("queue_depths"))
         return [
             {
@@ -29,16 +29,16 @@ class StoreStatistics:
         ]
 
     async def running_counts(self) -> dict[str, int]:
-        """Count the jobs that run, by queue."""
+        """Count running jobs by queue."""
         return {row["queue"]: row["running"] for row in await self._driver.fetch(call("running_counts"))}
 
     async def dead_counts(self, limit: int = 10_000, *, tenant: str | None = None) -> list[dict[str, Any]]:
-        """Count dead letters by task, most first, each with the newest of them; up to a limit in all."""
+        """Count dead letters by task, most first, each with the newest; read up to a limit."""
         rows = await self._driver.fetch(call("dead_counts", limit=limit, tenant=tenant))
         return [{column: row[column] for column in ("task", "letters", "newest")} for row in rows]
 
     async def live_counts(self, tenant: str, limit: int = 100_000) -> list[dict[str, Any]]:
-        """Count what one tenant has waiting and running, by queue and status, with the age of the oldest in seconds."""
+        """Count the live jobs of a tenant by queue and status, with the age of the oldest in seconds."""
         rows = await self._driver.fetch(call("live_counts", tenant=tenant, limit=limit))
         return [
             {
@@ -53,7 +53,7 @@ class StoreStatistics:
     async def ended_counts(
         self, window: Duration, *, tenant: str | None = None, limit: int = 100_000
     ) -> tuple[dict[str, int], Duration]:
-        """Count by status the jobs that ended lately, and say how far back that is: less when there were too many."""
+        """Count recently ended jobs by status; return the window too, which is shorter if the limit was reached."""
         rows = await self._driver.fetch(call("ended_counts", window=window, tenant=tenant, limit=limit))
         counts = {row["status"]: int(row["jobs"]) for row in rows}
         if sum(row["looked_at"] for row in rows) < limit:
@@ -70,9 +70,9 @@ class StoreStatistics:
         queue: str | None = None,
         limit: int = 20_000,
     ) -> tuple[list[dict[str, Any]], Instant | None]:
-        """Count by steps of time and status the jobs that ended, and how long half and most of the completed took.
+        """Count ended jobs by time step and status, with p50 and p95 of the durations of completed ones.
 
-        Of everybody's jobs the newest are looked at, up to a limit; if there were more, say from when on.
+        Read the newest jobs up to a limit; if there are more, return the time from which on they were read.
         """
         rows = await self._driver.fetch(
             call("ended_series", since=since, step=step, tenant=tenant, task=task, queue=queue, limit=limit)

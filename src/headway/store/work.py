@@ -38,7 +38,7 @@ def _hand_back_unknown(
         if (attempt := (row["id"], row["attempt"])) not in known
         and (
             attempt not in given_up or count_in(row["lease_until"], INSTANT_MAX) < row["now"]
-        )  # Until then its code may not be dead yet.
+        )  # Until then its code may still run.
     ]
     reason = Released("handed back: its worker did not hear that it had it, or could not keep its lease")
     if unknown:
@@ -62,7 +62,7 @@ def _report_call(reports: Sequence[Report]) -> StatementCall:
 
 
 class _ReportRow(msgspec.Struct, frozen=True):
-    """A report as the row that the statement `report` unfolds."""
+    """A report as a row of the statement `report`."""
 
     job_id: str
     job_attempt: int
@@ -78,7 +78,7 @@ def _stale(reports: Sequence[Report], rows: Sequence[Row]) -> frozenset[str]:
 
 
 def _report(reports: Sequence[Report]) -> Transaction[frozenset[str]]:
-    """Write reports and, of attempts that are not over, the lines; the update keeps them from ending meanwhile."""
+    """Write reports and the log lines of running attempts; the row locks keep attempts from ending meanwhile."""
     rows = yield _report_call(reports)
     written = {(row["id"], row["attempt"]) for row in rows}
     lines = [
@@ -110,7 +110,7 @@ def _enqueue_from(job_id: str, attempt: int, jobs: Sequence[NewJob]) -> Transact
 
 
 def _enqueued_before(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
-    """Find the jobs that an earlier call has made of these."""
+    """Find the jobs that an earlier call enqueued."""
     rows = yield call("jobs_by_id", ids=as_json([job.id for job in jobs]), largest=0)
     found = {row["id"]: EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows}
     return (yield from with_earlier(jobs, found))
@@ -123,13 +123,13 @@ class StoreWork:
         self._driver = driver
 
     async def ready_queues(self) -> list[str]:
-        """Return the queues in which anything is ready."""
+        """Return the queues that have ready jobs."""
         return [row["queue"] for row in await self._driver.fetch(call("ready_queues", limit=QUEUES_MAX))]
 
     async def claim(
         self, queue: str, *, node: str, lease: Duration, limit: int, skip: Collection[str] = ()
     ) -> list[Claimed]:
-        """Take ready jobs of a queue, highest priority first, then oldest."""
+        """Claim ready jobs of a queue, highest priority first, then oldest."""
         rows = await self._driver.fetch(
             call("claim", queue=queue, node=node, lease=lease, limit=limit, skip=as_json(sorted(skip)))
         )
@@ -139,7 +139,7 @@ class StoreWork:
         return jobs
 
     async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
-        """Find ready jobs of these tasks, and of these queues or any, that have to run apart."""
+        """Find ready suspects of these tasks in these queues, or in any."""
         rows = await self._driver.fetch(
             call(
                 "apart",
@@ -152,7 +152,7 @@ class StoreWork:
         return [Suspect(row["id"], row["task"], count_in(row["company"]), _waited(row)) for row in rows]
 
     async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
-        """Take a job that has to run apart; return it, and for how long it has to."""
+        """Claim a suspect; return it and for how long it runs apart."""
         rows = await self._driver.fetch(call("claim_apart", id=job_id, node=node, lease=lease))
         if not rows:
             return None
@@ -162,17 +162,17 @@ class StoreWork:
     async def hand_back_unknown(
         self, node: str, *, known: Collection[tuple[str, int]], given_up: Collection[tuple[str, int]]
     ) -> list[str]:
-        """Hand back what a node has and does not know of; of what it gave up, only what has run out."""
+        """Hand back attempts that the node holds but does not know; those in `given_up` once their lease expired."""
         return await self._driver.run(lambda: _hand_back_unknown(node, known, given_up))
 
     async def extend(self, attempts: Iterable[tuple[str, int]], *, lease: Duration) -> dict[str, bool]:
-        """Extend running attempts; those that are over do not come back."""
+        """Extend running attempts; return those still running, with whether to stop them."""
         rows = as_json([{"job_id": job_id, "job_attempt": attempt} for job_id, attempt in attempts])
         extended = await self._driver.fetch(call("extend", attempts=rows, lease=lease))
         return {row["id"]: row["cancel_requested_at"] is not None for row in extended}
 
     async def asked_to_stop(self, node: str) -> dict[tuple[str, int], str]:
-        """Return the running attempts of a node that shall stop, each with the reason."""
+        """Return the running attempts of a node that were asked to stop, each with the reason."""
         rows = await self._driver.fetch(call("asked_to_stop", node=node))
         return {(row["id"], row["attempt"]): row["reason"] for row in rows}
 
@@ -210,12 +210,12 @@ class StoreWork:
         await self._driver.run(lambda: _keep_step(job_id, attempt, name, result))
 
     async def enqueue_from(self, job_id: str, attempt: int, jobs: Sequence[NewJob]) -> list[EnqueuedRow]:
-        """Insert the jobs that a running attempt makes; raise `LeaseLost` when it is over. Repeating it is safe."""
+        """Enqueue jobs from a running attempt; raise `LeaseLost` when it is over. Repeating it is safe."""
         try:
             return await self._driver.run(lambda: _enqueue_from(job_id, attempt, jobs))
-        except ConstraintViolated:  # The answer to the first time was lost.
+        except ConstraintViolated:  # An earlier call committed, but its response was lost.
             return await self._driver.run(lambda: _enqueued_before(jobs))
 
     async def unpark(self, tasks: Iterable[str], cause: str = "") -> int:
-        """Let parked jobs of these tasks be looked at again, all or those parked for one cause; return how many."""
+        """Make parked jobs of these tasks ready again, all or those parked for one cause; return how many."""
         return len(await self._driver.fetch(call("unpark", tasks=as_json(sorted(tasks)), cause=cause)))

@@ -9,7 +9,7 @@ from headway.store.primary import (
     SCOUT_S_MAX,
     SPARE_S,
     SUSPECT_S,
-    Server,
+    ServerIdentity,
     hosts_of,
 )
 
@@ -49,5 +49,5 @@ def test_the_hosts_of_an_address(url: str, hosts: list[tuple[str, int | None]]) 
 
 
 def test_who_was_promoted_last_is_right_and_else_who_was_started_last() -> None:
-    ranks = [Server(timeline, started).rank for timeline, started in ((1, 50), (1, 60), (2, 10))]
+    ranks = [ServerIdentity(timeline, started).rank for timeline, started in ((1, 50), (1, 60), (2, 10))]
     assert ranks == sorted(ranks)
