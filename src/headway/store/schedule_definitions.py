@@ -1,12 +1,11 @@
-"""The definitions of schedules in the store: put, put many, remove.
+"""Transactions that create, change and remove schedules.
 
-Whoever changes a schedule first decides, in the same transaction, everything that is due under the old definition.
-So a definition covers exactly the instants from its effective time to that of the next, and what was decided stays
-decided. A removed schedule keeps its row and its place in time: adding it again goes on from there and repeats
-nothing.
+A change first decides, in the same transaction, everything that is due under the old definition. So a definition covers
+exactly the instants from its effective time to that of the next, and no decision changes. A removed schedule keeps its
+row and its position: adding it again continues from there and repeats nothing.
 
 Names are unique per tenant. The column `name` has the *key* of a schedule (see `schedule_names.schedule_key`), which
-never changes: the ledger, the jobs, the locks and the jitter know the schedule by it.
+never changes: the ledger, the jobs, the locks and the jitter use it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ REFUSED: Final = "refused: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Author:
-    """Who defines schedules, whose they are from then on, and what may be done."""
+    """The author of definitions, their new owner, and what the author may do."""
 
     clock: Clock
     name: str = ""
@@ -50,7 +49,7 @@ class Author:
 
 
 def settle_past(schedule: Schedule, now: Instant, clock: Clock) -> Transaction[tuple[Schedule, LiveJobs]]:
-    """Decide everything that is due under the present definition; return the schedule as it is then."""
+    """Decide everything that is due under the current definition; return the advanced schedule."""
     while True:
         live = yield from _live(schedule)
         plan_ = plan(schedule, now, live)
@@ -73,7 +72,7 @@ def _live(schedule: Schedule) -> Transaction[LiveJobs]:
 
 
 def locked(ref: ScheduleRef) -> Transaction[tuple[Row | None, Instant]]:
-    """Lock a schedule, also a removed one; return its row and the store's time."""
+    """Lock a schedule, removed ones included; return its row and the store's time."""
     rows = yield call("schedule_locked", tenant=ref.tenant, name=ref.name)
     if not rows:
         now = (yield call("time"))[0]["now"]
@@ -82,7 +81,7 @@ def locked(ref: ScheduleRef) -> Transaction[tuple[Row | None, Instant]]:
 
 
 def absent(ref: ScheduleRef) -> ScheduleNotFound:
-    """Say that a tenant has no such schedule."""
+    """Return the error for a schedule that does not exist."""
     return ScheduleNotFound(f"no schedule is named {str(ref)!r}; `headway schedules list` shows all")
 
 
@@ -109,7 +108,7 @@ def put(ref: ScheduleRef, spec: ScheduleSpec, author: Author, expected_revision:
 
 
 def _taken(ref: ScheduleRef, row: Row, author: Author) -> str | None:
-    """Say whose the schedule is, where the author may not have it."""
+    """Return who owns the schedule, if the author may not change it."""
     if row["removed_at"] is not None or row["owner"] == author.owner or author.take_over:
         return None
     whose = f"the app {row['owner']!r}" if row["owner"] else "nobody's code (it was put by hand)"
@@ -130,7 +129,7 @@ def _change(row: Row, spec: ScheduleSpec, author: Author, now: Instant) -> Trans
     try:
         schedule = read_schedule(row)
     except DefinitionError:
-        # The old definition cannot be read, so its instants cannot be known: the new one begins now, without pauses.
+        # The instants of an invalid definition are unknown: the new one starts now, without pauses.
         yield from _clear_pauses(row)
         schedule = Schedule(
             key=row["name"],
@@ -142,7 +141,7 @@ def _change(row: Row, spec: ScheduleSpec, author: Author, now: Instant) -> Trans
     else:
         if schedule.removed_at is None:
             schedule, live = yield from settle_past(schedule, now, author.clock)
-        elif schedule.pauses:  # It begins anew; only its place in time is kept.
+        elif schedule.pauses:  # It starts anew and keeps only its position.
             yield from _clear_pauses(row)
             schedule = replace(schedule, version=schedule.version + 1, pauses=())
     yield from _revise([(schedule, spec, live)], author.owner, author.name, now)
@@ -160,7 +159,7 @@ def _clear_pauses(row: Row) -> Transaction[None]:
 def remove(
     ref: ScheduleRef, author: Author, *, owner: str | None = None, expected_revision: int | None = None
 ) -> Transaction[bool]:
-    """Remove a schedule from now on; return whether there was one (of this owner)."""
+    """Remove a schedule from now on; return whether it existed (with this owner)."""
     row, now = yield from locked(ref)
     if row is None or row["removed_at"] is not None or (owner is not None and row["owner"] != owner):
         return False
@@ -208,7 +207,7 @@ def put_many(specs: Mapping[ScheduleRef, ScheduleSpec], author: Author) -> Trans
 def _change_many(
     changes: Sequence[tuple[ScheduleRef, Row, ScheduleSpec]], author: Author, now: Instant
 ) -> Transaction[dict[ScheduleRef, str]]:
-    """Change schedules: those of which nothing is due at one go, the others one by one."""
+    """Change schedules: all that have nothing due in one statement, the others one by one."""
     quiet: list[tuple[Schedule, ScheduleSpec]] = []
     for _, row, spec in changes:
         if _is_quiet(row, now) and (schedule := _readable(row)) is not None:
@@ -224,7 +223,7 @@ def _change_many(
 
 
 def _is_quiet(row: Row, now: Instant) -> bool:
-    """Say whether a schedule has nothing that must be decided before it is changed."""
+    """Return whether a schedule has nothing to decide before it is changed."""
     if row["removed_at"] is not None or row["attention"] is not None:
         return False
     return row["next_at"] is None or row["next_at"] > now
@@ -238,7 +237,7 @@ def _readable(row: Row) -> Schedule | None:
 
 
 def add(specs: Mapping[ScheduleRef, ScheduleSpec], author: Author, now: Instant) -> Transaction[list[ScheduleRef]]:
-    """Create schedules that begin to count now; return those that did not exist."""
+    """Create schedules that start now; return those that did not exist."""
     keys = yield from choose_keys(specs)
     new = [_new_row(keys[ref], spec, author.owner, now) for ref, spec in specs.items()]
     rows = yield call("schedule_add", schedules=as_json(new))
@@ -251,7 +250,7 @@ def add(specs: Mapping[ScheduleRef, ScheduleSpec], author: Author, now: Instant)
 
 
 def choose_keys(refs: Mapping[ScheduleRef, object]) -> Transaction[dict[ScheduleRef, str]]:
-    """Return the keys of schedules that do not exist yet."""
+    """Return the keys for schedules that do not exist yet."""
     plain = [ref.name for ref in refs if ref.tenant == DEFAULT_TENANT]
     rows = (yield call("schedule_whose", keys=as_json(plain))) if plain else []
     taken = {row["name"] for row in rows if row["tenant"] != DEFAULT_TENANT}  # From before names were per tenant.
@@ -298,7 +297,7 @@ def _revision_row(
 def _revise(
     changes: Sequence[tuple[Schedule, ScheduleSpec | None, LiveJobs]], owner: str, author: str, now: Instant
 ) -> Transaction[None]:
-    """Give schedules their next definition, or none."""
+    """Record the next revisions of schedules; a revision without a spec removes one."""
     revised = [_revised_row(schedule, spec, live, owner, now) for schedule, spec, live in changes]
     rows = yield call("schedules_revise", schedules=as_json(revised))
     revisions = {row["name"]: row["revision"] for row in rows}
@@ -336,7 +335,7 @@ def _revised_row(
 
 def _next_after_edit(schedule: Schedule, spec: ScheduleSpec, live: LiveJobs, now: Instant) -> Instant | None:
     if isinstance(spec.trigger, After) and live.last is not None:
-        return None  # The end of the live job sets it.
+        return None  # The end of the live job sets the next instant.
     if isinstance(spec.trigger, After) and isinstance(schedule.spec.trigger, After) and schedule.next_at is not None:
         moved = schedule.next_at - schedule.spec.trigger.delay + spec.trigger.delay
         return max(moved, now + 1)

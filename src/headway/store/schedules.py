@@ -1,7 +1,7 @@
-"""Schedules in the store: what people and programs do with them. How they are defined is in `defining`.
+"""Put, pause, resume, trigger, backfill and read schedules. `schedule_definitions` has the transactions of `put`.
 
-A schedule is known by its tenant and its name. Pause, resume, trigger and backfill first decide, in the same
-transaction, everything that is due.
+A schedule is identified by tenant and name. Pause, resume, trigger and backfill first decide, in the same transaction,
+everything that is due.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,21 +39,21 @@ from headway.store.schedule_definitions import Author, absent, locked, settle_pa
 from headway.store.transaction import ConstraintViolated, Driver, Transaction, as_json, call
 
 BACKFILL_MAX: Final = 10_000
-PUT_AT_ONCE: Final = 500  # In one transaction: others wait for no longer than this takes.
+PUT_AT_ONCE: Final = 500  # Per transaction, to bound how long others wait.
 STATES: Final = ("active", "paused", "late", "attention", "failing", "ended")
 
 T = TypeVar("T")
 
 
 def in_pieces(specs: Mapping[ScheduleRef, ScheduleSpec]) -> Iterator[dict[ScheduleRef, ScheduleSpec]]:
-    """Cut many definitions into what is put in one transaction each."""
+    """Split many definitions into batches of one transaction each."""
     left = iter(specs.items())
     while piece := dict(islice(left, PUT_AT_ONCE)):
         yield piece
 
 
 class Triggered(NamedTuple):
-    """What came of starting a job by hand: the job, whether it is new, and if it is not, why."""
+    """The result of a manual trigger: the job, whether it is new, and if not, the reason."""
 
     job_id: str
     is_new: bool
@@ -142,12 +142,12 @@ def _trigger(ref: ScheduleRef, author: str, args: str | None, key: str | None, c
 
 
 def _instead(schedule: Schedule, live: LiveJobs) -> Transaction[Triggered | None]:
-    """Return the live job that the overlap rule has in place of one more; None where there is to be one more."""
+    """Return the live job that stands in for a new one under the overlap rule; None if a new job is allowed."""
     spec = schedule.spec
     if spec.overlap is Overlap.SKIP and live.last is not None:
         there = (live.running or live.waiting)[-1]
         states = {row["id"]: Status(row["status"]) for row in (yield call("job_states", ids=as_json([there])))}
-        if (status := states.get(there)) is not None and not status.is_final:  # It may have ended meanwhile.
+        if (status := states.get(there)) is not None and not status.is_final:  # It may have ended in the meantime.
             return Triggered(
                 there, False, f"{there} of this schedule is {status}, and overlap=skip makes no second job"
             )
@@ -160,7 +160,7 @@ def _instead(schedule: Schedule, live: LiveJobs) -> Transaction[Triggered | None
 
 
 def _triggered_before(schedule: Schedule, key: str) -> Transaction[str | None]:
-    """Return the job that was started by hand with this key; a key that was used for anything else is refused."""
+    """Return the job that was triggered with this key; refuse a key that was used for anything else."""
     rows = yield call("jobs_by_key", keys=as_json([{"tenant": schedule.spec.tenant, "key": key}]))
     if not rows:
         return None
@@ -175,7 +175,7 @@ def _triggered_before(schedule: Schedule, key: str) -> Transaction[str | None]:
 
 
 def _make_room(schedule: Schedule, live: LiveJobs) -> Transaction[str | None]:
-    """Return the job that one more job by hand has to wait for, under the schedule's overlap rule."""
+    """Return the job that a manually triggered job has to wait for under the overlap rule."""
     if schedule.spec.overlap is Overlap.ALLOW:
         return None
     if schedule.spec.overlap is Overlap.REPLACE and live.last is not None:
@@ -208,7 +208,7 @@ def _backfill(
     clock: Clock,
     limit: int,
 ) -> Transaction[list[Instant]]:
-    if dry_run:  # Nothing is written, not even what is due anyway.
+    if dry_run:  # A dry run writes nothing, not even what is due.
         (schedule, now), live = (yield from _present(ref)), NOTHING_LIVE
     else:
         schedule, live, now = yield from _existing(ref, clock)
@@ -239,7 +239,7 @@ def _backfill(
 
 
 class StoreSchedules:
-    """Schedules on one store. A name means that of one tenant: for everybody else the schedule does not exist."""
+    """The schedules of one store. For other tenants than its own, a schedule does not exist."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
@@ -280,7 +280,7 @@ class StoreSchedules:
         return await self._again_if_raced(lambda: defining.put_many(specs, by))
 
     async def put_new(self, specs: dict[str, ScheduleSpec], *, owner: str = "", author: str = "") -> int:
-        """Create many schedules at once; those whose name exists are left alone. Return how many are new."""
+        """Create many schedules; skip names that exist. Return how many are new."""
         by = Author(clock=self._clock, name=author, owner=owner)
         wanted = {ScheduleRef(spec.tenant, name): spec for name, spec in specs.items()}
 
@@ -299,7 +299,7 @@ class StoreSchedules:
         expected_revision: int | None = None,
         tenant: str = DEFAULT_TENANT,
     ) -> bool:
-        """Remove a schedule from now on; False when there was none (or it is not `owner`'s)."""
+        """Remove a schedule from now on; return False if it does not exist (or is not `owner`'s)."""
         ref, by = ScheduleRef(tenant, name), Author(clock=self._clock, name=author)
         return await self._driver.run(
             lambda: defining.remove(ref, by, owner=owner, expected_revision=expected_revision)
@@ -316,19 +316,19 @@ class StoreSchedules:
         until: Instant | None = None,
         tenant: str = DEFAULT_TENANT,
     ) -> bool:
-        """Stop a schedule from running until it is resumed or the time is up; False when it was paused already."""
+        """Pause a schedule until it is resumed or the time is up; return False if it was paused already."""
         ref = ScheduleRef(tenant, name)
         return await self._driver.run(lambda: _pause(ref, author, reason, until, self._clock))
 
     async def resume(self, name: str, *, author: str = "", tenant: str = DEFAULT_TENANT) -> bool:
-        """Let a paused schedule run again; False when it was not paused."""
+        """Resume a schedule; return False if it was not paused."""
         ref = ScheduleRef(tenant, name)
         return await self._driver.run(lambda: _resume(ref, author, self._clock))
 
     async def trigger(
         self, name: str, *, author: str = "", args: str | None = None, tenant: str = DEFAULT_TENANT
     ) -> str:
-        """Enqueue a job of the schedule now, under its overlap rule; return its id, or that of the job in its place."""
+        """Enqueue a job of the schedule now, under its overlap rule; return its id, or that of the live job."""
         return (await self.trigger_once(name, None, author=author, args=args, tenant=tenant)).job_id
 
     async def trigger_once(
@@ -340,7 +340,7 @@ class StoreSchedules:
         args: str | None = None,
         tenant: str = DEFAULT_TENANT,
     ) -> Triggered:
-        """Enqueue a job of the schedule now, where its overlap rule has room for one and the key was not used before.
+        """Enqueue a job of the schedule now, if its overlap rule allows one and the key was not used before.
 
         `skip`: not while another job of the schedule is live. `queue`: it waits in line, up to `queue_limit`.
         `replace`: the live one is stopped first. `allow`: at once. Else what is returned is the job that is there.
@@ -376,7 +376,7 @@ class StoreSchedules:
         return read_schedule(rows[0])
 
     async def show(self, name: str, *, tenant: str = DEFAULT_TENANT, also_removed: bool = False) -> Schedule:
-        """Read one schedule to look at; one that cannot be read says so in its `attention`."""
+        """Read one schedule for display; an invalid definition is reported in `attention`."""
         rows = await self._driver.fetch(call("schedule", tenant=tenant, name=name))
         if not rows or (rows[0]["removed_at"] is not None and not also_removed):
             raise absent(ScheduleRef(tenant, name))
@@ -390,7 +390,7 @@ class StoreSchedules:
         return {ScheduleRef(schedule.tenant, schedule.name): schedule for schedule in found}
 
     async def key(self, name: str, *, tenant: str = DEFAULT_TENANT) -> str:
-        """Return what the ledger and the jobs of a schedule call it, also when it was removed or does not exist yet."""
+        """Return the key of a schedule, also when it was removed or does not exist yet."""
         ref = ScheduleRef(tenant, name)
         rows = await self._driver.fetch(call("schedule", tenant=tenant, name=name))
         if rows:
@@ -429,7 +429,7 @@ class StoreSchedules:
     async def by_hand(
         self, schedule: Schedule, *, since: Instant = 0, before: Instant = FOREVER, limit: int = 50
     ) -> list[dict[str, Any]]:
-        """Read what people did to have jobs of a schedule beside its instants, newest first."""
+        """Read the manual triggers and backfills of a schedule, newest first."""
         rows = await self._driver.fetch(
             call(
                 "schedule_events",
@@ -450,5 +450,5 @@ class StoreSchedules:
     async def _again_if_raced(self, begin: Callable[[], Transaction[T]]) -> T:
         try:
             return await self._driver.run(begin)
-        except ConstraintViolated:  # Two creators of one name: the second now finds it.
+        except ConstraintViolated:  # Two processes created one name: now it exists.
             return await self._driver.run(begin)

@@ -1,15 +1,15 @@
 """The statement catalogue: one SQL text for both databases, read from sql/*.sql.
 
 A statement has a header (`-- name: claim`, optionally `-- transition: …`, then a sentence) and a body in portable
-SQL with `:name` placeholders. What truly differs between SQLite and PostgreSQL is a fragment in braces:
+SQL with `:name` placeholders. What differs between SQLite and PostgreSQL is a fragment in braces:
 
     {now}                            the store's own time in microseconds
-    {now_once}                       the same, worked out once per statement and not for every row; the planner cannot
-                                     see it, so it is for values and not for conditions that an index shall serve
+    {now_once}                       the same, evaluated once per statement and not for every row; the planner cannot
+                                     see it, so use it for values and not for conditions that need an index
     {rows jobs as r (id text, …)}    a JSON parameter as a table with typed columns
     {list ids}                       a JSON parameter as the right side of `in`
-    {jobs_of ids}                    the jobs of these ids as `job`, each found by the index, in a small table too
-    {addressed} … {end_addressed}    the row is one of those that a subquery picks and locks; it is asked once
+    {jobs_of ids}                    the jobs with these ids as `job`, found by index also in a small table
+    {addressed} … {end_addressed}    the row is one of those that a subquery selects and locks, run once
     {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
     {notify_ready} …                 what others should hear of after the commit, as `woke`: the driver tells them (a
                                      caller's own transaction does it itself); SQLite watches its data version instead
@@ -48,7 +48,7 @@ _ONE_STATEMENT: Final = re.compile(
 _CHANNEL: Final = "headway"
 _BIGINT_MAX: Final = 2**63 - 1
 _NEXT_ATTEMPT: Final = f"case when attempt < {ATTEMPT_MAX} then cast(attempt as integer) + 1 else {ATTEMPT_MAX} end"
-TEXT_BYTES_MAX: Final = 1 << 20  # A larger text of a job is not read to run it; all that is written is far smaller.
+TEXT_BYTES_MAX: Final = 1 << 20  # Larger texts of a job are not read; Headway writes far smaller ones.
 _STATUSES: Final = "(" + ", ".join(f"'{status}'" for status in Status) + ")"
 
 Fragment = Callable[[str], str]
@@ -66,7 +66,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """What a database calls the things that differ."""
+    """The SQL fragments of one database."""
 
     name: str
     fragments: Mapping[str, Fragment]
@@ -87,7 +87,7 @@ def _columns(arguments: str) -> tuple[str, str, list[tuple[str, str]]]:
 def _sqlite_rows(arguments: str) -> str:
     parameter, alias, columns = _columns(arguments)
     picked = ", ".join(f"value->>'{name}' as {name}" for name, _ in columns)
-    # The limit that limits nothing keeps SQLite from reading the JSON again wherever a column is mentioned.
+    # `limit -1` keeps SQLite from decoding the JSON again for every mention of a column.
     return f"(select {picked} from json_each(:{parameter}) limit -1) as {alias}"
 
 
@@ -112,7 +112,7 @@ def _fixed(text: str) -> Fragment:
 # Built into SQLite, so that connections of other programs can use it too; exact to the millisecond.
 _SQLITE_WALL: Final = "(cast(round((julianday('now') - 2440587.5) * 86400000) as integer) * 1000)"
 _READY_IN: Final = "case when status = 'PENDING' then queue end"  # For transports, see `announcing`.
-# What others should hear of, once it is committed; see `postgres`.
+# Topics to notify after the commit; see `postgres`.
 _READY_TOPIC: Final = "case when status = 'PENDING' then 'ready ' || queue else 'waiting' end"
 _TOPICS: Final = {
     "notify_ready": _READY_TOPIC,
@@ -128,7 +128,7 @@ _TELLING_TRANSPORTS: Final = ("notify_ready", "notify_again")
 
 
 def _wake_ups(render: Callable[[str], str]) -> dict[str, Fragment]:
-    """Make the fragments that tell of a commit, each with what is done with its topic."""
+    """Return the fragments that notify of a commit, with a function that renders the topic."""
     return {
         name: _fixed((f"{_READY_IN} as ready_in, " if name in _TELLING_TRANSPORTS else "") + f"{render(topic)} as woke")
         for name, topic in _TOPICS.items()
@@ -138,7 +138,7 @@ def _wake_ups(render: Callable[[str], str]) -> dict[str, Fragment]:
 # date_part is a double, exact to the microsecond for centuries; extract would calculate in decimals for every row.
 _POSTGRES_NOW: Final = "cast(date_part('epoch', statement_timestamp()) * 1000000 as bigint)"
 
-# A job that a filter chooses (see `selection`): what is null there chooses everything.
+# A job that matches a filter (see `job_filter`); null parameters match everything.
 _CHOSEN: Final = """\
 (cast(:status as text) is null or status = :status)
   and (cast(:task as text) is null or task = :task)
@@ -154,7 +154,7 @@ _CHOSEN: Final = """\
   and (cast(:until as bigint) is null or created_at < :until)
   and (cast(:finished_after as bigint) is null or finished_at >= :finished_after)
   and (cast(:finished_before as bigint) is null or finished_at < :finished_before)"""
-# A job to which something can be done: what has ended and was not retried yet, what has not and was not asked to.
+# A job that can be retried: ended and not retried yet; or cancelled: live and not asked to stop.
 _FIT: Final = """\
 (cast(:verb as text) is null
     or (:verb = 'cancel' and finished_at is null and cancel_requested_at is null)
@@ -171,13 +171,13 @@ _JOB_COLUMNS: Final = (
     " cancel_requested_at progress reason log_bytes parent rerun_of parked expires_at reviewed_at callback"
     " company apart_for"
 ).split()
-# How many bytes more than :largest they may have: arguments and results are left out of lists, of the others only what
-# no worker has written.
+# How many bytes more than :largest they may have: lists omit arguments and results, and of the others only texts that
+# no worker wrote.
 _LARGE_COLUMNS: Final = {"args": 0, "result": 0, "error": 1 << 18, "metadata": 1 << 18, "detail": 1 << 18}
 
 
 def _job_columns(bytes_of: str) -> Fragment:
-    """Return the fragment `job_columns`, with the way to ask for the length of a text; its argument is a prefix."""
+    """Return the fragment `job_columns`; `bytes_of` is the expression for the size of a text."""
 
     def render(table: str) -> str:
         is_large = {
@@ -191,7 +191,7 @@ def _job_columns(bytes_of: str) -> Fragment:
     return render
 
 
-# Where SQLite can, it tells the length of a text without reading it.
+# Newer versions of SQLite return the length of a text without reading it.
 _SQLITE_BYTES: Final = "octet_length({})" if sqlite3.sqlite_version_info >= (3, 43) else "length(cast({} as blob))"
 
 _SQLITE_NAME: Final = "substr({0}, instr({0}, char(31)) + 1)"
@@ -221,7 +221,7 @@ SQLITE: Final = Dialect(
         "notify_payload": _fixed("null as told"),
         "time": lambda column: f"strftime('%Y-%m-%dT%H:%M:%fZ', ({column}) / 1e6, 'unixepoch')",
         "json_object": _fixed("json_object"),
-        # One writer at a time: what is committed later has a higher number.
+        # One writer at a time: later commits have higher numbers.
         "feed_position": _fixed(
             "cast(coalesce((select seq from sqlite_sequence where name = 'headway_feed'), 0) as text)"
         ),
@@ -243,7 +243,7 @@ SQLITE: Final = Dialect(
         "task_of": _fixed("case when json_valid(definition) then definition -> '$.task' end"),
     },
 )
-# For a connection that belongs to the caller: no function of ours is registered there.
+# For a caller's connection, on which our functions are not registered.
 SQLITE_FOREIGN: Final = Dialect(
     "sqlite", {**SQLITE.fragments, "now": _fixed(_SQLITE_WALL), "now_once": _fixed(_SQLITE_WALL)}
 )
@@ -255,7 +255,7 @@ POSTGRES: Final = Dialect(
         "view_now": _fixed(_POSTGRES_NOW),
         "rows": _postgres_rows,
         "list": lambda parameter: f"(select json_array_elements_text(cast(:{parameter} as json)))",
-        # Without the limit it would be a join, for which all of a small table is read.
+        # Without the limit it would be a join, which reads all of a small table.
         "jobs_of": lambda parameter: (
             f"json_array_elements_text(cast(:{parameter} as json)) as wanted(id)"
             " cross join lateral (select * from headway_jobs where headway_jobs.id = wanted.id limit 1) as job"
@@ -270,7 +270,7 @@ POSTGRES: Final = Dialect(
         "notify_payload": _fixed(f"pg_notify('{_CHANNEL}', :payload) as told"),
         "time": lambda column: f"to_timestamp(({column}) / 1e6)",
         "json_object": _fixed("json_build_object"),
-        # A snapshot says exactly which transactions had been committed, and which were still on their way.
+        # A snapshot says exactly which transactions were committed and which were in progress.
         "feed_position": _fixed("cast(pg_current_snapshot() as text)"),
         "feed_since": _fixed(f"{_FEED_FROM} and not pg_visible_in_snapshot({_FED_BY}, {_SNAPSHOT})"),
         "feed_until": _fixed(f"pg_visible_in_snapshot({_FED_BY}, cast(cast(:until as text) as pg_snapshot))"),
@@ -287,12 +287,12 @@ POSTGRES: Final = Dialect(
         "fit": _fixed(_FIT),
         "name_in": _POSTGRES_NAME.format,
         "replace_view": _fixed("create or replace view"),
-        # A cast to JSON would fail for all when one cannot be read. Names are sorted there, so the last is the task's.
+        # A cast to JSON would fail for all rows if one is invalid. Keys are sorted, so the last match is the task.
         "task_of": _fixed("""substring(definition from '.*"task":("(?:[^"\\\\]|\\\\.)*")')"""),
     },
 )
 
-# For a transaction that belongs to the caller: nobody else knows when it is committed.
+# For a caller's transaction: only the caller knows when it commits.
 POSTGRES_FOREIGN: Final = Dialect(
     "postgresql",
     {
@@ -335,7 +335,7 @@ def positional(statement: Statement, mark: Callable[[int], str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of the schema; its text never changes once it is released."""
+    """One migration; its text never changes once it is released."""
 
     version: int
     name: str
@@ -344,7 +344,7 @@ class Migration:
 
 @cache
 def migrations(dialect: Dialect) -> tuple[Migration, ...]:
-    """Return all steps of the schema in their order."""
+    """Return all migrations in order."""
     folder = resources.files(__package__).joinpath("sql", "migrations")
     steps = []
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
@@ -354,7 +354,7 @@ def migrations(dialect: Dialect) -> tuple[Migration, ...]:
 
 
 def _parts(script: str, dialect: Dialect) -> Iterator[str]:
-    """Cut a script into statements. What has statements inside, like a trigger, is marked and ends at a blank line."""
+    """Split a script into statements. One with inner statements, like a trigger, is marked and ends at a blank line."""
     for number, part in enumerate(_ONE_STATEMENT.split(script)):
         match number % 3:
             case 0:

@@ -1,8 +1,8 @@
-"""Webhooks in the store: whom to tell about the end of jobs, and what was told to whom.
+"""Webhooks: endpoints, and deliveries to them.
 
-Deliveries are written by triggers, in the transaction that ends a job: an end that is committed is told, and one that
-is not committed is not. Who sends a delivery takes it for a while, by moving the time at which it is due; a sender that
-dies leaves it to be sent again, under the same id.
+Database triggers insert deliveries in the transaction that ends a job, so exactly the committed ends are delivered. A
+sender claims a delivery by moving its due time. If the sender dies, the delivery becomes due again and is sent with the
+same id.
 """
 
 import base64
@@ -32,26 +32,26 @@ from headway.core.webhooks import (
 from headway.store.transaction import Driver, Row, T, Transaction, as_json, call
 
 SECRET_BYTES: Final = 32
-ROTATION: Final = DAY  # So long the old secret goes on signing beside the new one.
+ROTATION: Final = DAY  # How long the old secret still signs after a rotation.
 SECRETS_MAX: Final = 5
 OUTCOMES_MAX: Final = 20
-ENDPOINTS_MAX: Final = 50  # Of one tenant; each is looked at whenever a job ends.
+ENDPOINTS_MAX: Final = 50  # Per tenant; each is checked whenever a job ends.
 PAGE_MAX: Final = 200
 _LAST_ID: Final = "~"  # Sorts after every id.
 
 
 def new_secret() -> str:
-    """Make a secret, in the way that libraries for webhooks write them."""
+    """Generate a secret in the format of Standard Webhooks."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
 def ensure_callbacks(tenants: Iterable[str]) -> Transaction[None]:
-    """Make sure that jobs of these tenants can have a callback_url, as a part of somebody's transaction."""
+    """Create the callback endpoints of these tenants if they are missing."""
     wanted = {callbacks_id(tenant): tenant for tenant in tenants}
     if not wanted:
         return
     found = {row["id"] for row in (yield call("endpoints_by_id", ids=as_json(sorted(wanted))))}
-    for endpoint_id in sorted(wanted.keys() - found):  # Nearly always there: then nothing is written.
+    for endpoint_id in sorted(wanted.keys() - found):  # Usually they exist, and nothing is written.
         secret = as_json([Secret(new_secret())])
         yield call("ensure_callbacks", id=endpoint_id, tenant=wanted[endpoint_id], secrets=secret)
 
@@ -115,18 +115,18 @@ def _remove(endpoint_id: str) -> Transaction[None]:
 
 
 class StoreWebhooks:
-    """Endpoints and deliveries as rows of the store."""
+    """The endpoints and deliveries of one store."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
 
-    # --- whom to tell
+    # --- endpoints
 
     async def add(
         self, *, tenant: str, url: str, events: Sequence[str] = (ALL_EVENTS,), note: str = "", author: str
     ) -> Endpoint:
-        """Tell this address about jobs of a tenant, `*` for all; the URL must have gone through `check_url`."""
+        """Create an endpoint for jobs of a tenant, or of all with `*`; the caller has checked the URL."""
         check_name(tenant, "tenant")
         rows = await self._driver.fetch(
             call(
@@ -146,26 +146,26 @@ class StoreWebhooks:
         return _endpoint(rows[0])
 
     async def ensure_callbacks(self, tenant: str) -> str:
-        """Make sure that a tenant's jobs can have a callback_url; return the id that stands for all of them."""
+        """Create the callback endpoint of a tenant if it is missing; return its id."""
         await self._driver.run(lambda: ensure_callbacks([tenant]))
         return callbacks_id(tenant)
 
     async def get(self, endpoint_id: str) -> Endpoint:
-        """Read one, or raise `NotFound`."""
+        """Read an endpoint, or raise `NotFound`."""
         rows = await self._driver.fetch(call("endpoint", id=endpoint_id))
         if not rows:
             raise _no_endpoint()
         return _endpoint(rows[0])
 
     async def page(self, *, tenant: str | None = None, after: str | None = None, limit: int = 50) -> list[Endpoint]:
-        """Read a page of them by id, those of one tenant or all."""
+        """Read a page of endpoints by id, of one tenant or all."""
         rows = await self._driver.fetch(
             call("endpoints", tenant=tenant, after=after or "", limit=max(1, min(limit, PAGE_MAX)))
         )
         return [_endpoint(row) for row in rows]
 
     async def named(self, ids: Iterable[str]) -> dict[str, Endpoint]:
-        """Read those of these that exist."""
+        """Read the endpoints with these ids; missing ones are left out."""
         rows = await self._driver.fetch(call("endpoints_by_id", ids=as_json(sorted(set(ids)))))
         return {row["id"]: _endpoint(row) for row in rows}
 
@@ -178,7 +178,7 @@ class StoreWebhooks:
         note: str | None = None,
         is_on: bool | None = None,
     ) -> Endpoint:
-        """Change what is given; what waits goes to the new address."""
+        """Change the given values; pending deliveries go to the new URL."""
         changes: dict[str, Any] = {} if url is None else {"url": url}
         if events is not None:
             changes["events"] = check_events(events)
@@ -189,15 +189,15 @@ class StoreWebhooks:
         return await self._driver.run(lambda: _change(endpoint_id, **changes))
 
     async def rotate(self, endpoint_id: str, *, keep: Duration = ROTATION) -> Endpoint:
-        """Sign with a new secret; the old one signs beside it for a while, so that the receiver has time to change."""
+        """Rotate the secret; the old one also signs for a while, so that the receiver can switch."""
         secret, now = new_secret(), self._clock.now()
         return await self._driver.run(lambda: _rotate(endpoint_id, secret, now, keep))
 
     async def remove(self, endpoint_id: str) -> None:
-        """Tell it nothing more."""
+        """Delete the webhook and discard its pending deliveries."""
         await self._driver.run(lambda: _remove(endpoint_id))
 
-    # --- what is told
+    # --- deliveries
 
     async def next_due(self) -> tuple[Instant | None, Instant]:
         """Return when the next delivery is due, and the store's time."""
@@ -207,7 +207,7 @@ class StoreWebhooks:
     async def claim(
         self, *, limit: int, lease: Duration, endpoints: Collection[str] = (), targets: Collection[str] = ()
     ) -> list[Delivery]:
-        """Take due deliveries for a while, none to these endpoints or to URLs that begin with one of these targets."""
+        """Claim due deliveries for a while, except to these endpoints and to URLs that start with these targets."""
         rows = await self._driver.fetch(
             call(
                 "claim_deliveries",
@@ -220,7 +220,7 @@ class StoreWebhooks:
         return sorted((_delivery(row) for row in rows), key=lambda delivery: (delivery.created_at, delivery.id))
 
     async def add_test(self, endpoint: Endpoint, url: str, lease: Duration) -> Delivery:
-        """Write down a test message, claimed by whoever calls this."""
+        """Insert a test delivery, claimed by the caller."""
         rows = await self._driver.fetch(
             call(
                 "add_test",
@@ -237,7 +237,7 @@ class StoreWebhooks:
     async def record(
         self, delivery: Delivery, outcome: Outcome | None, *, status: str, delay: Duration | None
     ) -> Delivery | None:
-        """Write down how a try went, and when the next one is; None when it was no longer ours.
+        """Record the outcome of a try and when the next one is due; return None if the claim was lost.
 
         Without an outcome nothing was tried, and it is only put off.
         """
@@ -256,7 +256,7 @@ class StoreWebhooks:
         return _delivery(rows[0]) if rows else None
 
     async def delivery(self, delivery_id: str) -> tuple[Delivery, str | None]:
-        """Read one and the tenant of its endpoint, None when that is gone; or raise `NotFound`."""
+        """Read a delivery and the tenant of its endpoint, None if that was deleted; or raise `NotFound`."""
         rows = await self._driver.fetch(call("delivery", id=delivery_id))
         if not rows:
             raise NotFound("no delivery has this id")
@@ -272,7 +272,7 @@ class StoreWebhooks:
         before: str | None = None,
         limit: int = 50,
     ) -> list[Delivery]:
-        """Read a page of deliveries, newest first; with an owner those to its endpoints only."""
+        """Read a page of deliveries, newest first; with an owner, only those to its endpoints."""
         filters: dict[str, object] = {
             "owner": owner,
             "endpoint": endpoint,
@@ -284,27 +284,27 @@ class StoreWebhooks:
         return [_delivery(row) for row in await self._driver.fetch(statement)]
 
     async def failed(self, window: Duration, *, owner: str | None = None, limit: int = 10_000) -> int:
-        """Count the deliveries that were given up lately, up to a limit; with an owner those to its endpoints only."""
+        """Count recently abandoned deliveries, up to a limit; with an owner, only those to its endpoints."""
         rows = await self._driver.fetch(call("failed_deliveries", window=window, owner=owner, limit=limit))
         failed: int = rows[0]["failed"]
         return failed
 
     async def replay(self, delivery_id: str) -> Delivery:
-        """Send it again, under the same id, or raise `NotFound`."""
+        """Send a delivery again with the same id, or raise `NotFound`."""
         return await self._driver.run(lambda: _replay(delivery_id))
 
     async def prune(self, retention: Duration, limit: int) -> int:
-        """Forget deliveries that ended before the retention; return how many."""
+        """Delete deliveries that ended before the retention; return how many."""
         return len(await self._driver.fetch(call("prune_deliveries", age=retention, limit=limit)))
 
 
 def _message_id(now: Instant) -> str:
-    """Make an id like those of the triggers, which sort by time."""
+    """Return an id like those of the triggers, which sort by time."""
     return f"msg_{now:014x}{secrets.token_hex(10)}"
 
 
 def _items(text: str, kind: type[T]) -> tuple[T, ...]:
-    """Read a list as far as it can be read: what one row has wrong must not keep the others from being sent."""
+    """Decode a list; return an empty one if it is invalid, so that other rows are still sent."""
     try:
         return tuple(msgspec.json.decode(text, type=list[kind]))  # type: ignore[valid-type]
     except (msgspec.DecodeError, RecursionError):
