@@ -115,5 +115,4 @@ TOO_LARGE: list[str] = [
     "headway.store.jobs.StoreJobs.page",
     "headway.tasks.context",
     "headway.tasks.task",
-    "headway.testing.world.World",
 ]
