@@ -64,10 +64,11 @@ from headway.core.occurrences import Decided, Decision, LiveJobs
 from headway.core.schedules import CATCH_UP_LIMIT_MAX, QUEUE_LIMIT_MAX, Pause, Schedule, ScheduleSpec
 from headway.core.settings import SHARDS_MAX, Settings
 from headway.core.validation import ATTEMPTS_MAX, KEY_LENGTH_MAX, NAME_LENGTH_MAX, PRIORITY_MAX, TAGS_MAX
+from headway.operations import jobs as job_operations
 from headway.scheduling import planner, scheduler
 from headway.server import fanout, followers, json_bodies, offload, quotas, web
 from headway.server.api import ROUTES
-from headway.server.routes import jobs, openapi, websocket
+from headway.server.routes import openapi, websocket
 from headway.server.routes import streams as follow
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.jobs import PAGE_MAX
@@ -422,7 +423,7 @@ def test_the_limits_of_the_api_are_those_of_the_code() -> None:
             f"{quotas.BODIES_BYTES_MAX >> 20} MiB; {quotas.BODIES_BYTES_OF_ONE_MAX >> 20} MiB"
         ),
         "attempts of a job that are listed": (
-            f"{number(jobs.ATTEMPTS_SHOWN)}, the newest; tracebacks up to {web.PAGE_BYTES_MAX >> 20} MiB"
+            f"{number(job_operations.ATTEMPTS_SHOWN)}, the newest; tracebacks up to {web.PAGE_BYTES_MAX >> 20} MiB"
         ),
         "long poll": f"{follow.WAIT_S_MAX:g} s",
         "open streams of one process: event streams, long polls, WebSockets, their subscriptions after the first": (

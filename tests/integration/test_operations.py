@@ -22,12 +22,14 @@ from headway.client.remote_operations import RemoteOperations
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError
 from headway.core.instants import DAY
+from headway.core.lifecycle import Status
 from headway.core.nodes import Node
 from headway.core.settings import Settings
 from headway.operations.caller import Caller, Principal
 from headway.operations.everything import LocalOperations, Operations
 from headway.operations.verbs import Group, Verb, verbs_of
 from headway.store import Store
+from headway.wire.job_requests import JobFilter, ManyJobs, NewJob, NewJobs
 from headway.wire.schedule_requests import NamedSchedule, PreviewBody, ScheduleBody, SchedulesBody
 from headway.wiring.webhooks import OneOffSender
 from tests.support.api import api_process
@@ -40,8 +42,19 @@ PRINCIPALS = {
     ACME: Principal(ACME, "acme", "operator"),
 }
 IDS = re.compile(r"\b(job|node|tok|wh|msg|auto|req)_[0-9a-z]{26,34}\b")
+SPANS = re.compile(r"(?<=ready for ).*|\b\d+(ms|s)\b( ago)?|\bjust now\b|\bnow\b")
 TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)")
-PASSING = {"oldest_age_seconds", "eta_seconds", "beat_at", "latency_ms", "took_ms", "url", "secret"}
+PASSING = {
+    "oldest_age_seconds",
+    "ready_seconds",
+    "eta_seconds",
+    "seq",
+    "beat_at",
+    "latency_ms",
+    "took_ms",
+    "url",
+    "secret",
+}
 HOOK = "http://127.0.0.1:1/hook"  # Nothing listens there.
 
 Call = Callable[[Operations], Awaitable[Any]]
@@ -106,7 +119,61 @@ async def replay(on: Operations, message_id: str) -> object:
     return again.id, again.endpoint, again.event, again.status
 
 
+async def newest(on: Operations, queue: str) -> str:
+    """Return the id of the newest job of a queue."""
+    found = await on.jobs.list(JobFilter(queue=queue))
+    return found.items[0].id if found.items else "job_nobody"
+
+
+def with_job(queue: str, call: Callable[[Operations, str], Awaitable[Any]], *before: Call) -> Scenario:
+    """Call an operation on a job that was enqueued before."""
+
+    async def enqueue(on: Operations) -> None:
+        new = NewJob(type="report", args={"n": 1, "token": "secret"}, queue=queue, tenant="acme")
+        await on.jobs.enqueue(new, idempotency_key=queue)  # Without one, remote callers make one up.
+
+    async def on_it(on: Operations) -> Any:
+        return await call(on, await newest(on, queue))
+
+    return Scenario(on_it, [enqueue, *before])
+
+
+def ended(queue: str, call: Callable[[Operations, str], Awaitable[Any]]) -> Scenario:
+    """Call an operation on a job that was cancelled before."""
+
+    async def cancel(on: Operations) -> None:
+        await on.jobs.cancel(await newest(on, queue), reason="wrong month")
+
+    return with_job(queue, call, cancel)
+
+
+def of_queue(queue: str, **what: Any) -> ManyJobs:
+    return ManyJobs(filter=JobFilter(queue=queue), reason="all of them", **what)
+
+
 SCENARIOS: dict[str, Scenario] = {
+    "enqueue": Scenario(
+        lambda on: on.jobs.enqueue(
+            NewJob(type="report", args={"to": "ada"}, delay="1h", tenant="acme", tags=["x"]), idempotency_key="mail-1"
+        )
+    ),
+    "enqueue_many": Scenario(
+        lambda on: on.jobs.enqueue_many(
+            NewJobs([NewJob(type="report", queue="bulk", key=f"b{n}", tenant="acme") for n in range(3)])
+        )
+    ),
+    "list_jobs": with_job("listed", lambda on, _: on.jobs.list(JobFilter(type="report", queue="listed"), limit=1)),
+    "count_jobs": with_job("counted", lambda on, _: on.jobs.count(JobFilter(queue="counted"))),
+    "latest_job": with_job("latest", lambda on, _: on.jobs.latest("report", status=Status.PENDING)),
+    "get_job": with_job("shown", lambda on, id: on.jobs.show(id, wait="10ms")),
+    "attempts_of_job": with_job("tried", lambda on, id: on.jobs.attempts(id)),
+    "log_of_job": with_job("logged", lambda on, id: on.jobs.log(id, order="desc")),
+    "history_of_job": ended("past", lambda on, id: on.jobs.history(id)),
+    "why_of_job": ended("asked", lambda on, id: on.jobs.why(id)),
+    "cancel_job": with_job("unwanted", lambda on, id: on.jobs.cancel(id, reason="wrong month")),
+    "retry_job": ended("again", lambda on, id: on.jobs.retry(id, args={"n": 2, "token": "***"})),
+    "retry_many": ended("once-more", lambda on, _: on.jobs.retry_many(of_queue("once-more"))),
+    "cancel_many": with_job("all", lambda on, _: on.jobs.cancel_many(of_queue("all", limit=2))),
     "list_queues": Scenario(lambda on: on.queues.list(), [lambda on: on.queues.pause("seen", reason="why")]),
     "pause_queue": Scenario(lambda on: on.queues.pause("media", reason="the disk is full")),
     "resume_queue": Scenario(lambda on: on.queues.resume("tap"), [lambda on: on.queues.pause("tap")]),
@@ -194,7 +261,7 @@ def normal(value: Any, name: str = "") -> Any:
         return {key: normal(inner, key) for key, inner in value.items() if key not in PASSING}
     if isinstance(value, list | tuple):
         return [normal(inner) for inner in value if not (isinstance(inner, dict) and inner.get("roles") == ["api"])]
-    return TIMES.sub("T", IDS.sub(r"\1", value)) if isinstance(value, str) else value
+    return SPANS.sub("S", TIMES.sub("T", IDS.sub(r"\1", value))) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.cli.doctor_restored": {
         "headway.store.restore_detection",
     },
-    "headway.cli.jobs": {
-        "headway.store",
-        "headway.store.bulk",
-    },
     "headway.cli.lock": {
         "headway.coordination.locks",
         "headway.store",
@@ -52,7 +48,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.cli.remote": {
         "headway.store",
         "headway.store.audit_log",
-        "headway.store.bulk",
         "headway.store.facts",
         "headway.store.failures",
         "headway.store.metrics",
@@ -67,28 +62,16 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.worker.ipc",
     },
     "headway.cli.session": {
-        "headway.server.routes.bulk",
         "headway.store",
         "headway.store.audit_log",
-        "headway.store.bulk",
         "headway.store.facts",
         "headway.store.failures",
-        "headway.store.job_filter",
         "headway.store.sqlite",
         "headway.store.transaction",
         "headway.worker.descendants",
     },
-    "headway.server.routes.bulk": {
-        "headway.store",
-        "headway.store.audit_log",
-        "headway.store.bulk",
-        "headway.store.job_filter",
-    },
     "headway.server.routes.dead_letters": {
         "headway.store.failures",
-    },
-    "headway.server.routes.jobs": {
-        "headway.store.job_filter",
     },
     "headway.server.routes.operations": {
         "headway.store.facts",
@@ -111,7 +94,6 @@ TOO_LARGE: list[str] = [
     "headway.client.operators.Dead.retry_many",
     "headway.core.lifecycle._settlement",
     "headway.operations.verbs.verb",
-    "headway.server.routes.jobs",
     "headway.store.jobs.StoreJobs.page",
     "headway.tasks.context",
     "headway.tasks.task",

@@ -15,12 +15,13 @@ from headway.cli.dead import LIST_MAX
 from headway.core.instants import HOUR, SECOND
 from headway.server import followers, live_fanout, outbound
 from headway.server import webhook_sender as deliverer
-from headway.server.routes import bulk, series
 from headway.server.routes import dead_letters as letters
+from headway.server.routes import series
 from headway.server.routes import streams as follow
 from headway.store import bulk as store_bulk
 from headway.store import failures, queue, statements, webhooks
 from headway.wire import base
+from headway.wire import job_requests as bulk
 from headway.worker import reporter
 
 ROOT = Path(__file__).parents[2]

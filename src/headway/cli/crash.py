@@ -17,9 +17,10 @@ from headway.cli.session import Desk, Session, hear_time
 from headway.cli.text import clean, span
 from headway.cli.watch import FAILED, Line, Sight, frame, painted, sights
 from headway.core.clock import Clock
-from headway.core.instants import SECOND
+from headway.core.instants import SECOND, parse_instant
 from headway.core.lifecycle import Status
 from headway.core.settings import Settings
+from headway.operations.everything import Operations
 from headway.store import Store
 
 NAMES: Final = ("one", "two")
@@ -34,7 +35,7 @@ class _Scene:
     """What has happened so far."""
 
     out: Output
-    desk: Desk
+    operations: Operations
     began: float
     workers: dict[str, asyncio.subprocess.Process]
     is_live: bool
@@ -44,7 +45,7 @@ class _Scene:
 
     @property
     def elapsed(self) -> float:
-        return self.desk.clock.monotonic() - self.began
+        return self.operations.clock.monotonic() - self.began
 
     def say(self, text: str, style: str = "") -> None:
         """Add to the story; where nothing is drawn, tell it."""
@@ -55,16 +56,16 @@ class _Scene:
     def watch(self, sight: Sight) -> None:
         """See what is new, and do what this is all about."""
         job = sight.job
-        state, before = (job.status, job.attempt), self.seen
+        state, before = (job.status, job.attempts), self.seen
         if job.status is Status.RUNNING and not self.victim and job.progress >= KILL_AT:
             self._kill(sight)
         if state == before:
             return
         self.seen = state
-        if job.status is Status.RUNNING and job.attempt == 1:
+        if job.status is Status.RUNNING and job.attempts == 1:
             self.say(f"worker {sight.worker} runs {TASK}; it keeps a lease of {span(WORKER_LEASE)} and extends it")
         elif job.status is Status.RUNNING and self.victim:
-            self.say(f"the lease ran out: worker {sight.worker} runs attempt {job.attempt} of the same job", "good")
+            self.say(f"the lease ran out: worker {sight.worker} runs attempt {job.attempts} of the same job", "good")
             self.say("steps that were done are not repeated: ctx.once keeps their results", "good")
         elif job.status is Status.COMPLETED:
             self.say("completed: one job, two attempts, one result", "good")
@@ -74,7 +75,8 @@ class _Scene:
         process = self.workers[sight.worker]
         process.kill()
         self.say(f"kill -9 {process.pid}: worker {sight.worker} is gone, with the process that ran the job", "bad")
-        left = max(0, (sight.job.lease_until or sight.now) - sight.now)
+        lease_until = sight.evidence.get("lease_until")
+        left = 0 if lease_until is None else max(0, parse_instant(lease_until) - sight.now)
         self.say(f"nobody told the store, which waits until the lease runs out, in {span(left)}", "warn")
 
 
@@ -90,7 +92,7 @@ async def play(session: Session, url: str, seconds: float | None) -> int:
         for name in NAMES:
             workers[name] = await subprocesses.start("headway.cli.crash:run_node", {"store": url, "name": name})
         is_live = session.out.on_terminal and not session.as_json
-        scene = _Scene(session.out, desk, clock.monotonic(), workers, is_live)
+        scene = _Scene(session.out, desk.operations, clock.monotonic(), workers, is_live)
         scene.say(f"two workers on one store: {' and '.join(f'{name} ({workers[name].pid})' for name in workers)}")
         await _follow(scene, job_id, seconds)
         await _tell_end(session, store, job_id)
@@ -120,7 +122,7 @@ async def _follow(scene: _Scene, job_id: str, seconds: float | None) -> None:
 
 
 async def _watch(scene: _Scene, job_id: str, seconds: float | None, stopping: asyncio.Event, draw: Any) -> None:
-    async for sight in sights(scene.desk, job_id):
+    async for sight in sights(scene.operations, job_id):
         scene.watch(sight)
         draw(sight)
         if stopping.is_set() or (seconds is not None and scene.elapsed >= seconds):

@@ -10,7 +10,6 @@ from typing import Annotated, Final
 
 import typer
 
-from headway.cli.filters import in_api
 from headway.cli.output import Column
 from headway.cli.parsing import YesOption, confirm
 from headway.cli.schedule_names import job_label, with_tenant
@@ -219,7 +218,8 @@ async def drop(
             return _tell_plan(session, "be dropped", letters, more)
         if letters:
             confirm(f"This drops {_some(letters)}.", yes=yes)
-        given = {name: value for name, value in in_api(filters).items() if name != "tenant"}
+        said = {"type" if name == "task" else name: value for name, value in filters.items()}
+        given = {name: value for name, value in said.items() if value is not None and name != "tenant"}
         for owner in sorted({letter.tenant for letter in letters}):
             theirs = [letter.id for letter in letters if letter.tenant == owner]
             for start in range(0, len(theirs), PAGE):

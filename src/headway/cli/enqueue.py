@@ -2,7 +2,7 @@
 
 from contextlib import aclosing, asynccontextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,9 +12,13 @@ from headway.cli.session import AUTHOR, Desk, Session, hear_time, new_command
 from headway.cli.watch import stay, tell
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, TaskNotFound
+from headway.core.instants import parse_duration, parse_start
+from headway.wire.job_requests import NewJob
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from headway.operations.everything import Operations
 
 
 async def enqueue(
@@ -56,45 +60,46 @@ async def enqueue(
     if watch and wait:
         raise DefinitionError("say --watch or --wait, not both")
     timeout_s = read_timeout(timeout, watch or wait)
-    options: dict[str, Any] = {
-        "delay": delay,
-        "at": at,
-        "key": key,
-        "queue": queue,
-        "priority": priority,
-        "tenant": tenant,
-        "max_attempts": max_attempts,
-        "tags": tag,
-        "expires": expires,
-        "timeout": job_timeout,
-        "callback_url": callback_url,
-    }
-    async with _enqueued(session, task, read_args(arg, args), options) as (desk, job_id):
+    for name, duration in (("delay", delay), ("expires", expires), ("timeout", job_timeout)):
+        if duration is not None:
+            parse_duration(duration, what=name)
+    if at is not None:
+        parse_start(at, what="at")
+    job = NewJob(
+        type=task,
+        args=read_args(arg, args),
+        delay=delay,
+        run_at=at,
+        queue=queue,
+        priority=priority,
+        tenant=tenant,
+        max_attempts=max_attempts,
+        tags=tag,
+        expires=expires,
+        timeout=job_timeout,
+        callback_url=callback_url,
+    )
+    async with _operations(session, job) as operations:
+        enqueued = await operations.jobs.enqueue(job, idempotency_key=key)
         if watch or wait:
-            return await stay(session, desk, job_id, draws=watch, timeout_s=timeout_s)
-        await tell(session, await desk.store.jobs.get(job_id), desk)
+            return await stay(session, operations, enqueued.id, draws=watch, timeout_s=timeout_s)
+        await tell(session, enqueued, operations)
     return 0
 
 
 @asynccontextmanager
-async def _enqueued(
-    session: Session, task: str, args: dict[str, Any], options: dict[str, Any]
-) -> "AsyncIterator[tuple[Desk, str]]":
-    """Hand in the job, through the app or through the server, and return where to look at it."""
+async def _operations(session: Session, job: NewJob) -> "AsyncIterator[Operations]":
+    """Open the operations of the server, or of the store of the app, which knows the task."""
     if session.server is not None:
-        from headway.cli.remote import RemoteDesk
-
-        async with session.open() as remote:
-            assert isinstance(remote, RemoteDesk)
-            yield remote, await remote.enqueue(task, args, options)
+        async with session.operations() as operations:
+            yield operations
         return
-    app, task = _resolve(session, task)
+    app, job.type = _resolve(session, job.type)
     async with app:
-        handle = await app.enqueue(task, args, **options)
         store, clock = await app.store(), Clock(node=AUTHOR)
-        desk = Desk(store, clock, await hear_time(store, clock), redis=app.settings.redis)
+        desk = Desk(store, clock, await hear_time(store, clock), redis=app.settings.redis, tasks=app.tasks)
         async with aclosing(desk):
-            yield desk, handle.id
+            yield desk.operations
 
 
 def _resolve(session: Session, task: str) -> tuple[Headway, str]:

@@ -13,30 +13,30 @@ from headway.cli.schedule_names import with_tenant
 from headway.core.errors import DefinitionError
 from headway.core.instants import Instant, isoformat
 from headway.core.lifecycle import Status
+from headway.wire.job_requests import JobFilter
 
-# By the names that the store has for them.
+# By the names that the API has for them.
 _FLAGS: Final[dict[str, Any]] = {
     "status": typer.Option("--status", metavar="STATUS", help="PENDING, RUNNING, FAILED, …"),
-    "task": typer.Option("--task", metavar="NAME", help="Of this task."),
+    "type": typer.Option("--task", metavar="NAME", help="Of this task."),
     "queue": typer.Option("--queue", metavar="NAME", help="Of this queue."),
     "tenant": typer.Option("--tenant", metavar="NAME", help="Of this tenant."),
     "schedule": typer.Option("--schedule", metavar="NAME", help="Of this schedule; tenant/name of another tenant."),
     "tag": typer.Option("--tag", metavar="TEXT", help="With this tag."),
     "key": typer.Option("--key", metavar="TEXT", help="With this key."),
-    "words": typer.Option("--text", metavar="TEXT", help="With this in task, key, schedule, id or reason."),
-    "since": typer.Option("--created-after", metavar="T", help="Enqueued then or later; 2h is two hours ago."),
-    "until": typer.Option("--created-before", metavar="T", help="Enqueued before."),
+    "q": typer.Option("--text", metavar="TEXT", help="With this in task, key, schedule, id or reason."),
+    "created_after": typer.Option("--created-after", metavar="T", help="Enqueued then or later; 2h is two hours ago."),
+    "created_before": typer.Option("--created-before", metavar="T", help="Enqueued before."),
     "finished_after": typer.Option("--finished-after", metavar="T", help="Ended then or later."),
     "finished_before": typer.Option("--finished-before", metavar="T", help="Ended before."),
     "rerun_of": typer.Option("--rerun-of", metavar="ID", help="That repeat this job."),
 }
 _TIMES: Final = {
-    "since": "--created-after",
-    "until": "--created-before",
+    "created_after": "--created-after",
+    "created_before": "--created-before",
     "finished_after": "--finished-after",
     "finished_before": "--finished-before",
 }
-_NAMES_IN_API: Final = {"task": "type", "words": "q", "since": "created_after", "until": "created_before"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +55,11 @@ class Chosen:
             given["rerun_of"] = f"job_{given['rerun_of']}"
         return cls(given)
 
-    def read(self, now: Instant) -> dict[str, Any]:
-        """Return them as the store takes them; `2h` is two hours before now."""
-        found: dict[str, Any] = with_tenant(self.given)
-        return found | {name: read_past(found[name], now, flag) for name, flag in _TIMES.items() if name in found}
-
-
-def in_api(filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Write filters of the store as the API takes them."""
-    return {
-        _NAMES_IN_API.get(name, name): isoformat(value) if name in _TIMES else value
-        for name, value in filters.items()
-        if value is not None
-    }
+    def read(self, now: Instant) -> JobFilter:
+        """Return them as operations take them; `2h` is two hours before now."""
+        said = with_tenant(self.given)
+        times = {name: isoformat(read_past(said[name], now, flag)) for name, flag in _TIMES.items() if name in said}
+        return JobFilter(**{**said, **times})
 
 
 def _status(text: str) -> str:

@@ -1,9 +1,8 @@
 """`headway jobs`: look at jobs, ask why, follow them, and steer them."""
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -20,21 +19,18 @@ from headway.cli.parsing import (
     read_timeout,
 )
 from headway.cli.schedule_names import job_label
-from headway.cli.session import AUTHOR, Desk, Session, command, new_group, paged
+from headway.cli.session import Session, command, new_group
 from headway.cli.text import away, clean, count, span
-from headway.cli.watch import INTERRUPTED, LOOK_S, stay, tell
+from headway.cli.watch import INTERRUPTED, LOOK_S, node_names, stay, tell
 from headway.cli.watch import watch as watch_job
 from headway.core.errors import DefinitionError
 from headway.core.instants import MILLISECOND, SECOND, Instant, parse_instant, to_datetime
-from headway.core.job_details import Step, error_line, read_detail, read_json
-from headway.core.jobs import Job
+from headway.core.job_details import error_words
 from headway.core.lifecycle import Status
-from headway.operations import audit_log as deeds
-from headway.store import Store
-from headway.store.bulk import Verb
-from headway.wire.base import stamp
-from headway.wire.jobs import LogLine, attempt_of, line_of
-from headway.wire.shapes import Shape
+from headway.operations.everything import Operations
+from headway.operations.verbs import pages
+from headway.wire.job_requests import ManyJobs, ManyOutcome
+from headway.wire.jobs import Attempt, Failure, Job, LogLine, Step
 
 LIST_MAX: Final = 10_000
 LOG_PAGE: Final = 1_000
@@ -65,12 +61,13 @@ async def list_(
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=LIST_MAX, help="How many.")] = 50,
 ) -> None:
     """List jobs, newest first."""
-    async with session.open() as desk:
-        found = await desk.told(await paged(desk.store.jobs.page, chosen.read(desk.now), before, limit + 1))
-        names = await desk.node_names() if any(job.status is Status.RUNNING for job in found) else {}
-        now, shapes = desk.now, [desk.job_shape(job, names=names) for job in found[:limit]]
+    async with session.operations() as operations:
+        which = chosen.read(operations.now)
+        newest_first = pages(operations.jobs.list, which, cursor=_job_id(before), most=limit + 1)
+        found = [job async for job in newest_first]
+        now, shown = operations.now, found[:limit]
     if session.as_json:
-        session.out.json(shapes)
+        session.out.json(shown)
     elif not found:
         session.out.say(
             "no job matches" if chosen.given or before is not None else "no jobs yet; `headway enqueue TASK` makes one"
@@ -84,57 +81,45 @@ async def list_(
             Column("created", "time", spare=True),
             Column("why", wraps=True),
         ]
-        session.out.table(columns, [_row(shape, now) for shape in shapes])
+        session.out.table(columns, [_row(job, now) for job in shown])
     if len(found) > limit:
         session.out.note(f"there are more: --before {found[limit - 1].id}")
 
 
-def _row(shape: Shape, now: Instant) -> tuple[object, ...]:
-    created = away(parse_instant(shape["created_at"]), now)
-    return (
-        shape["id"],
-        shape["status"],
-        shape["type"],
-        job_label(shape["tenant"], shape["schedule"]),
-        created,
-        shape["why"],
-    )
+def _row(job: Job, now: Instant) -> tuple[object, ...]:
+    created = away(parse_instant(job.created_at), now)
+    return job.id, job.status, job.type, job_label(job.tenant, job.schedule), created, job.why
 
 
 @command(app)
 async def show(session: Session, job_id: IdArgument) -> None:
     """Show one job: what it is, how far it is, its attempts, what went wrong, and who repeats whom."""
-    async with session.open() as desk:
-        [job] = await desk.told([await _job(desk, job_id)])
-        reason = await desk.why(job)
-        attempts = [msgspec.to_builtins(attempt_of(attempt)) for attempt in await desk.store.jobs.attempts(job.id)]
-        reruns = await desk.store.jobs.reruns(job.id)
-        names = await desk.node_names()
-        shape = {**desk.job_shape(job, why=reason), "history": attempts, "reruns": reruns}
+    async with session.operations() as operations:
+        job = await _find(operations, job_id)
+        reason = await operations.jobs.why(job.id)
+        attempts = (await operations.jobs.attempts(job.id)).items
+        names = await node_names(operations)
+    job = msgspec.structs.replace(job, why=reason.why)
+    shown = {**msgspec.to_builtins(job), "history": attempts, "reruns": reason.evidence.get("reruns", [])}
     if session.as_json:
-        session.out.json(shape)
+        session.out.json(shown)
         return
-    session.out.facts(_facts(shape, job))
-    _tell_steps(session.out, read_detail(job).steps)
+    session.out.facts(_facts(job, shown))
+    _tell_steps(session.out, (job.detail.steps if job.detail is not None else None) or [])
     _tell_attempts(session.out, attempts, names)
-    _tell_error(session.out, shape["error"])
+    _tell_error(session.out, job.error)
 
 
-def _facts(shape: Shape, job: Job) -> dict[str, object]:
+def _facts(job: Job, shown: Mapping[str, Any]) -> dict[str, object]:
     hidden = {"batch", "version", "detail", "history", "error", "progress", "eta_seconds", "attempts", "failures"}
     hidden |= {"max_attempts", "node", "ready_at", "reviewed_at", "parked", "reason"}
-    facts: dict[str, object] = {
-        "id": shape["id"],
-        "type": shape["type"],
-        "status": shape["status"],
-        "why": shape["why"],
-    }
+    facts: dict[str, object] = {"id": job.id, "type": job.type, "status": job.status, "why": job.why}
     if job.status is Status.RUNNING:
-        left = "" if shape["eta_seconds"] is None else f", about {span(shape['eta_seconds'] * SECOND)} left"
+        left = "" if job.eta_seconds is None else f", about {span(job.eta_seconds * SECOND)} left"
         facts["progress"] = f"{job.progress}%{left}"
-    facts["attempts"] = f"{job.attempt} ({job.failures} failed, {job.max_attempts} allowed)" if job.attempt else ""
-    facts["key"] = shape["key"]
-    facts |= {name: _plain(value) for name, value in shape.items() if name not in hidden and name not in facts}
+    facts["attempts"] = f"{job.attempts} ({job.failures} failed, {job.max_attempts} allowed)" if job.attempts else ""
+    facts["key"] = job.key
+    facts |= {name: _plain(value) for name, value in shown.items() if name not in hidden and name not in facts}
     return facts
 
 
@@ -158,7 +143,7 @@ def _tell_steps(out: Output, steps: Sequence[Step]) -> None:
     out.table((Column("", "good"), Column("", wraps=True), Column("", "quiet", right=True)), rows, indent=2)
 
 
-def _tell_attempts(out: Output, attempts: Sequence[Shape], names: dict[str, str]) -> None:
+def _tell_attempts(out: Output, attempts: Sequence[Attempt], names: dict[str, str]) -> None:
     if not attempts:
         return
     out.say("attempts", "quiet")
@@ -173,20 +158,18 @@ def _tell_attempts(out: Output, attempts: Sequence[Shape], names: dict[str, str]
     out.table(columns, [_attempt_row(attempt, names) for attempt in attempts], indent=2)
 
 
-def _attempt_row(attempt: Shape, names: dict[str, str]) -> tuple[object, ...]:
-    begin, end = attempt["started_at"], attempt["ended_at"]
-    took = _seconds_between(begin, end)
-    error = attempt["error"]
-    text = attempt["reason"] or ""
-    if error is not None:
-        line = error_line(to_json(error))
+def _attempt_row(attempt: Attempt, names: dict[str, str]) -> tuple[object, ...]:
+    begin, end = attempt.started_at, attempt.ended_at
+    text = attempt.reason or ""
+    if attempt.error is not None:
+        line = error_words(attempt.error.type, attempt.error.message)
         text = f"{text}: {line}" if text else line
-    node = attempt["node"] or ""
+    node = attempt.node or ""
     return (
-        attempt["attempt"],
+        attempt.attempt,
         (begin or "")[:19].replace("T", " "),
-        took,
-        attempt["outcome"],
+        _seconds_between(begin, end),
+        attempt.outcome,
         names.get(node, node),
         text,
     )
@@ -196,12 +179,12 @@ def _seconds_between(begin: str | None, end: str | None) -> str:
     return "" if begin is None or end is None else span(max(0, parse_instant(end) - parse_instant(begin)))
 
 
-def _tell_error(out: Output, error: Shape | None) -> None:
+def _tell_error(out: Output, error: Failure | None) -> None:
     if error is None:
         return
     out.say("error", "quiet")
-    out.say(f"  {clean(error_line(to_json(error)))}", "bad")
-    lines = str(error.get("traceback") or "").splitlines()
+    out.say(f"  {clean(error_words(error.type, error.message))}", "bad")
+    lines = (error.traceback or "").splitlines()
     for line in lines[-TRACEBACK_LINES_MAX:]:
         out.say(f"  {clean(line)}", "quiet")
 
@@ -209,15 +192,15 @@ def _tell_error(out: Output, error: Shape | None) -> None:
 @command(app)
 async def why(session: Session, job_id: IdArgument) -> None:
     """Say why a job is where it is, in one sentence, with the evidence."""
-    async with session.open() as desk:
-        job = await _job(desk, job_id)
-        now = desk.now
-        reason = await desk.explain(job)
+    async with session.operations() as operations:
+        job = await _find(operations, job_id)
+        now = operations.now
+        reason = await operations.jobs.why(job.id)
     if session.as_json:
         session.out.json({"status": reason.status, "why": reason.why, "evidence": reason.evidence})
         return
     since = span(max(0, now - _since(job)))
-    session.out.say(clean(f"{job.id} {job.task} is {reason.status} ({since})"), "name")
+    session.out.say(clean(f"{job.id} {job.type} is {reason.status} ({since})"), "name")
     evidence = {
         name.replace("_", " "): _plain(value)
         for name, value in reason.evidence.items()
@@ -230,8 +213,7 @@ async def why(session: Session, job_id: IdArgument) -> None:
 def _since(job: Job) -> Instant:
     """Return since when a job has been where it is."""
     by_status = {Status.PENDING: job.ready_at, Status.RUNNING: job.started_at, Status.SCHEDULED: job.created_at}
-    since = job.finished_at or by_status.get(job.status)
-    return job.updated_at if since is None else since
+    return parse_instant(job.finished_at or by_status.get(job.status) or job.updated_at)
 
 
 @command(app)
@@ -241,8 +223,8 @@ async def watch(session: Session, job_id: IdArgument, timeout: TimeoutOption = N
     Ctrl-C stops watching, not the job. The exit code is 0 when it completed, else 1.
     """
     timeout_s = read_timeout(timeout, True)
-    async with session.open() as desk:
-        return await watch_job(session, desk, (await _job(desk, job_id)).id, timeout_s=timeout_s)
+    async with session.operations() as operations:
+        return await watch_job(session, operations, (await _find(operations, job_id)).id, timeout_s=timeout_s)
 
 
 @command(app)
@@ -255,12 +237,12 @@ async def logs(
     ] = None,
 ) -> int:
     """Show what a job has logged."""
-    async with session.open() as desk:
-        job = await _job(desk, job_id)
-        lines = [line async for line in _log(desk.store, job.id)]
-        kept = lines if number is None else list(deque(lines, maxlen=number))
+    async with session.operations() as operations:
+        job = await _find(operations, job_id)
+        lines = await _read_log(operations, job.id, number)
+        kept = lines if number is None else lines[len(lines) - min(number, len(lines)) :]
         if session.as_json and not follow:
-            session.out.json([line_of(line) for line in kept])
+            session.out.json(kept)
             return 0
         writer = _LogWriter(session)
         writer.write(kept)
@@ -269,30 +251,32 @@ async def logs(
                 session.out.note("nothing was logged" + ("" if job.status.is_final else " yet"))
             return 0
         try:
-            await _follow_log(desk, job.id, lines[-1]["seq"] if lines else 0, writer)
+            await _follow_log(operations, job.id, lines[-1].seq if lines else None, writer)
         except asyncio.CancelledError:  # Ctrl-C.
             session.out.note("stopped following; the job goes on")
             return INTERRUPTED
     return 0
 
 
-async def _log(store: Store, job_id: str, after: int = 0) -> AsyncIterator[dict[str, Any]]:
-    while page := await store.jobs.log(job_id, after=after, limit=LOG_PAGE):
-        for line in page:
-            yield line
-        after = page[-1]["seq"]
+async def _read_log(operations: Operations, job_id: str, number: int | None) -> list[LogLine]:
+    """Read the log, oldest line first: all of it, or the last lines, at least one of them."""
+    if number is None:
+        return [line async for line in pages(operations.jobs.log, job_id)]
+    newest = [line async for line in pages(operations.jobs.log, job_id, order="desc", most=max(number, 1))]
+    return newest[::-1]
 
 
-async def _follow_log(desk: Desk, job_id: str, after: int, writer: "_LogWriter") -> None:
+async def _follow_log(operations: Operations, job_id: str, after: int | None, writer: "_LogWriter") -> None:
     wake = asyncio.Event()
     is_over = False
     while not is_over:
-        is_over = (await desk.store.jobs.get(job_id)).status.is_final  # Before the look, so that it is the last one.
-        lines = [line async for line in _log(desk.store, job_id, after)]
+        is_over = (await operations.jobs.show(job_id)).status.is_final  # Before the look, so that it is the last one.
+        cursor = None if after is None else str(after)
+        lines = [line async for line in pages(operations.jobs.log, job_id, cursor=cursor)]
         writer.write(lines)
-        after = lines[-1]["seq"] if lines else after
+        after = lines[-1].seq if lines else after
         if not is_over:
-            await desk.clock.rest(LOOK_S, wake)
+            await operations.clock.rest(LOOK_S, wake)
 
 
 class _LogWriter:
@@ -302,18 +286,17 @@ class _LogWriter:
         self._out, self._as_json = session.out, session.as_json
         self._attempt: int | None = None
 
-    def write(self, lines: Sequence[dict[str, Any]]) -> None:
+    def write(self, lines: Sequence[LogLine]) -> None:
         """Write some lines."""
         for line in lines:
             if self._as_json:
-                print(to_json(line_of(line)), flush=True)
+                print(to_json(line), flush=True)
                 continue
-            if self._attempt is not None and line["attempt"] != self._attempt:
-                self._out.say(f"— attempt {line['attempt']}", "quiet")
-            self._attempt = line["attempt"]
-            shown = line_of(line)
-            text = f"{_milliseconds(line['at'])}  {clean(_source(shown) + line['line'])}"
-            self._out.say(text, _LEVEL_STYLES.get(shown.level, ""))
+            if self._attempt is not None and line.attempt != self._attempt:
+                self._out.say(f"— attempt {line.attempt}", "quiet")
+            self._attempt = line.attempt
+            text = f"{_milliseconds(parse_instant(line.at))}  {clean(_source(line) + line.line)}"
+            self._out.say(text, _LEVEL_STYLES.get(line.level, ""))
 
 
 _LEVEL_STYLES: Final = {"debug": "quiet", "warning": "warn", "error": "bad", "critical": "bad"}
@@ -337,23 +320,22 @@ def _milliseconds(instant: Instant) -> str:
 @command(app)
 async def events(session: Session, job_id: IdArgument) -> None:
     """Show the history of a job: every change of its state, when, why and by whom."""
-    async with session.open() as desk:
-        job = await _job(desk, job_id)
-        found = await desk.store.jobs.events(job.id)
-        names = await desk.node_names()
+    async with session.operations() as operations:
+        job = await _find(operations, job_id)
+        found = (await operations.jobs.history(job.id)).items
+        names = await node_names(operations)
     if session.as_json:
-        session.out.json([{**event, "at": stamp(event["at"]), "data": read_json(event["data"])} for event in found])
+        session.out.json(found)
         return
-    rows = [(_precise(event["at"]), event["event"], _event_words(event["data"], names)) for event in found]
+    rows = [(_precise(parse_instant(entry.at)), entry.event, _event_words(entry.data, names)) for entry in found]
     session.out.table((Column("at (UTC)", "time"), Column("event", "name"), Column("", wraps=True)), rows)
 
 
-def _event_words(text: str, names: dict[str, str]) -> str:
-    data = read_json(text)
+def _event_words(data: Any, names: dict[str, str]) -> str:
     if not isinstance(data, dict):
         return str(data)
     if "node" in data:
-        data["node"] = names.get(data["node"], data["node"])
+        data = {**data, "node": names.get(data["node"], data["node"])}
     return "  ".join(f"{name} {_plain(value)}" for name, value in data.items() if value not in (None, ""))
 
 
@@ -384,15 +366,15 @@ async def retry(
     _require_which(ids, chosen)
     if len(ids or ()) != 1 and (watch or other is not None):
         raise DefinitionError("--watch, -a and --args are for one job: say its id")
-    async with session.open() as desk:
+    async with session.operations() as operations:
         if ids is None or len(ids) != 1 or dry_run:
-            return await _many(session, desk, "retry", ids, chosen, reason, dry_run=dry_run, yes=yes)
-        found = await _job(desk, ids[0])
-        job = await desk.retry(found, other)
+            return await _many(session, operations, "retry", ids, chosen, reason, dry_run=dry_run, yes=yes)
+        found = await _find(operations, ids[0])
+        job = await operations.jobs.retry(found.id, args=other)
         if watch:
-            return await watch_job(session, desk, job.id)
+            return await watch_job(session, operations, job.id)
         if session.as_json:
-            session.out.json(desk.job_shape(job))
+            session.out.json(job)
         elif job.id == found.id:
             session.out.say(clean(f"{job.id} is looked at again"))
         else:
@@ -422,16 +404,15 @@ async def cancel(
     _require_which(ids, chosen)
     if len(ids or ()) != 1 and wait:
         raise DefinitionError("--wait is for one job: say its id")
-    async with session.open() as desk:
+    async with session.operations() as operations:
         if ids is None or len(ids) != 1 or dry_run:
-            return await _many(session, desk, "cancel", ids, chosen, reason, dry_run=dry_run, yes=yes)
-        found = await _job(desk, ids[0])
-        job = await desk.acting(deeds.cancel(found, reason)).queue.cancel(found.id, author=AUTHOR, reason=reason)
+            return await _many(session, operations, "cancel", ids, chosen, reason, dry_run=dry_run, yes=yes)
+        job = await operations.jobs.cancel((await _find(operations, ids[0])).id, reason=reason)
         if wait and not job.status.is_final:
-            await stay(session, desk, job.id, draws=False, timeout_s=timeout_s)
-            job = await desk.store.jobs.get(job.id)
+            await stay(session, operations, job.id, draws=False, timeout_s=timeout_s)
+            job = await operations.jobs.show(job.id)
             return 0 if job.status is Status.CANCELLED else FAILED if job.status.is_final else INTERRUPTED
-        await tell(session, job, desk)
+        await tell(session, job, operations)
     return 0
 
 
@@ -442,8 +423,8 @@ def _require_which(ids: list[str] | None, chosen: Chosen) -> None:
 
 async def _many(
     session: Session,
-    desk: Desk,
-    verb: Verb,
+    operations: Operations,
+    verb: Literal["retry", "cancel"],
     ids: list[str] | None,
     chosen: Chosen,
     reason: str,
@@ -452,46 +433,57 @@ async def _many(
     yes: bool,
 ) -> int:
     """Do something to the jobs with these ids, or to all that match; ask first where they were not named."""
-    filters = chosen.read(desk.now)
-    named = [(await _job(desk, job_id)).id for job_id in ids] if ids else None
-    outcome = await desk.act_on_many(verb, ids=named, filters=filters, reason=reason, dry_run=dry_run or named is None)
-    if named is None and not dry_run and outcome["matched"]:
-        number = _how_many(outcome)
-        confirm(f"This runs {number} again." if verb == "retry" else f"This cancels {number}.", yes=yes)
-        outcome = await _until_done(desk, verb, filters, reason, outcome)
+    act = operations.jobs.retry_many if verb == "retry" else operations.jobs.cancel_many
+    if ids:
+        named = [(await _find(operations, job_id)).id for job_id in ids]
+        outcome = await act(ManyJobs(ids=named, reason=reason, dry_run=dry_run))
+    else:
+        matching = ManyJobs(filter=chosen.read(operations.now), reason=reason)
+        outcome = await act(msgspec.structs.replace(matching, dry_run=True))
+        if not dry_run and outcome.matched:
+            number = _how_many(outcome)
+            confirm(f"This runs {number} again." if verb == "retry" else f"This cancels {number}.", yes=yes)
+            outcome = await _until_done(act, matching, outcome)
     if session.as_json:
         session.out.json(outcome)
     elif dry_run:
         session.out.say(f"{_how_many(outcome)} would be {'run again' if verb == 'retry' else 'cancelled'}")
-    elif not outcome["matched"] and not outcome["refused"]:
+    elif not outcome.matched and not outcome.refused:
         session.out.say("no job matches that could be " + ("run again" if verb == "retry" else "cancelled"))
     else:
-        done = count(outcome["done"], "job")
+        done = count(outcome.done, "job")
         session.out.say(f"{done} enqueued" if verb == "retry" else f"{done} cancelled or asked to stop")
-    for each in outcome["refused"]:
-        session.out.note(clean(f"{each['id']}: {each['reason']}"))
-    if outcome["more"] and not dry_run:
+    for each in outcome.refused:
+        session.out.note(clean(f"{each.id}: {each.reason}"))
+    if outcome.more and not dry_run:
         session.out.note(f"at most {LIST_MAX:,} are taken at once; there are more")
-    return FAILED if outcome["refused"] else 0
+    return FAILED if outcome.refused else 0
 
 
-async def _until_done(desk: Desk, verb: Verb, filters: dict[str, Any], reason: str, counted: Shape) -> Shape:
+async def _until_done(
+    act: Callable[[ManyJobs], Awaitable[ManyOutcome]], many: ManyJobs, counted: ManyOutcome
+) -> ManyOutcome:
     """Go on until there is nothing more to do; as each time a bounded number is taken."""
-    total: Shape = {**counted, "done": 0, "refused": []}
-    while total["done"] < LIST_MAX:
-        outcome = await desk.act_on_many(verb, filters=filters, reason=reason)
-        total["done"] += outcome["done"]
-        total["refused"] += outcome["refused"]
-        total["more"] = outcome["more"]
-        if not outcome["more"] or not outcome["done"]:
+    total = msgspec.structs.replace(counted, done=0, refused=[])
+    while total.done < LIST_MAX:
+        outcome = await act(many)
+        total.done += outcome.done
+        total.refused += outcome.refused
+        total.more = outcome.more
+        if not outcome.more or not outcome.done:
             break
     return total
 
 
-def _how_many(outcome: Shape) -> str:
-    number = count(outcome["matched"], "job")
-    return number if outcome["is_exact"] else f"more than {number}"
+def _how_many(outcome: ManyOutcome) -> str:
+    number = count(outcome.matched, "job")
+    return number if outcome.is_exact else f"more than {number}"
 
 
-async def _job(desk: Desk, job_id: str) -> Job:
-    return await desk.store.jobs.get(job_id if job_id.startswith("job_") else f"job_{job_id}")
+async def _find(operations: Operations, text: str) -> Job:
+    """Return the job with this id, or whose id begins so."""
+    return await operations.jobs.show(text if text.startswith("job_") else f"job_{text}")
+
+
+def _job_id(text: str | None) -> str | None:
+    return text if text is None or text.startswith("job_") else f"job_{text}"

@@ -10,18 +10,14 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 import msgspec
 
-from headway.cli.filters import in_api
 from headway.cli.session import Desk
 from headway.client import AsyncClient
-from headway.client.jobs import JobFilters
 from headway.client.remote_operations import RemoteOperations
 from headway.core.clock import Clock
 from headway.core.errors import (
     DefinitionError,
-    Denied,
     JobNotFound,
     StoreError,
-    StoreUnavailable,
 )
 from headway.core.instants import SECOND, Instant, isoformat, parse_duration, parse_instant
 from headway.core.job_summary import glance
@@ -31,10 +27,8 @@ from headway.core.nodes import Lease, Node
 from headway.core.schedule_names import ScheduleRef
 from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.overview import PENDING, Situation
-from headway.operations.why import Why
 from headway.store import Store
 from headway.store.audit_log import AuditEntry
-from headway.store.bulk import Verb
 from headway.store.facts import Facts
 from headway.store.failures import DeadLetter, ErrorGroup, dead_letter_of
 from headway.store.metrics import MissedInstants
@@ -91,17 +85,6 @@ class RemoteDesk(Desk):
             why = str(shape["why"]) if job.status is Status.RUNNING else glance(job, self.now)
         return {**shape, "why": why}
 
-    async def explain(self, job: Job) -> Why:
-        """Say why a job is where it is, with the evidence."""
-        reason = await self._remote.client.why(job.id)
-        return Why(reason["status"], reason["why"], reason["evidence"])
-
-    async def node_names(self) -> dict[str, str]:
-        """Return what people call the nodes that are known; who sees one tenant only does not hear of them."""
-        with suppress(Denied):
-            return {node["id"]: node["name"] for node in await self._remote.client.nodes(gone=True)}
-        return {}
-
     async def queues(self) -> list[Shape]:
         """Read the queues."""
         return [shape async for shape in self._remote.client.queues.list()]
@@ -115,28 +98,9 @@ class RemoteDesk(Desk):
         """Return the store: the server writes down what is done through it."""
         return self.store
 
-    async def retry(self, job: Job, args: Mapping[str, Any] | None = None) -> Job:
-        """Have the server run a job once more."""
-        return self._remote.job(await self._remote.client.retry(job.id, args=args))
-
     async def retry_dead(self, letter: DeadLetter) -> Job:
         """Have the server run a dead letter once more, unless somebody has dealt with it meanwhile."""
         return self._remote.job(await self._remote.client.dead.retry(letter.id))
-
-    async def act_on_many(
-        self,
-        verb: Verb,
-        *,
-        ids: Sequence[str] | None = None,
-        filters: Mapping[str, Any] | None = None,
-        reason: str = "",
-        dry_run: bool = False,
-    ) -> Shape:
-        """Have the server retry or cancel many jobs."""
-        client = self._remote.client
-        act = client.retry_many if verb == "retry" else client.cancel_many
-        chosen = cast("JobFilters", in_api(filters or {}))
-        return await act(ids, reason=reason, dry_run=dry_run, **chosen)
 
     async def situation(self) -> Situation:
         """Read who leads, who works, what waits and what is late."""
@@ -151,20 +115,8 @@ class RemoteDesk(Desk):
         """Say what is not as it should be, as far as the token may see."""
         return [str(fault) for fault in self._remote.stats["degraded"]]
 
-    async def enqueue(self, task: str, args: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        """Hand in a job; return its id."""
-        job = await self._remote.client.enqueue(task, args, **options)
-        return str(job["id"])
-
     async def hear_time(self) -> None:
         """Nothing: what the server answers says what time it is."""
-
-    async def rest(self, job: Job, seconds: float) -> None:
-        """Wait until a job has changed, for a moment at most."""
-        try:
-            await self._remote.client.changed(job.id, job.version, max(seconds, LOOK_S))
-        except StoreUnavailable:
-            await super().rest(job, seconds)
 
 
 class RemoteStore:
@@ -225,10 +177,6 @@ class _Queue:
         self._store = store
         self._client = store.client
 
-    async def page(self, *, before: str | None, limit: int, **filters: str | Instant | None) -> list[Job]:
-        found = self._client.jobs(before=before, limit=limit, **cast("JobFilters", in_api(filters)))
-        return [self._store.job(shape) async for shape in found]
-
     async def dead(
         self, *, before: str | None, limit: int, task: str | None = None, **filters: str | None
     ) -> list[Job]:
@@ -242,9 +190,6 @@ class _Queue:
     async def get(self, job_id: str) -> Job:
         return self._store.job(await self._client.job(job_id))
 
-    async def cancel(self, job_id: str, *, author: str, reason: str = "") -> Job:
-        return self._store.job(await self._client.cancel(job_id, reason=reason))
-
     async def drop_dead(self, job_ids: Sequence[str], *, author: str) -> list[str]:
         try:
             answer = await self._client.dead.drop_many(job_ids)
@@ -257,20 +202,6 @@ class _Queue:
             await self._client.dead.drop(job_id)
             return True
         return False
-
-    async def reruns(self, job_id: str) -> list[str]:
-        return list((await self._client.why(job_id))["evidence"].get("reruns", ()))
-
-    async def attempts(self, job_id: str) -> list[Shape]:
-        return [_understood(attempt_of, shape) for shape in await self._client.attempts(job_id)]
-
-    async def events(self, job_id: str) -> list[Shape]:
-        found = await self._client.history(job_id)
-        return [{**event, "at": _instant(event["at"]), "data": _json(event["data"])} for event in found]
-
-    async def log(self, job_id: str, *, after: int = 0, limit: int = 1_000) -> list[Shape]:
-        found = self._client.log(job_id, after=after, limit=limit)
-        return [_understood(stored_line, line) async for line in found]
 
 
 # --- from what the API writes to what it was written from
@@ -371,19 +302,6 @@ def _detail(shape: Shape, now: Instant) -> str | None:
     if shape["eta_seconds"] is not None:
         detail["eta"] = shape["eta_seconds"] + max(0, now - _instant(shape["updated_at"])) / SECOND
     return _json(detail)
-
-
-def attempt_of(shape: Shape) -> Shape:
-    """Read an attempt."""
-    times = {name: _maybe(shape[name]) for name in ("ready_at", "started_at", "ended_at")}
-    return {**shape, **times, "error": _maybe_json(shape["error"])}
-
-
-def stored_line(shape: Shape) -> Shape:
-    """Read a line of a log as the store has it: level and logger are in the name of its stream."""
-    stored = {name: shape[name] for name in ("seq", "attempt", "stream", "line")}
-    stream = f"{shape['level']}:{shape['logger']}" if shape["logger"] is not None else shape["stream"]
-    return {**stored, "at": _instant(shape["at"]), "stream": stream, "version": shape["version"]}
 
 
 def node_of(shape: Shape) -> Node:

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from headway.core.settings import Settings
     from headway.operations.everything import Operations
     from headway.operations.overview import Situation
-    from headway.operations.why import Why
+    from headway.operations.task_catalogue import TaskLike
     from headway.store import Store
     from headway.store.audit_log import AuditEntry
-    from headway.store.bulk import Verb
     from headway.store.failures import DeadLetter
     from headway.wire.shapes import Shape
 
@@ -84,6 +83,7 @@ class Desk:
     url: str = ""
     redis: str | None = None  # Where running jobs say live how far they are.
     sender: "WebhookSender | None" = None
+    tasks: "Mapping[str, TaskLike] | None" = None  # Those of the app, where it is known.
     _views: "list[LiveView]" = field(default_factory=list, repr=False)  # The one that was opened to hear them.
 
     @property
@@ -100,22 +100,6 @@ class Desk:
         shown: Shape = msgspec.to_builtins(job_of(job, self.now, why=why, node_name=(names or {}).get(job.node or "")))
         return shown
 
-    async def explain(self, job: "Job") -> "Why":
-        """Say why a job is where it is, with the evidence."""
-        from headway.operations.job_context import why
-
-        return await why(self.store, job, self.now)
-
-    async def why(self, job: "Job") -> str:
-        """Say why a job is where it is."""
-        return (await self.explain(job)).why
-
-    async def node_names(self) -> dict[str, str]:
-        """Return what people call the nodes that live or have lately died."""
-        from headway.operations.job_context import node_names
-
-        return await node_names(self.store)
-
     async def queues(self) -> "list[Shape]":
         """Read the queues."""
         from headway.operations.overview import queue_shapes
@@ -128,9 +112,12 @@ class Desk:
         from headway.operations.audit_log import origin
         from headway.operations.caller import Caller, Principal
         from headway.operations.everything import LocalOperations
+        from headway.operations.job_source import StoredJobs
+        from headway.operations.task_catalogue import TaskCatalogue
 
-        who = Principal(AUTHOR, "*", "admin")
-        return LocalOperations(Caller(who, origin(), self.store, self.clock, sender=self.sender))
+        who, jobs = Principal(AUTHOR, "*", "admin"), StoredJobs(self.store, self.told)
+        tasks = TaskCatalogue(self.store, self.clock, self.tasks) if self.tasks else None
+        return LocalOperations(Caller(who, origin(), self.store, self.clock, tasks, sender=self.sender, jobs=jobs))
 
     def acting(self, deed: "AuditEntry | Sequence[AuditEntry]") -> "Store":
         """Return the store for something that is done here: what it writes goes into the trail with it."""
@@ -139,43 +126,12 @@ class Desk:
 
         return self.store.auditing(Actor(AUTHOR, origin()), deed, self.clock)
 
-    async def retry(self, job: "Job", args: Mapping[str, Any] | None = None) -> "Job":
-        """Run a job that has ended once more, perhaps with other arguments; return the new one."""
-        from headway.core.job_details import read_json
-        from headway.core.json_values import encode_args
-        from headway.operations import audit_log as deeds
-        from headway.wire.masking import unmasked
-
-        acting = self.acting(deeds.retry(job, other_args=args is not None))
-        text = None if args is None else encode_args(unmasked(dict(args), read_json(job.args)))
-        return await acting.queue.retry(job.id, author=AUTHOR, args=text)
-
     async def retry_dead(self, letter: "DeadLetter") -> "Job":
         """Run a dead letter once more, unless somebody has dealt with it meanwhile; return the new job."""
         from headway.operations import audit_log as deeds
 
         acting = self.acting(deeds.retry_dead(letter))
         return await acting.queue.retry(letter.id, author=AUTHOR, only_dead=True)
-
-    async def act_on_many(
-        self,
-        verb: "Verb",
-        *,
-        ids: Sequence[str] | None = None,
-        filters: Mapping[str, Any] | None = None,
-        reason: str = "",
-        dry_run: bool = False,
-    ) -> "Shape":
-        """Retry or cancel the jobs with these ids, or those that match; a bounded number at once."""
-        from headway.cli.filters import in_api
-        from headway.server.routes.bulk import Bulk
-        from headway.store.job_filter import JobFilter
-
-        bulk = Bulk(self.store, self.acting, verb, author=AUTHOR, reason=reason)
-        if ids is not None:
-            return await bulk.named(ids, tenant=None, dry_run=dry_run)
-        chosen = filters or {}
-        return await bulk.matching(JobFilter(**chosen), said=in_api(chosen), dry_run=dry_run)
 
     async def situation(self) -> "Situation":
         """Read who leads, who works, what waits and what is late."""
@@ -203,7 +159,7 @@ class Desk:
     async def told(self, jobs: "Sequence[Job]") -> "list[Job]":
         """Return jobs with what they have said live, if it is to be had within a moment and newer than the store."""
         from headway.core.lifecycle import Status
-        from headway.operations.job_reader import overlaid_all
+        from headway.operations.job_source import overlaid_all
 
         if self.redis is None or not any(job.status is Status.RUNNING for job in jobs):
             return list(jobs)
@@ -221,12 +177,6 @@ class Desk:
     async def hear_time(self) -> None:
         """Tell the clock the store's time."""
         await hear_time(self.store, self.clock)
-
-    async def rest(self, job: "Job", seconds: float) -> None:
-        """Wait before looking at a job again."""
-        import asyncio
-
-        await self.clock.rest(seconds, asyncio.Event())
 
 
 @dataclass(slots=True)

@@ -8,20 +8,25 @@ per change. Who stops watching stops nothing else.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import UNSET
 
 from headway.cli.output import STYLES, console, to_json
-from headway.cli.session import Desk, Session
+from headway.cli.session import Session
 from headway.cli.text import clean, span, utc
-from headway.core.errors import StoreUnavailable
-from headway.core.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant
-from headway.core.job_details import Detail, Step, error_line, left_words, read_detail
+from headway.core.errors import Denied, StoreUnavailable
+from headway.core.instants import DURATION_MAX, MILLISECOND, SECOND, Duration, Instant, parse_instant
+from headway.core.job_details import error_words, seconds_left
 from headway.core.job_summary import tries
-from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.wire.jobs import job_of
+from headway.operations.everything import Operations
+from headway.operations.verbs import pages
+from headway.wire.jobs import Detail, Job, Step
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -30,8 +35,7 @@ INTERRUPTED: Final = 130
 FAILED: Final = 1
 
 LOOK_S: Final = 0.25
-FIRST_LOOKS_S: Final = 0.05  # A short job is over before the first long rest.
-FIRST_LOOKS: Final = 10
+CHANGE_WITHIN: Final = "500ms"  # So long a look waits for a change.
 AROUND_EVERY: Final = SECOND  # Why a job waits takes more than one statement to find out.
 STORE_AWAY_S_MAX: Final = 120.0
 LINE_EVERY: Final = 10 * SECOND
@@ -43,6 +47,7 @@ RESULT_LENGTH_MAX: Final = 2_000
 LEAVE: Final = "Ctrl-C stops watching, not the job"
 
 Line = list[tuple[str, str]]
+_NOTHING_SAID: Final = Detail()
 
 # What a terminal shows that knows no more than ASCII.
 _ASCII: Final = str.maketrans(
@@ -59,54 +64,75 @@ class Sight:
     why: str
     worker: str = ""
     trouble: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Looker:
     """Looks at one job, and around it no more often than it changes."""
 
-    def __init__(self, desk: Desk, job_id: str) -> None:
-        self._desk = desk
+    def __init__(self, operations: Operations, job_id: str) -> None:
+        self._operations = operations
         self._job_id = job_id
+        self._job: Job | None = None
         self._names: dict[str, str] = {}
         self._why = ""
+        self._evidence: Mapping[str, Any] = {}
         self._seen: tuple[Status, int] | None = None
         self._looked_at: Instant = 0
 
     async def look(self) -> Sight:
-        [job] = await self._desk.told([await self._desk.store.jobs.get(self._job_id)])
-        now = self._desk.now
+        """Return the job as it is, the second time as soon as it has changed."""
+        job = self._job = await self._read()
+        now = self._operations.now
         if job.status is Status.RUNNING and job.node is not None and job.node not in self._names:
-            self._names |= await self._desk.node_names()
+            self._names |= await node_names(self._operations)
             self._names.setdefault(job.node, job.node)
-        if self._seen != (job.status, job.attempt) or now - self._looked_at >= AROUND_EVERY:
-            self._why, self._seen, self._looked_at = await self._desk.why(job), (job.status, job.attempt), now
-        return Sight(job=job, now=now, why=self._why, worker=self._names.get(job.node or "", job.node or ""))
+        if self._seen != (job.status, job.attempts) or now - self._looked_at >= AROUND_EVERY:
+            found = await self._operations.jobs.why(job.id)
+            self._why, self._evidence = found.why, found.evidence
+            self._seen, self._looked_at = (job.status, job.attempts), now
+        worker = self._names.get(job.node or "", job.node or "")
+        return Sight(job=job, now=now, why=self._why, worker=worker, evidence=self._evidence)
+
+    async def _read(self) -> Job:
+        known = self._job
+        if known is None:
+            return await self._operations.jobs.show(self._job_id)
+        return await self._operations.jobs.show(
+            known.id, wait=CHANGE_WITHIN, since=known.version, live=known.live or None
+        )
 
 
-async def sights(desk: Desk, job_id: str) -> AsyncIterator[Sight]:
+async def node_names(operations: Operations) -> dict[str, str]:
+    """Return what people call the nodes that are known; who sees one tenant only does not hear of them."""
+    with suppress(Denied):
+        return {node.id: node.name async for node in pages(operations.nodes.list, gone=True)}
+    return {}
+
+
+async def sights(operations: Operations, job_id: str) -> AsyncIterator[Sight]:
     """Look at a job until it has ended; the last sight is of its end."""
-    looker = _Looker(desk, job_id)
+    looker, clock = _Looker(operations, job_id), operations.clock
     sight: Sight | None = None
     away_since: float | None = None
-    looks = 0
     while True:
         try:
             sight, away_since = await looker.look(), None
         except StoreUnavailable as error:
-            away_since = desk.clock.monotonic() if away_since is None else away_since
-            if sight is None or desk.clock.monotonic() - away_since > STORE_AWAY_S_MAX:
+            away_since = clock.monotonic() if away_since is None else away_since
+            if sight is None or clock.monotonic() - away_since > STORE_AWAY_S_MAX:
                 raise
-            sight = replace(sight, now=desk.now, trouble=str(error))
+            sight = replace(sight, now=operations.now, trouble=str(error))
         yield sight
         if sight.job.status.is_final:
             return
-        looks += 1
-        await desk.rest(sight.job, FIRST_LOOKS_S if looks <= FIRST_LOOKS else LOOK_S)
+        if sight.trouble:
+            await clock.rest(LOOK_S, asyncio.Event())
 
 
-async def wait(desk: Desk, job_id: str) -> Job:
+async def wait(operations: Operations, job_id: str) -> Job:
     """Wait for the end of a job, without a word."""
-    async for sight in sights(desk, job_id):
+    async for sight in sights(operations, job_id):
         last = sight.job
     return last
 
@@ -116,13 +142,13 @@ def code_of(job: Job) -> int:
     return 0 if job.status is Status.COMPLETED else FAILED
 
 
-async def watch(session: Session, desk: Desk, job_id: str, *, timeout_s: float | None = None) -> int:
+async def watch(session: Session, operations: Operations, job_id: str, *, timeout_s: float | None = None) -> int:
     """Show a job until it has ended and return the exit code that tells how; raise `TimeoutError` if that is late."""
     show = _show_json if session.as_json else _show_live if session.out.on_terminal else _show_lines
     last: list[Sight] = []
     try:
         async with asyncio.timeout(timeout_s):
-            await show(session, _noted(sights(desk, job_id), last))
+            await show(session, _noted(sights(operations, job_id), last))
     except TimeoutError:
         raise TimeoutError(_late(job_id, last)) from None
     except asyncio.CancelledError:  # Ctrl-C. Handled here, it ends the command in good order.
@@ -131,30 +157,30 @@ async def watch(session: Session, desk: Desk, job_id: str, *, timeout_s: float |
     return code_of(last[0].job)
 
 
-async def stay(session: Session, desk: Desk, job_id: str, *, draws: bool, timeout_s: float | None) -> int:
+async def stay(session: Session, operations: Operations, job_id: str, *, draws: bool, timeout_s: float | None) -> int:
     """Stay with a job until it has ended: drawing, or silent and with its end printed. Return the exit code."""
     if draws:
-        return await watch(session, desk, job_id, timeout_s=timeout_s)
+        return await watch(session, operations, job_id, timeout_s=timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
-            job = await wait(desk, job_id)
+            job = await wait(operations, job_id)
     except TimeoutError:
-        await tell(session, await desk.store.jobs.get(job_id), desk)
+        await tell(session, await operations.jobs.show(job_id), operations)
         raise TimeoutError(f"{job_id} has not ended in this time; it goes on") from None
     except asyncio.CancelledError:  # Ctrl-C.
-        session.out.note(clean(f"stopped waiting; {goes_on(await desk.store.jobs.get(job_id))}"))
+        session.out.note(clean(f"stopped waiting; {goes_on(await operations.jobs.show(job_id))}"))
         return INTERRUPTED
-    await tell(session, job, desk)
+    await tell(session, job, operations)
     return code_of(job)
 
 
-async def tell(session: Session, job: Job, desk: Desk) -> None:
+async def tell(session: Session, job: Job, operations: Operations) -> None:
     """Write one job in one line, or as JSON."""
-    shape = desk.job_shape(job, why=await desk.why(job))
+    why = (await operations.jobs.why(job.id)).why
     if session.as_json:
-        session.out.json(shape)
+        session.out.json(msgspec.structs.replace(job, why=why))
     else:
-        session.out.say(clean(f"{job.id} {job.status}: {shape['why']}"))
+        session.out.say(clean(f"{job.id} {job.status}: {why}"))
 
 
 async def _noted(seen: AsyncIterator[Sight], last: list[Sight]) -> AsyncIterator[Sight]:
@@ -178,10 +204,10 @@ def goes_on(job: Job) -> str:
 async def _show_json(session: Session, seen: AsyncIterator[Sight]) -> None:
     told: tuple[object, ...] | None = None
     async for sight in seen:
-        version = (sight.job.version, sight.job.progress, sight.job.detail or "", sight.job.metadata)
+        version = (sight.job.version, sight.job.progress, sight.job.detail, sight.job.metadata)
         if version != told:
             told = version
-            print(to_json(job_of(sight.job, sight.now, why=sight.why)), flush=True)
+            print(to_json(msgspec.structs.replace(sight.job, why=sight.why)), flush=True)
 
 
 async def _show_lines(session: Session, seen: AsyncIterator[Sight]) -> None:
@@ -192,12 +218,20 @@ async def _show_lines(session: Session, seen: AsyncIterator[Sight]) -> None:
             session.out.say(clean(news(sight)))
 
 
+def _detail(job: Job) -> Detail:
+    return job.detail or _NOTHING_SAID
+
+
+def _tries(job: Job) -> str:
+    return tries(job.attempts, job.failures, job.max_attempts)
+
+
 def is_news(told: Sight, sight: Sight) -> bool:
     """Say whether a sight is worth a line after the one that was told last."""
     before, job = told.job, sight.job
-    if (before.status, before.attempt, told.trouble) != (job.status, job.attempt, sight.trouble):
+    if (before.status, before.attempts, told.trouble) != (job.status, job.attempts, sight.trouble):
         return True
-    if read_detail(before).step != read_detail(job).step or job.progress - before.progress >= LINE_POINTS:
+    if _detail(before).step != _detail(job).step or job.progress - before.progress >= LINE_POINTS:
         return True
     if before.cancel_requested_at != job.cancel_requested_at:
         return True
@@ -206,14 +240,14 @@ def is_news(told: Sight, sight: Sight) -> bool:
 
 def news(sight: Sight) -> str:
     """Write a sight in one line."""
-    job, detail = sight.job, read_detail(sight.job)
+    job, detail = sight.job, _detail(sight.job)
     at = utc(sight.now // MILLISECOND // 1_000 * SECOND, fine=True)
     head = f"{at}  {job.id}  {job.status}"
     if sight.trouble:
         return f"{head}  the store does not answer: {sight.trouble}"
     if job.status is Status.RUNNING:
         place = [f"{job.progress}%", detail.step or "", _counts(sight)]
-        on = f"{tries(job)} on {sight.worker}"
+        on = f"{_tries(job)} on {sight.worker}"
         asked = "asked to stop" if job.cancel_requested_at is not None else ""
         return "  ".join(part for part in (head, *place, asked, on) if part)
     if job.status is Status.COMPLETED:
@@ -254,7 +288,8 @@ def frame(sight: Sight, width: int = 100, height: int = 40) -> list[Line]:
     lines = [_head(sight), *_body(sight, width, height)]
     if job.status.is_final:
         return [*lines, *_end(sight)]
-    waited = sight.now - (job.started_at or job.created_at if job.status is Status.RUNNING else job.created_at)
+    since = job.started_at or job.created_at if job.status is Status.RUNNING else job.created_at
+    waited = sight.now - parse_instant(since)
     words = [f"{'elapsed' if job.status is Status.RUNNING else 'waiting for'} {span(_whole(waited))}"]
     if sight.trouble:
         words.append("the store does not answer, trying again")
@@ -268,29 +303,31 @@ def _whole(duration: Duration) -> Duration:
 
 def _head(sight: Sight) -> Line:
     job = sight.job
-    head: Line = [(job.id, "quiet"), ("  ", ""), (job.task, "name")]
-    if job.attempt:
-        head.append((f"  {tries(job)}", ""))
+    head: Line = [(job.id, "quiet"), ("  ", ""), (job.type, "name")]
+    if job.attempts:
+        head.append((f"  {_tries(job)}", ""))
     if job.status is Status.RUNNING and sight.worker:
         head.append((f"  worker {sight.worker}", ""))
     return head
 
 
 def _body(sight: Sight, width: int, height: int) -> list[Line]:
-    job, detail = sight.job, read_detail(sight.job)
+    job, detail = sight.job, _detail(sight.job)
     if job.status is Status.RUNNING:
         asked = job.cancel_requested_at is not None
         stop: list[Line] = (
             [[(f"  asked to stop: {job.reason}" if job.reason else "  asked to stop", "warn")]] if asked else []
         )
         if detail.steps:
-            lines = [_step_line(step, sight, width, _name_width(detail)) for step in _folded(detail.steps, height - 6)]
+            lines = [
+                _step_line(step, sight, width, _name_width(detail)) for step in _folded(detail.steps or (), height - 6)
+            ]
             return [*lines, _whole_line(sight, width), *stop]
         return [_single_line(sight, detail, width), *stop]
     if job.status.is_final:
         return [
             _step_line(step, sight, width, _name_width(detail), ended=True)
-            for step in _folded(detail.steps, height - 6)
+            for step in _folded(detail.steps or (), height - 6)
         ]
     return [[("  ", ""), (str(job.status), _STATUS_STYLES.get(job.status, "")), (f"  {sight.why}", "")]]
 
@@ -299,7 +336,7 @@ _STATUS_STYLES: Final = {Status.RETRYING: "warn", Status.BLOCKED: "warn", Status
 
 
 def _name_width(detail: Detail) -> int:
-    return min(NAME_WIDTH_MAX, max((len(clean(step.name)) for step in detail.steps), default=0))
+    return min(NAME_WIDTH_MAX, max((len(clean(step.name)) for step in detail.steps or ()), default=0))
 
 
 def _folded(steps: Sequence[Step], room: int) -> list[Step]:
@@ -313,14 +350,18 @@ def _folded(steps: Sequence[Step], room: int) -> list[Step]:
     kept = list(steps[first : first + room - 2])
     before, after = steps[:first], steps[first + room - 2 :]
     if before:
-        kept.insert(0, Step(f"{len(before)} more", "done" if all(s.state == "done" for s in before) else "waiting"))
+        kept.insert(0, _rest_of(before))
     if after:
-        kept.append(Step(f"{len(after)} more", "done" if all(s.state == "done" for s in after) else "waiting"))
+        kept.append(_rest_of(after))
     return kept
 
 
+def _rest_of(steps: Sequence[Step]) -> Step:
+    return Step(f"{len(steps)} more", "done" if all(step.state == "done" for step in steps) else "waiting", None)
+
+
 def _step_line(step: Step, sight: Sight, width: int, name_width: int, *, ended: bool = False) -> Line:
-    detail = read_detail(sight.job)
+    detail = _detail(sight.job)
     name = _fitted(clean(step.name), name_width)
     if step.state == "done":
         took = "" if step.seconds is None else span(round(step.seconds * 1_000) * MILLISECOND)
@@ -330,7 +371,7 @@ def _step_line(step: Step, sight: Sight, width: int, name_width: int, *, ended: 
     if step.state == "running":
         line: Line = [("  ▸ ", "time"), (name, "name")]
         counts = _counts(sight)
-        if detail.total and detail.done is not None:
+        if detail.total and detail.done is not UNSET:
             share = detail.done / detail.total
             bar_width = _bar_width(width - name_width - 14 - len(counts))
             line += [("  ", ""), *bar(share, bar_width), (f"  {_percent(share):>3}%", "name")]
@@ -353,7 +394,7 @@ def _single_line(sight: Sight, detail: Detail, width: int) -> Line:
     """Draw a job that has no named steps."""
     name = _fitted(clean(detail.step or "running"), min(NAME_WIDTH_MAX, len(clean(detail.step or "running"))))
     words = " · ".join(part for part in (_counts(sight, eta=False), _left(sight)) if part)
-    if not sight.job.progress and detail.step is None and detail.done is None:
+    if not sight.job.progress and detail.step is UNSET and detail.done is UNSET:
         return [("  ▸ ", "time"), (name, "name")]
     return [
         ("  ▸ ", "time"),
@@ -366,21 +407,27 @@ def _single_line(sight: Sight, detail: Detail, width: int) -> Line:
 
 
 def _left(sight: Sight) -> str:
-    left = left_words(sight.job, sight.now)
-    return f"about {left}" if left else ""
+    left = _seconds_left(sight)
+    return "" if left is None else f"about {span(left * SECOND)} left"
+
+
+def _seconds_left(sight: Sight) -> int | None:
+    job = sight.job
+    at = None if job.eta_at is None else parse_instant(job.eta_at)
+    return seconds_left(at, parse_instant(job.updated_at), sight.now)
 
 
 def _counts(sight: Sight, *, eta: bool = True) -> str:
     """Write `1,310/2,016 · 42/s · 17s left`; the last only while the job is not later than it has said."""
-    detail = read_detail(sight.job)
-    if detail.done is None:
+    detail = _detail(sight.job)
+    if detail.done is UNSET:
         return ""
-    parts = [f"{detail.done:,.0f}" + (f"/{detail.total:,.0f}" if detail.total is not None else "")]
+    parts = [f"{detail.done:,.0f}" + (f"/{detail.total:,.0f}" if detail.total is not UNSET else "")]
     if detail.rate:
         parts.append(rate_text(detail.rate))
         left_s = (detail.total - detail.done) / detail.rate if detail.total else 0.0
-        left_s -= max(0, sight.now - sight.job.updated_at) / SECOND
-        if eta and 0.5 < left_s < DURATION_MAX / SECOND and left_words(sight.job, sight.now):
+        left_s -= max(0, sight.now - parse_instant(sight.job.updated_at)) / SECOND
+        if eta and 0.5 < left_s < DURATION_MAX / SECOND and _seconds_left(sight) is not None:
             parts.append(f"{span(round(left_s) * SECOND)} left")
     return " · ".join(parts)
 
@@ -420,16 +467,16 @@ def _end(sight: Sight) -> list[Line]:
         return [*lines, [("result ", "quiet"), (_short(job.result), "")]] if job.result is not None else lines
     if job.status is Status.CANCELLED:
         return [[("— CANCELLED", "quiet"), (f"  {sight.why}", "")]]
-    error = error_line(job.error)
+    error = None if job.error is None else error_words(job.error.type, job.error.message)
     lines = [[(f"✗ {job.status}", "bad"), (f"  {error or sight.why}", "")]]
     return [*lines, [(f"headway jobs show {job.id} tells more, headway jobs retry {job.id} runs it again", "quiet")]]
 
 
 def _took(job: Job) -> str:
     begin, end = job.started_at, job.finished_at
-    return "" if begin is None or end is None else f"in {span(max(0, end - begin))}"
+    return "" if begin is None or end is None else f"in {span(max(0, parse_instant(end) - parse_instant(begin)))}"
 
 
-def _short(text: str | None) -> str:
-    shown = text or ""
+def _short(result: object) -> str:
+    shown = msgspec.json.encode(result).decode()
     return shown if len(shown) <= RESULT_LENGTH_MAX else shown[: RESULT_LENGTH_MAX - 1] + "…"

@@ -15,6 +15,7 @@ from headway.core.clock import Clock
 from headway.core.errors import Conflict, DefinitionError, NotFound, StoreError
 from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.everything import Operations
+from headway.operations.jobs import Jobs
 from headway.operations.ledger_audit import Ledger
 from headway.operations.purge import Purge
 from headway.operations.queues import Queues
@@ -32,6 +33,7 @@ class RemoteOperations(Operations):
 
     def __init__(self, client: AsyncClient, clock: Clock) -> None:
         self.clock = clock
+        self.jobs = _remote(Jobs, client)
         self.queues = _remote(Queues, client)
         self.workers = _remote(Workers, client)
         self.nodes = _remote(Nodes, client)
@@ -77,12 +79,13 @@ def _request(declared: Verb, given: Mapping[str, Any]) -> Request:
     def placed(place: str) -> dict[str, Any]:
         return {one.key: given[one.name] for one in declared.placed(place) if given.get(one.name) is not None}
 
-    struct, repeats = declared.body_struct, declared.is_repeatable
+    struct, repeats, filters = declared.body_struct, declared.is_repeatable, declared.filters
+    chosen = {} if filters is None or filters.name not in given else msgspec.to_builtins(given[filters.name])
     body = placed("body") if struct is None else msgspec.to_builtins(given[struct.name])
     return Request(
         method=declared.method,
         path=_PATH_PART.sub(lambda match: part(str(given[match[1]])), declared.path),
-        query=query_of(placed("query")),
+        query=query_of({**chosen, **placed("query")}),
         headers=placed("header"),
         body=body_of(body) if body else None,
         is_keyed=declared.idempotent_by is not None or (repeats(given) if callable(repeats) else repeats),

@@ -95,12 +95,15 @@ def read_error(text: str | None) -> dict[str, Any] | None:
 def error_line(text: str | None) -> str:
     """Say in one line what went wrong: `ConnectionError: refused`."""
     error = read_error(text)
-    if error is None:
-        return ""
-    message = " ".join(error["message"].split())
-    if len(message) > MESSAGE_LENGTH_MAX:
-        message = message[: MESSAGE_LENGTH_MAX - 1] + "…"
-    return f"{error['type']}: {message}" if message else str(error["type"])
+    return "" if error is None else error_words(error["type"], error["message"])
+
+
+def error_words(kind: str, message: str) -> str:
+    """Say in one line what went wrong."""
+    words = " ".join(message.split())
+    if len(words) > MESSAGE_LENGTH_MAX:
+        words = words[: MESSAGE_LENGTH_MAX - 1] + "…"
+    return f"{kind}: {words}" if words else kind
 
 
 def eta_at(job: Job) -> Instant | None:
@@ -113,10 +116,14 @@ def eta_at(job: Job) -> Instant | None:
 
 def eta_seconds(job: Job, now: Instant) -> int | None:
     """Return how long a running job will still take by its own account; None once that time has passed."""
-    at = eta_at(job)
+    return seconds_left(eta_at(job), job.updated_at, now)
+
+
+def seconds_left(at: Instant | None, said_at: Instant, now: Instant) -> int | None:
+    """Return how long it is until a job has said that it will end; None once that time has passed."""
     if at is None or at <= now:
         return None
-    left = min(at - now, at - job.updated_at)  # Less the time since it said so, unless our clock is behind.
+    left = min(at - now, at - said_at)  # Less the time since it said so, unless our clock is behind.
     return max(1, round(left / SECOND))
 
 

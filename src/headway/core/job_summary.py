@@ -48,15 +48,15 @@ def running_words(job: Job, now: Instant, node: str | None) -> str:
     if left:
         words.append(f"about {left}")
     if job.attempt > 1:
-        words.append(tries(job))
+        words.append(tries(job.attempt, job.failures, job.max_attempts))
     return ", ".join(words)
 
 
-def tries(job: Job) -> str:
+def tries(attempt: int, failures: int, allowed: int) -> str:
     """Say which attempt a job is at: `attempt 2/3`, or `attempt 5 (1 of 3 failed)` where some did not count."""
-    if job.attempt <= job.max_attempts and job.failures in (job.attempt, job.attempt - 1):
-        return f"attempt {job.attempt}/{job.max_attempts}"
-    return f"attempt {job.attempt} ({job.failures} of {job.max_attempts} failed)"
+    if attempt <= allowed and failures in (attempt, attempt - 1):
+        return f"attempt {attempt}/{allowed}"
+    return f"attempt {attempt} ({failures} of {allowed} failed)"
 
 
 def end_words(job: Job, now: Instant) -> str:

@@ -1,8 +1,9 @@
 """Who calls an operation, with which rights, on which store."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -12,11 +13,14 @@ from headway.core.errors import DefinitionError, Denied
 from headway.core.instants import Instant
 from headway.core.ports import WebhookSender
 from headway.core.tenants import ALL_TENANTS
+from headway.operations.job_source import JobSource, StoredJobs
 from headway.operations.task_catalogue import TaskCatalogue
 from headway.store import Store
 from headway.store.audit_log import Actor, AuditEntry
 from headway.tasks.task import Options
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _RANKS: Final = {role: rank for rank, role in enumerate(ROLES)}
 
 
@@ -61,6 +65,22 @@ class Quotas(Protocol):
         ...
 
 
+class Offload(Protocol):
+    """Does large pieces of work beside the event loop, a few of them at a time for each holder."""
+
+    def turn(self, holder: str) -> AbstractAsyncContextManager[None]:
+        """Wait for one's turn."""
+        ...
+
+    async def run(self, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do a piece of work on that many bytes, for who has a turn."""
+        ...
+
+    async def take_turn(self, holder: str, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do a piece of work on that many bytes: at once if they are few, else when it is one's turn."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who calls, from where, and the store that the operations work on. A caller without quotas has no bounds."""
@@ -72,6 +92,9 @@ class Caller:
     tasks: TaskCatalogue | None = None
     quotas: Quotas | None = None
     sender: WebhookSender | None = None
+    jobs: JobSource | None = None
+    offload: Offload | None = None
+    audits_enqueues: bool = False
 
     @property
     def name(self) -> str:
@@ -102,6 +125,25 @@ class Caller:
         """Deny a caller of one tenant what concerns all of them."""
         if self.tenant is not None:
             raise Denied("this concerns all tenants; a token for all of them is needed")
+
+    @property
+    def job_source(self) -> JobSource:
+        """Where jobs are read."""
+        return self.jobs or StoredJobs(self.store)
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Wait for one's turn to do something large; load what is large only then."""
+        return nullcontext() if self.offload is None else self.offload.turn(self.principal.holder)
+
+    async def convert(self, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do work that grows with what users have sent; a server does large pieces beside its event loop."""
+        if self.offload is None:
+            return work(*args, **options)
+        return await self.offload.take_turn(self.principal.holder, size, work, *args, **options)
+
+    async def convert_now(self, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do such work for who has a turn."""
+        return work(*args, **options) if self.offload is None else await self.offload.run(size, work, *args, **options)
 
     async def options_of(self, task: str, args: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
         """Return the default options of a task, and the arguments as it takes them; raise `TaskNotFound`."""

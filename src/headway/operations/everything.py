@@ -4,6 +4,7 @@ from headway.core.clock import Clock
 from headway.core.instants import Instant
 from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.caller import Caller
+from headway.operations.jobs import Jobs
 from headway.operations.ledger_audit import Ledger
 from headway.operations.purge import Purge
 from headway.operations.queues import Queues
@@ -16,6 +17,7 @@ class Operations:
     """Every question and every verb, for one caller. `RemoteOperations` has the same over HTTP."""
 
     clock: Clock
+    jobs: Jobs
     queues: Queues
     workers: Workers
     nodes: Nodes
@@ -39,6 +41,7 @@ class LocalOperations(Operations):
 
     def __init__(self, caller: Caller) -> None:
         self.clock = caller.clock
+        self.jobs = Jobs(caller)
         self.queues = Queues(caller)
         self.workers = Workers(caller)
         self.nodes = Nodes(caller)

@@ -3,9 +3,6 @@
 While one read is on its way, those who come later wait for the next one together. Nobody gets an answer that was read
 before he asked, and who is alone does not wait. Of jobs that were read before, only the stamp is read, which is much
 less than the job, and the rest only where it has changed.
-
-What a running job says of itself may be known live, ahead of the store. It counts while the store has the job running
-in the same attempt, and only if it is a later report than the one that is stored.
 """
 
 import asyncio
@@ -17,52 +14,19 @@ import msgspec
 from headway.core.clock import Clock
 from headway.core.errors import JobNotFound
 from headway.core.instants import SECOND, Instant
-from headway.core.job_details import read_detail
-from headway.core.jobs import METADATA_BYTES_MAX, UNFINISHED_MAX, Job
-from headway.core.lifecycle import Status
-from headway.core.ports import Latest, LiveView
+from headway.core.jobs import Job
+from headway.core.ports import LiveView
 from headway.operations.job_context import node_names
+from headway.operations.job_source import length_of, overlaid_all
 from headway.store import Store
 from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.jobs import job_of, set_outlook
 
-DETAIL_LENGTH_MAX: Final = 256 * 1024
 NAMES_FRESH_S: Final = 10.0
 NAMES_AGAIN_S: Final = 0.5
 SHOWN_MAX: Final = 2_000
 KNOWN_MAX: Final = 2_000
 KEPT_LENGTH_MAX: Final = 16 * 1024  # Jobs with more to say are read, and written, each time.
-
-
-def serial_of(job: Job) -> int:
-    """Return which of its reports a running job made last, as far as this job knows; 0 where they are not counted."""
-    return read_detail(job).serial if job.status is Status.RUNNING else 0
-
-
-def overlaid(job: Job, latest: Latest | None) -> Job:
-    """Return a job with what it has said live, if that is newer; its version stays, since nothing is stored."""
-    if latest is None or job.status is not Status.RUNNING or latest.attempt != job.attempt:
-        return job
-    detail, metadata = latest.detail, latest.metadata
-    if latest.serial <= serial_of(job) or len(detail or "") > DETAIL_LENGTH_MAX:
-        return job
-    has_metadata = metadata is not None and len(metadata) <= 2 * METADATA_BYTES_MAX
-    return msgspec.structs.replace(
-        job,
-        progress=job.progress if latest.progress is None else max(0, min(latest.progress, UNFINISHED_MAX)),
-        detail=detail,
-        metadata=metadata if has_metadata else job.metadata,
-        updated_at=max(job.updated_at, latest.at),
-    )
-
-
-async def overlaid_all(live: LiveView | None, jobs: Sequence[Job]) -> list[Job]:
-    """Return jobs with what they have said live, asked for together."""
-    running = [job.id for job in jobs if job.status is Status.RUNNING] if live is not None else []
-    if live is None or not running:
-        return list(jobs)
-    latest = await live.latest(running)
-    return [overlaid(job, latest.get(job.id)) for job in jobs]
 
 
 class JobReader:
@@ -139,11 +103,6 @@ class JobReader:
         while len(self._known) > KNOWN_MAX:  # Those that nobody has asked for longest.
             del self._known[next(iter(self._known))]
         return found
-
-
-def length_of(job: Job) -> int:
-    """Return how much a job has to say, about."""
-    return sum(len(text) for text in (job.args, job.result, job.error, job.detail, job.metadata) if text is not None)
 
 
 def _refuse(futures: list[asyncio.Future[Job]], error: Exception) -> None:

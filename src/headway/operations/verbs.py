@@ -75,7 +75,7 @@ class Parameter:
     name: str
     key: str
     kind: Any
-    place: str  # path, query, header or body
+    place: str  # path, query, filters (several parameters of the query), header or body
     is_required: bool
     default: Any
 
@@ -111,6 +111,16 @@ class Verb:
     def meant(self, kind: type[E]) -> type[E]:
         """Return the error that a refusal means: the declared one of this kind, if there is one."""
         return next((error for error in self.errors if issubclass(error, kind)), kind)
+
+    @property
+    def filters(self) -> Parameter | None:
+        """The parameter whose fields are parameters of the query."""
+        return next(iter(self.placed("filters")), None)
+
+    @property
+    def in_query(self) -> tuple[Parameter, ...]:
+        """The parameters of the query, filters one by one."""
+        return (*(field for filters in self.placed("filters") for field in _fields(filters)), *self.placed("query"))
 
     @property
     def body_struct(self) -> Parameter | None:
@@ -200,9 +210,25 @@ def _parameters(function: Any, hints: dict[str, Any], method: str, in_path: set[
             name=name,
             key=header or next((mark.name for mark in marks if isinstance(mark, Named)), name),
             kind=kind,
-            place="path" if name in in_path else "header" if header else "query" if in_query else "body",
+            place="path" if name in in_path else "header" if header else _place(kind) if in_query else "body",
             is_required=parameter.default is inspect.Parameter.empty,
             default=parameter.default,
+        )
+
+
+def _place(kind: Any) -> str:
+    return "filters" if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else "query"
+
+
+def _fields(filters: Parameter) -> typing.Iterator[Parameter]:
+    for field in msgspec.structs.fields(filters.kind):
+        yield Parameter(
+            name=field.name,
+            key=field.encode_name,
+            kind=field.type,
+            place="query",
+            is_required=field.required,
+            default=field.default,
         )
 
 

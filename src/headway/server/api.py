@@ -33,7 +33,6 @@ from headway.server.proxies import TrustedProxies
 from headway.server.refusals import Refused, refusal_of
 from headway.server.routes import (
     access,
-    bulk,
     dashboard,
     health,
     jobs,
@@ -56,7 +55,6 @@ from headway.server.web import Answer, Call, Route, answer_json, etag_of, header
 
 ROUTES: Final[tuple[Route, ...]] = (
     *jobs.ROUTES,
-    *bulk.ROUTES,
     *follow.ROUTES,
     *schedules.ROUTES,
     *operations.ROUTES,

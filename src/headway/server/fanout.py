@@ -26,7 +26,7 @@ from headway.core.feed import EVERYTHING, Change, ChangeFeed, all_before, low_of
 from headway.core.instants import SECOND, Instant
 from headway.core.jobs import Job
 from headway.core.ports import Latest, LiveView
-from headway.operations.job_reader import length_of, overlaid, serial_of
+from headway.operations.job_source import length_of, overlaid, serial_of
 from headway.server.followers import Channel, Follower, StreamEvent, job_event, log_event, push_to
 from headway.server.live_fanout import LiveChannels, LiveJobs
 from headway.server.offload import Offload

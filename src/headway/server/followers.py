@@ -12,7 +12,7 @@ from headway.core.feed import Line
 from headway.core.instants import Instant
 from headway.core.jobs import Job
 from headway.core.ports import Latest
-from headway.operations.job_reader import overlaid, serial_of
+from headway.operations.job_source import overlaid, serial_of
 from headway.wire.jobs import job_of, line_of
 
 EVENTS_MAX: Final = 1_000

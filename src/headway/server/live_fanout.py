@@ -14,7 +14,7 @@ from headway.core.instants import Instant
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.ports import Latest
-from headway.operations.job_reader import overlaid, serial_of
+from headway.operations.job_source import overlaid, serial_of
 from headway.server.followers import Channel, Follower, StreamEvent, StreamPosition, log_event, push_to
 from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.jobs import change_of

@@ -2,13 +2,14 @@
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
-from headway.core.errors import NotFound
+from headway.core.errors import Conflict, NotFound
 from headway.core.instants import isoformat
 from headway.operations.caller import Caller
 from headway.operations.verbs import Group, Parameter, Verb, verbs_of
@@ -16,12 +17,16 @@ from headway.server.web import BODY_BYTES_MAX, BULK_BYTES_MAX, Answer, Call, Han
 from headway.wire import schemas
 from headway.wire.base import EXAMPLES, Page
 
+ITEM_BYTES: Final = 1_024  # Of an item of a list as JSON, about.
 _NOTHING: Final = {type(None), msgspec.UnsetType}
 
 
-def routes_of(group: type[Group], tag: str) -> tuple[Route, ...]:
-    """Return the routes of a group of operations."""
-    return tuple(route for declared in verbs_of(group) for route in _routes(group, declared, tag))
+def routes_of(
+    group: type[Group], tag: str, changes: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Route, ...]:
+    """Return the routes of a group of operations; `changes`, by operation id, are for what only HTTP has."""
+    routes = [route for declared in verbs_of(group) for route in _routes(group, declared, tag)]
+    return tuple(replace(route, **(changes or {}).get(route.handler.__name__, {})) for route in routes)
 
 
 def _routes(group: type[Group], declared: Verb, tag: str) -> Iterator[Route]:
@@ -44,7 +49,7 @@ def _route(group: type[Group], declared: Verb, tag: str) -> Route:
         summary=declared.summary,
         what=declared.details,
         tag=tag,
-        query=tuple(_query_param(parameter) for parameter in declared.placed("query")),
+        query=tuple(map(_query_param, declared.in_query)),
         headers=tuple(parameter.key for parameter in declared.placed("header")),
         body=kind,
         body_is_optional=not any(parameter.is_required for parameter in body),
@@ -57,30 +62,51 @@ def _route(group: type[Group], declared: Verb, tag: str) -> Route:
 def _answers(declared: Verb) -> dict[int, Any]:
     example = _example(declared.result)
     answers = {declared.status: example} if declared.created is None else {201: example, declared.status: None}
-    is_missed = any(issubclass(error, NotFound) for error in declared.errors)
-    return {**answers, 404: None} if is_missed else answers
+    for kind, status in ((NotFound, 404), (Conflict, 409)):
+        if any(issubclass(error, kind) for error in declared.errors):
+            answers[status] = None
+    return answers
 
 
 def _handler(group: type[Group], declared: Verb, body_kind: Any, id: str) -> Handler:
-    instants = {param.name for param in map(_query_param, declared.placed("query")) if param.kind == "instant"}
+    instants = {param.name for param in map(_query_param, declared.in_query) if param.kind == "instant"}
     struct = declared.body_struct
-    in_path, in_query, in_headers = (declared.placed(place) for place in ("path", "query", "header"))
+    in_path, in_query, in_headers = declared.placed("path"), declared.in_query, declared.placed("header")
+    filters = declared.filters
 
     async def handle(call: Call) -> Answer:
         given: dict[str, Any] = {parameter.name: call.path(parameter.name) for parameter in in_path}
         for parameter in in_query:
             if (key := parameter.key) in call.query:
                 given[parameter.name] = isoformat(call.query[key]) if key in instants else call.query[key]
+        if filters is not None:
+            names = filters.kind.__struct_fields__
+            given[filters.name] = filters.kind(**{name: given.pop(name) for name in names if name in given})
         for parameter in in_headers:
             given[parameter.name] = call.request.headers.get(parameter.key)
         if body_kind is not None:
             body = await call.body(body_kind)
             given |= msgspec.structs.asdict(body) if struct is None else {struct.name: body}
         caller = call.caller
-        return _answer(declared, caller, await getattr(group(caller), declared.name)(**given))
+        answer = _answer(declared, caller, await getattr(group(caller), declared.name)(**given))
+        return await _encoded(call, answer) if declared.is_bulk else answer
 
     handle.__name__ = id
     return handle
+
+
+async def _encoded(call: Call, answer: Answer) -> Answer:
+    """Encode the items of a long answer one by one, beside the loop."""
+    items = getattr(answer.body, "items", None)
+    if not isinstance(items, list):
+        return answer
+    offload, holder = call.services.offload, call.principal.holder
+    encoded = await offload.take_turn(holder, len(items) * ITEM_BYTES, _encode_each, items)
+    return msgspec.structs.replace(answer, body=msgspec.structs.replace(answer.body, items=encoded))
+
+
+def _encode_each(items: list[Any]) -> list[msgspec.Raw]:
+    return [msgspec.Raw(msgspec.json.encode(item)) for item in items]
 
 
 def _answer(declared: Verb, caller: Caller, result: Any) -> Answer:
@@ -124,10 +150,16 @@ def _query_param(parameter: Parameter) -> Param:
         kind,
         low=_note(notes, "ge") or 0,
         high=_note(notes, "le") or 0,
-        choices=get_args(plain) if get_origin(plain) is Literal else (),
+        choices=_choices(plain),
         is_required=parameter.is_required,
         example=examples[0] if examples else None,
     )
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return tuple(kind)
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _body_kind(group: type[Group], declared: Verb) -> Any:

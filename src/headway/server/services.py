@@ -41,6 +41,5 @@ class Services:
     metrics: Metrics
     deliverer: Deliverer
     live: LiveView | None = None
-    audits_enqueues: bool = False
     is_closing: bool = False
     loops: list[Loop] = field(default_factory=list)

@@ -23,7 +23,7 @@ from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Duration, Instant
 from headway.core.settings import Settings
 from headway.core.urls import check_url, target_of
 from headway.core.webhooks import Delivery, Endpoint, Outcome
-from headway.operations.job_reader import length_of
+from headway.operations.job_source import length_of
 from headway.server.offload import Offload
 from headway.server.outbound import Sender, SendResult
 from headway.server.webhook_messages import headers_for, job_message, trial_message

@@ -261,11 +261,16 @@ class Why(Resource):
     evidence: dict[str, Any]
 
 
+@example({"count": 37, "is_exact": True}, known_by=frozenset({"count", "is_exact"}))
 class JobCount(Resource):
     """How many jobs match."""
 
     count: Count
     is_exact: Annotated[bool, msgspec.Meta(description="false where there are more than were counted")]
+
+
+class CreatedJob(Job, kw_only=True):
+    """A job that this request has created."""
 
 
 def job_of(
@@ -275,13 +280,14 @@ def job_of(
     why: str | None = None,
     node_name: str | None = None,
     with_traceback: bool = True,
+    kind: type[Job] = Job,
 ) -> Job:
     """Return a job as JSON has it; without a `why` it says what the job alone can tell.
 
     What was too large to be read with the job is null, and named in `omitted`.
     """
     detail = read_detail(job)
-    return Job(
+    return kind(
         id=job.id,
         type=job.task,
         status=job.status,

@@ -47,13 +47,25 @@ def new_api(
         fanout = Fanout(store.feed, clock, view, offload, wake=news.set)
         deliverer = Deliverer(store, settings, clock, offload=offload, wake=due.set)
         quotas, catalogue = Quotas(TenantCounts(store), settings, clock), TaskCatalogue(store, clock, tasks or {})
+        reader = JobReader(store, view)
         own = [
             Loop("fanout", fanout.tick, clock=clock, rest_s_max=5.0, woken=news),
             Loop("deliverer", deliverer.tick, clock=clock, rest_s_max=5.0, woken=due),
         ]
 
         def caller_of(principal: Principal, origin: str) -> Caller:
-            return Caller(principal, origin, store, clock, catalogue, quotas, deliverer)
+            return Caller(
+                principal=principal,
+                origin=origin,
+                store=store,
+                clock=clock,
+                tasks=catalogue,
+                quotas=quotas,
+                sender=deliverer,
+                jobs=reader,
+                offload=offload,
+                audits_enqueues=settings.audit_enqueues == "on",
+            )
 
         return Services(
             caller_of=caller_of,
@@ -67,7 +79,7 @@ def new_api(
             quotas=quotas,
             offload=offload,
             tasks=catalogue,
-            reader=JobReader(store, view),
+            reader=reader,
             names=NodeNames(store, clock),
             encoded=EncodedJobs(),
             series=Series(store, clock),
@@ -75,7 +87,6 @@ def new_api(
             metrics=Metrics(store, clock, counted, deliverer.counts),
             deliverer=deliverer,
             live=view,
-            audits_enqueues=settings.audit_enqueues == "on",
             loops=own,
         )
 

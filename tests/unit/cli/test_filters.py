@@ -2,33 +2,28 @@
 
 import inspect
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from headway.cli.filters import Chosen, filtered, in_api
+from headway.cli.filters import Chosen, filtered
 from headway.client.jobs import JobFilters
+from headway.core.clock import Clock
 from headway.core.errors import DefinitionError
-from headway.core.instants import HOUR, parse_instant
-from headway.server.routes.bulk import FilterBody
-from headway.server.routes.jobs import JOB_FILTERS
-from headway.store.job_filter import JobFilter
+from headway.core.instants import parse_instant
+from headway.operations.caller import Caller, Principal
+from headway.operations.job_reads import chosen_by
+from headway.store import Store
+from headway.wire.job_requests import JobFilter
 
+TIMES = ("created_after", "created_before", "finished_after", "finished_before")
 NOW = parse_instant("2027-01-31T06:00:00Z")
 
 
-def test_what_is_typed_becomes_a_filter_of_the_store_and_of_the_api() -> None:
-    typed = {"status": "failed", "task": "report", "words": "x", "since": "2h", "finished_before": "2027-01-01"}
+def test_what_is_typed_becomes_a_filter() -> None:
+    typed = {"status": "failed", "type": "report", "q": "x", "created_after": "2h", "finished_before": "2027-01-01"}
     read = Chosen.of({**typed, "rerun_of": "01m7", "tag": None}).read(NOW)
-    assert JobFilter(**read) == JobFilter(
-        status="FAILED",
-        task="report",
-        words="x",
-        since=NOW - 2 * HOUR,
-        finished_before=parse_instant("2027-01-01T00:00:00Z"),
-        rerun_of="job_01m7",
-    )
-    assert in_api(read) == {
+    assert read.given() == {
         "status": "FAILED",
         "type": "report",
         "q": "x",
@@ -53,10 +48,20 @@ def test_every_filter_is_known_everywhere() -> None:
         return chosen
 
     flags = [name for name in inspect.signature(command).parameters if name != "session"]
-    assert sorted(flags) == sorted(field.name for field in fields(JobFilter))
+    assert {*flags, "batch"} == set(JobFilter.__struct_fields__) == set(JobFilters.__annotations__)
     given: dict[str, Any] = dict.fromkeys(flags, None)
     assert command(None, **given).given == {}
-    assert command(None, **{**given, "task": "t"}).given == {"task": "t"}
-    names = {param.name for param in JOB_FILTERS}
-    assert set(FilterBody.__struct_fields__) == names == set(JobFilters.__annotations__)
-    assert set(in_api({name: 0 if name in ("since", "until") else None for name in flags})) <= names
+    assert command(None, **{**given, "type": "t"}).given == {"type": "t"}
+
+
+def test_every_filter_reaches_the_store() -> None:
+    """Each says something of its own to the store; there are no batches yet, so one chooses nothing."""
+    caller = Caller(Principal("ada", "*", "viewer"), "", cast("Store", None), Clock(node="here"))
+    values: dict[str, Any] = {name: f"the {name}" for name in JobFilter.__struct_fields__ if name != "batch"}
+    values |= {name: f"2027-01-0{day}T00:00:00Z" for day, name in enumerate(TIMES, 1)}
+    chosen = chosen_by(caller, JobFilter(**values))
+    assert chosen is not None
+    said = [getattr(chosen, field.name) for field in fields(chosen)]
+    assert len(set(said)) == len(said) == len(values)
+    assert None not in said
+    assert chosen_by(caller, JobFilter(batch="b")) is None

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.cli.remote import _set_right, attempt_of, job_of
+from headway.cli.remote import _set_right, job_of
 from headway.core.clock import Clock
 from headway.core.instants import HOUR, MINUTE, SECOND, parse_instant
 from headway.core.job_details import eta_seconds, read_detail
@@ -17,11 +17,6 @@ from headway.wire import jobs
 
 def job_shape(job: Job, now: int) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(jobs.job_of(job, now))
-    return shown
-
-
-def attempt_shape(attempt: dict[str, Any]) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.to_builtins(jobs.attempt_of(attempt))
     return shown
 
 
@@ -90,22 +85,6 @@ def test_a_job_is_read_back(status: Status) -> None:
         before.cancel_requested_at,
         before.reviewed_at,
     )
-
-
-def test_an_attempt_is_read_back() -> None:
-    shape = attempt_shape(
-        {
-            "attempt": 1,
-            "node": "node_1",
-            "ready_at": NOW,
-            "started_at": NOW,
-            "ended_at": None,
-            "outcome": "failed",
-            "reason": "",
-            "error": '{"type": "E", "message": "m", "traceback": "t"}',
-        }
-    )
-    assert attempt_shape(attempt_of(shape)) == shape
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from headway.core.feed import EVERYTHING, Line
 from headway.core.instants import HOUR, SECOND
 from headway.core.jobs import NewJob, Report
 from headway.core.settings import Settings
-from headway.operations.caller import Principal
+from headway.operations.caller import Caller, Principal
 from headway.operations.job_reader import JobReader
 from headway.operations.tenant_counts import TenantCounts
 from headway.server import fanout as fanout_module
@@ -65,7 +65,8 @@ def call_of(store: Store, fanout: Fanout) -> Any:
         is_closing=False,
     )
     everybody = Principal("root", "*", "admin")
-    return SimpleNamespace(services=services, clock=CLOCK, principal=everybody, tenant=None, query={})
+    caller = Caller(everybody, "", store, CLOCK, jobs=services.reader)
+    return SimpleNamespace(services=services, clock=CLOCK, principal=everybody, tenant=None, query={}, caller=caller)
 
 
 async def enqueue(store: Store) -> str:

@@ -4,7 +4,7 @@ Which dead letters are meant is decided here for lists, for retrying and for dro
 the jobs that the real one would touch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -13,10 +13,10 @@ from headway.core.errors import HeadwayError, JobNotFound, NotFinal, NotFound, S
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.operations import audit_log as deeds
+from headway.operations.job_reads import JOB_ID, page_of_jobs, versions_of, visible_job
 from headway.server.refusals import Refused
-from headway.server.routes.jobs import JOB_ID, page_of_jobs
-from headway.server.routes.streams import job_answer, visible_job
-from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Route, require_printable
+from headway.server.routes.streams import job_answer
+from headway.server.web import CURSOR, LIMIT, Answer, Call, Param, Route, etag_of, require_printable
 from headway.store.failures import COUNTED_MAX, ERROR_TEXT_MAX, DeadLetter, ErrorGroup
 from headway.wire.base import LISTED_BYTES_MAX, PAGE_MAX
 from headway.wire.shapes import Shape, stamp
@@ -92,12 +92,17 @@ async def list_dead(call: Call) -> Answer:
         found = await call.store.jobs.dead(
             **filters, tenant=tenant, before=before, limit=limit, largest=LISTED_BYTES_MAX
         )
-        return await page_of_jobs(call, found, limit)
+        return await _page(call, found, limit)
     letters, following = await call.store.failures.letters(
         **filters, tenant=tenant, error=query["error"], before=before, limit=limit
     )
     found = await call.store.failures.jobs([letter.id for letter in letters], largest=LISTED_BYTES_MAX)
-    return await page_of_jobs(call, found, limit, following=following)  # It may be short: the scan has its bound.
+    return await _page(call, found, limit, following=following)  # It may be short: the scan has its bound.
+
+
+async def _page(call: Call, found: Sequence[Job], limit: int, following: str | None = None) -> Answer:
+    page = await page_of_jobs(call.caller, found, limit, following=following)
+    return Answer(page, etag=etag_of(versions_of(page, call.caller)))
 
 
 async def retry_dead(call: Call) -> Answer:
@@ -204,7 +209,7 @@ async def _letters(call: Call, job_ids: list[str]) -> list[DeadLetter]:
 
 
 async def _letter(call: Call, job_id: str) -> Job:
-    job = await visible_job(call, job_id)
+    job = await visible_job(call.caller, job_id)
     if not job.status.is_final:
         raise NotFinal(f"{job.id} is {job.status}; it is no dead letter")
     if job.status not in (Status.FAILED, Status.TIMED_OUT) or job.reviewed_at is not None:

@@ -27,7 +27,8 @@ from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.caller import Principal
 from headway.operations.job_context import why as why_of
-from headway.operations.job_reader import JobReader, length_of, serial_of
+from headway.operations.job_reads import PLAIN, visible_job
+from headway.operations.job_source import length_of, serial_of
 from headway.server.fanout import Fanout
 from headway.server.followers import Follower, StreamEvent, StreamPosition, job_event, log_event
 from headway.server.offload import SMALL_BYTES_MAX, Offload
@@ -62,7 +63,7 @@ _PLACE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9})\.([0-9]{1,18}))?", r
 
 async def events_of_job(call: Call) -> "Stream":
     """Stream the events of one job; ends after `done`."""
-    job = await visible_job(call, call.path("job_id"))
+    job = await visible_job(call.caller, call.path("job_id"))
     since = call.query.get("since")
     known = place_of(call.request.headers.get("last-event-id", "")) or (
         None if since is None else StreamPosition(since)
@@ -74,15 +75,6 @@ def place_of(text: str) -> StreamPosition | None:
     """Read up to where somebody has been told; None when it is no place."""
     found = _PLACE.fullmatch(text)
     return None if found is None else StreamPosition(*(int(part) for part in found.groups("0")))
-
-
-async def visible_job(call: Call, job_id: str) -> Job:
-    """Read a job; one of another tenant is not there."""
-    reader: JobReader = call.services.reader
-    job = await reader.get(job_id)
-    if not call.principal.sees(job.tenant):
-        raise JobNotFound(f"no job has the id {job_id!r}")
-    return job
 
 
 async def follow_job(
@@ -389,16 +381,12 @@ async def _looked_at(call: Call, job: Job) -> Job:
 # --- a job, whole
 
 
-# Where the job alone can say why it is there; for the others one has to look around.
-_PLAIN: Final = frozenset({Status.COMPLETED, Status.RUNNING, Status.CANCELLED, Status.SCHEDULED})
-
-
 async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
     """Answer with a job and why it is where it is; what is large is read and written beside the loop."""
     etag = _etag(job)
     if not job.omitted and length_of(job) <= SMALL_BYTES_MAX:
         encoded = call.services.encoded.get(job, with_traceback=call.principal.may("operator"))
-        body = encoded.at(call.clock.now() // SECOND) if job.status in _PLAIN else None
+        body = encoded.at(call.clock.now() // SECOND) if job.status in PLAIN else None
         if body is None:
             now, why, node_name = await _outlook(call, job)
             body = encoded.encode(now, why=why, node_name=node_name)
@@ -429,7 +417,7 @@ def _etag(job: Job) -> str:
 async def _outlook(call: Call, job: Job) -> tuple[Instant, str | None, str | None]:
     """Return what it takes to say how a job is now: the time, why it is there, and the name of its node."""
     now = call.clock.now()
-    words = None if job.status in _PLAIN else (await why_of(call.caller.store, job, now, tenant=call.tenant)).why
+    words = None if job.status in PLAIN else (await why_of(call.caller.store, job, now, tenant=call.tenant)).why
     return now, words, await call.services.names.of(job.node)
 
 

@@ -9,6 +9,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from headway.core.errors import HeadwayError
+from headway.operations.job_reads import visible_job
 from headway.server.followers import Follower, StreamEvent
 from headway.server.refusals import Refused, refusal_of
 from headway.server.routes.streams import (
@@ -21,7 +22,6 @@ from headway.server.routes.streams import (
     is_over,
     place_of,
     spoken,
-    visible_job,
     wanted,
 )
 from headway.server.web import Call
@@ -122,7 +122,7 @@ class WebSocketSession:
                 wants = wanted(self._call.tenant, wish.all or {})
                 follower, first = await follow_everything(self._call.services.fanout, wants, wish.cursor)
             else:
-                job = await visible_job(self._call, wish.job)
+                job = await visible_job(self._call.caller, wish.job)
                 known_place = None if wish.since is None else place_of(str(wish.since))
                 follower, first = await follow_job(self._call.services.fanout, self._call, job.id, known_place)
         except BaseException as error:

@@ -1,0 +1,102 @@
+"""Make jobs of requests, and hand them to the queue: one, or many at once, all or none."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, cast
+
+from headway.core.errors import DefinitionError, Denied, HeadwayError, TaskNotFound
+from headway.core.instants import Instant, parse_start, to_datetime
+from headway.core.jobs import EnqueuedRow
+from headway.core.jobs import Job as StoredJob
+from headway.core.jobs import NewJob as StoredNewJob
+from headway.core.validation import KEY_LENGTH_MAX, check_name
+from headway.operations import audit_log
+from headway.operations.caller import Caller
+from headway.operations.job_reads import JOB_BYTES, names_of_nodes, shown_job
+from headway.operations.job_source import length_of
+from headway.wire.base import LISTED_BYTES_MAX
+from headway.wire.job_requests import EnqueuedJobs, NewJob
+from headway.wire.jobs import CreatedJob, Job, job_of, listed
+
+AT_ONCE: Final = 50
+BULK_ANSWER_BYTES_MAX: Final = 4 << 20
+
+
+async def enqueue_one(caller: Caller, job: NewJob, key: str | None) -> Job:
+    """Enqueue one job; return the earlier one, as it is by now, where the key was used before."""
+    if key is not None:
+        check_name(key, "Idempotency-Key", KEY_LENGTH_MAX)
+        if job.key not in (None, key):
+            raise DefinitionError("key: the body and the header Idempotency-Key say different things")
+    new = await _new_job(caller, job, key)
+    [row] = await _enqueue(caller, [new])
+    if row.is_new:
+        return await caller.convert(len(new.args), job_of, row.job_of(new), row.created_at, kind=CreatedJob)
+    return await shown_job(caller, (await _earlier(caller, [row]))[row.id])
+
+
+async def enqueue_many(caller: Caller, jobs: Sequence[NewJob]) -> EnqueuedJobs:
+    """Enqueue many jobs, all or none."""
+    new: list[StoredNewJob] = []
+    for number, one in enumerate(jobs):
+        if number % AT_ONCE == 0:
+            await caller.clock.yield_to_loop()
+        try:
+            new.append(await _new_job(caller, one, None))
+        except (DefinitionError, TaskNotFound, Denied) as error:
+            raise cast("HeadwayError", type(error)(f"jobs[{number}]: {error}")) from None
+    rows = await _enqueue(caller, new)
+    earlier = await _earlier(caller, rows)
+    names, now = await names_of_nodes(caller, earlier.values()), caller.now
+    shown = [row.job_of(job) if row.is_new else earlier[row.id] for job, row in zip(new, rows, strict=True)]
+    size = sum(map(length_of, shown)) + JOB_BYTES * len(shown)
+    items = await caller.convert(size, _bounded, shown, now, names)
+    created = sum(row.is_new for row in rows)
+    return EnqueuedJobs(items, created, len(rows) - created)
+
+
+def _bounded(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str]) -> list[Job]:
+    """Return jobs as JSON has them; once they have so many bytes of values, those of the others are left out."""
+    items, size = [], 0
+    for job in jobs:
+        job = listed(job, largest=LISTED_BYTES_MAX if size < BULK_ANSWER_BYTES_MAX else 0)
+        size += length_of(job)
+        items.append(job_of(job, now, node_name=names.get(job.node or "")))
+    return items
+
+
+async def _enqueue(caller: Caller, jobs: list[StoredNewJob]) -> list[EnqueuedRow]:
+    await caller.admit_jobs(len(jobs))
+    store = caller.acting(audit_log.enqueue(jobs)) if caller.audits_enqueues else caller.store
+    return await store.queue.enqueue(jobs, largest=LISTED_BYTES_MAX)
+
+
+async def _new_job(caller: Caller, job: NewJob, key: str | None) -> StoredNewJob:
+    own = caller.tenant
+    if job.tenant is not None and own is not None and job.tenant != own:
+        raise Denied("tenant: the tenant comes from the token; leave it out")
+    if job.run_at is not None and job.delay is not None:
+        raise DefinitionError("delay and run_at exclude each other: say when in one way")
+    options, args = await caller.options_of(check_name(job.type, "type"), job.args)
+    options = options.changed(
+        {
+            "queue": job.queue,
+            "priority": job.priority,
+            "tenant": own or job.tenant,
+            "max_attempts": job.max_attempts,
+            "delay": job.delay,
+            "at": None if job.run_at is None else to_datetime(parse_start(job.run_at, what="run_at")),
+            "key": key or job.key,
+            "tags": None if job.tags is None else tuple(job.tags),
+            "timeout": job.timeout,
+            "expires": job.expires,
+            "metadata": job.metadata,
+            "callback_url": job.callback_url,
+        }
+    )
+    return options.new_job(caller.clock.new_id("job"), job.type, args)
+
+
+async def _earlier(caller: Caller, rows: Sequence[EnqueuedRow]) -> dict[str, StoredJob]:
+    """Return the jobs that were there before: what they are like by now, not what was handed in this time."""
+    found = {row.earlier.id: row.earlier for row in rows if row.earlier is not None}
+    return {job.id: job for job in await caller.job_source.overlaid([*found.values()])} if found else {}

@@ -1,0 +1,135 @@
+"""What operations on jobs share: which jobs are meant, whether the caller sees them, and how they are shown."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from headway.core.errors import DefinitionError, Denied, JobNotFound
+from headway.core.instants import Instant, parse_instant
+from headway.core.jobs import Job as StoredJob
+from headway.core.lifecycle import Status
+from headway.operations.caller import Caller
+from headway.operations.job_context import node_names
+from headway.operations.job_context import why as explain
+from headway.operations.job_source import length_of
+from headway.store import job_filter
+from headway.wire.base import Page
+from headway.wire.job_requests import JobFilter
+from headway.wire.jobs import Job, job_of, listed
+
+JOB_BYTES: Final = 1_024  # What a job has as JSON besides its texts, about.
+PAGE_BYTES_MAX: Final = 1 << 20
+JOB_ID: Final = re.compile(r"job_[0-9a-z]{26}")
+
+# Where the job alone can say why it is there; for the others one has to look around.
+PLAIN: Final = frozenset({Status.COMPLETED, Status.RUNNING, Status.CANCELLED, Status.SCHEDULED})
+
+
+def etag_of_job(job: Job) -> str:
+    """Return the version, weak: what the job says about time goes on without a change."""
+    return f'W/"{job.version}.{job.live}"' if job.live else f'W/"{job.version}"'
+
+
+def versions_of(page: Page[Job], caller: Caller) -> Any:
+    """Return which versions a page shows; what passes with the time is no change."""
+    shown = [(job.id, job.version, job.live or 0) for job in page.items]
+    return [caller.principal.may("operator"), page.next_cursor, shown]
+
+
+async def visible_job(caller: Caller, job_id: str) -> StoredJob:
+    """Read a job; one of another tenant does not exist for the caller."""
+    job = await caller.job_source.get(job_id)
+    if not caller.principal.sees(job.tenant):
+        raise JobNotFound(f"no job has the id {job_id!r}")
+    return job
+
+
+def tenant_asked_for(caller: Caller, tenant: str | None) -> str | None:
+    """Say whose jobs are asked for; a caller of one tenant may ask for its own only."""
+    if caller.tenant is not None and tenant not in (None, caller.tenant):
+        raise Denied("tenant: this token sees one tenant only; leave it out")
+    return caller.tenant or tenant
+
+
+def chosen_by(caller: Caller, which: JobFilter, *, prefix: str = "") -> job_filter.JobFilter | None:
+    """Return the filter of the store; None where nothing can match, as there are no batches yet."""
+    tenant = tenant_asked_for(caller, which.tenant)
+    if which.batch:
+        return None
+    return job_filter.JobFilter(
+        status=which.status,
+        task=which.type,
+        queue=which.queue,
+        tenant=tenant,
+        schedule=which.schedule,
+        key=which.key,
+        tag=which.tag,
+        words=which.q,
+        since=_instant(which.created_after, f"{prefix}created_after"),
+        until=_instant(which.created_before, f"{prefix}created_before"),
+        finished_after=_instant(which.finished_after, f"{prefix}finished_after"),
+        finished_before=_instant(which.finished_before, f"{prefix}finished_before"),
+        rerun_of=which.rerun_of,
+    )
+
+
+def _instant(text: str | None, what: str) -> Instant | None:
+    try:
+        return None if text is None else parse_instant(text)
+    except DefinitionError:
+        raise DefinitionError(f"{what} must be a time such as 2027-01-31T08:00:00Z") from None
+
+
+async def shown_job(caller: Caller, job: StoredJob, kind: type[Job] = Job) -> Job:
+    """Return a job with all that belongs to it, and why it is where it is."""
+    now = caller.now
+    words = None if job.status in PLAIN else (await explain(caller.store, job, now, tenant=caller.tenant)).why
+    name = (await names_of_nodes(caller, [job])).get(job.node or "")
+    with_traceback = caller.principal.may("operator")
+    if not job.omitted:
+        return await caller.convert(
+            length_of(job), job_of, job, now, why=words, node_name=name, with_traceback=with_traceback, kind=kind
+        )
+    async with caller.turn():
+        job = await caller.job_source.whole(job)
+        return await caller.convert_now(
+            length_of(job), job_of, job, now, why=words, node_name=name, with_traceback=with_traceback, kind=kind
+        )
+
+
+async def page_of_jobs(
+    caller: Caller, found: Sequence[StoredJob], limit: int, *, following: str | None = None
+) -> Page[Job]:
+    """Return a page of jobs, of those that fit into it: bounded by their number, and by their bytes.
+
+    `following` is where the next page begins if this one has all that was found, and they are fewer than the limit.
+    """
+    shown = _fitting(found)
+    if len(shown) < len(found) or len(found) == limit:
+        following = shown[-1].id
+    names, now = await names_of_nodes(caller, shown), caller.now
+    size, with_traceback = sum(map(length_of, shown)), caller.principal.may("operator")
+    items = await caller.convert(size, jobs_of, shown, now, names, with_traceback=with_traceback)
+    return Page(items, following)
+
+
+def _fitting(found: Sequence[StoredJob]) -> list[StoredJob]:
+    """Return the first jobs whose texts fit into a page, at least one; what is too large for a list is left out."""
+    shown: list[StoredJob] = []
+    size = 0
+    for job in map(listed, found):
+        size += length_of(job) + JOB_BYTES
+        if shown and size > PAGE_BYTES_MAX:
+            break
+        shown.append(job)
+    return shown
+
+
+def jobs_of(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str], *, with_traceback: bool) -> list[Job]:
+    """Return jobs as JSON has them."""
+    return [job_of(job, now, node_name=names.get(job.node or ""), with_traceback=with_traceback) for job in jobs]
+
+
+async def names_of_nodes(caller: Caller, jobs: Iterable[StoredJob]) -> Mapping[str, str]:
+    """Return the names of nodes, where any of these jobs has one to tell."""
+    return await node_names(caller.store) if any(job.status is Status.RUNNING for job in jobs) else {}

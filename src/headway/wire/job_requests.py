@@ -1,0 +1,130 @@
+"""What is sent about jobs: which ones are meant, what is to be enqueued, and what became of many at once."""
+
+from typing import Annotated, Any, ClassVar, Final
+
+import msgspec
+
+from headway.core.lifecycle import Status
+from headway.wire.base import Count, Resource, Time, example
+from headway.wire.jobs import Job
+
+GROUP_MAX: Final = 1_000
+JOBS_MAX: Final = 10_000
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+
+class JobFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which jobs: those that have all of this in common."""
+
+    status: Annotated[Status, msgspec.Meta(description="only jobs in this state", examples=["RUNNING"])] | None = None
+    type: Annotated[_Text, msgspec.Meta(description="only jobs of this task")] | None = None
+    queue: Annotated[_Text, msgspec.Meta(description="only jobs of this queue")] | None = None
+    tenant: Annotated[_Text, msgspec.Meta(description="only jobs of this tenant")] | None = None
+    schedule: Annotated[_Text, msgspec.Meta(description="only jobs of this schedule")] | None = None
+    tag: Annotated[_Text, msgspec.Meta(description="only jobs with this tag")] | None = None
+    key: Annotated[_Text, msgspec.Meta(description="only the job with this idempotency key")] | None = None
+    batch: Annotated[_Text, msgspec.Meta(description="only jobs of this batch")] | None = None
+    created_after: Annotated[Time, msgspec.Meta(description="only jobs enqueued at or after this time")] | None = None
+    created_before: Annotated[Time, msgspec.Meta(description="only jobs enqueued before this time")] | None = None
+    finished_after: Annotated[Time, msgspec.Meta(description="only jobs that ended at or after this time")] | None = (
+        None
+    )
+    finished_before: Annotated[Time, msgspec.Meta(description="only jobs that ended before this time")] | None = None
+    rerun_of: Annotated[_Text, msgspec.Meta(description="only jobs that repeat this one")] | None = None
+    q: (
+        Annotated[_Text, msgspec.Meta(description="only jobs with this text in task, key, schedule, id or reason")]
+        | None
+    ) = None
+
+    def given(self) -> dict[str, str]:
+        """Return what was said."""
+        return {name: str(value) for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+class ManyJobs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Many jobs: those that match a filter, oldest first, or those with these ids."""
+
+    filter: JobFilter | None = None
+    ids: (
+        Annotated[
+            list[Annotated[str, msgspec.Meta(min_length=1, max_length=64)]],
+            msgspec.Meta(min_length=1, max_length=GROUP_MAX),
+        ]
+        | None
+    ) = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=GROUP_MAX)] = GROUP_MAX
+    dry_run: bool = False
+    reason: Annotated[str, msgspec.Meta(max_length=300)] = ""
+
+    EXAMPLE: ClassVar = {
+        "filter": {"status": "FAILED", "type": "report"},
+        "limit": GROUP_MAX,
+        "dry_run": True,
+        "reason": "fixed",
+    }
+
+
+class RefusedJob(Resource):
+    """A job to which it could not be done, and why."""
+
+    id: str
+    reason: str
+
+
+@example(
+    {"matched": 37, "is_exact": True, "done": 0, "refused": [], "more": False},
+    known_by=frozenset({"matched", "done", "more"}),
+)
+class ManyOutcome(Resource):
+    """What became of many jobs; a few of those that were refused are named."""
+
+    matched: Count
+    is_exact: bool
+    done: Count
+    refused: list[RefusedJob]
+    more: bool
+
+
+class NewJob(msgspec.Struct, forbid_unknown_fields=True):
+    """A job to be enqueued."""
+
+    type: _Text
+    args: dict[str, Any] = {}
+    delay: str | float | int | None = None
+    run_at: str | None = None
+    queue: _Text | None = None
+    priority: int | None = None
+    key: _Text | None = None
+    tenant: _Text | None = None
+    callback_url: str | None = None
+    max_attempts: int | None = None
+    timeout: str | float | int | None = None
+    expires: str | float | int | None = None
+    tags: list[_Text] | None = None
+    metadata: dict[str, Any] | None = None
+
+    EXAMPLE: ClassVar = {"type": "video.transcode", "args": {"video": 456}, "queue": "media", "key": "video-456"}
+
+
+class NewJobs(msgspec.Struct, forbid_unknown_fields=True):
+    """Many jobs to be enqueued, all or none."""
+
+    jobs: Annotated[list[NewJob], msgspec.Meta(min_length=1, max_length=JOBS_MAX)]
+
+    EXAMPLE: ClassVar = {"jobs": [NewJob.EXAMPLE]}
+
+
+@example(
+    {
+        "items": [{"id": "job_01m7h07rq30wjd03gjnmt8r3pz", "type": "report", "status": "PENDING"}],
+        "created": 1,
+        "existing": 0,
+    },
+    known_by=frozenset({"items", "created", "existing"}),
+)
+class EnqueuedJobs(Resource):
+    """Jobs that were enqueued, and those whose keys were used before."""
+
+    items: list[Job]
+    created: Count
+    existing: Count
