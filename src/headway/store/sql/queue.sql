@@ -1,10 +1,10 @@
 -- The queue. Four statements write a status (promote, claim, settle, cancel); each names its transition.
 --
 -- `status || ''` hides a condition from the planner of PostgreSQL. Its statistics are mostly of a moment when nothing ran;
--- it would go through "the one or two" running jobs and compare each with every row that was handed in.
+-- it would scan "the one or two" running jobs and compare each with every row of the parameter.
 
 -- name: enqueue
--- Insert jobs; one whose (tenant, key) exists already is left out and comes back as nothing.
+-- Insert jobs; skip those whose (tenant, key) exists already, and do not return them.
 insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures, max_attempts,
   exclusive, version, key, schedule, occurrence_at, blocked_by, args, tags, options, metadata, parent, rerun_of,
   callback, expires_at, created_at, updated_at, ready_at, progress, reason)
@@ -27,13 +27,13 @@ on conflict (tenant, key) where key is not null do nothing
 returning id, status, created_at, run_at, {notify_ready};
 
 -- name: jobs_by_key
--- Find the jobs that already hold these keys.
+-- Find the jobs that have these keys.
 select j.* from {rows keys as r (tenant text, key text)}
 join headway_jobs j on j.tenant = r.tenant and j.key = r.key;
 
 -- name: promote
 -- transition: SCHEDULED, RETRYING -> PENDING
--- Make due jobs ready, those that are due longest first.
+-- Make due jobs ready, longest due first.
 with due as materialized (
   select id from headway_jobs
   where status in ('SCHEDULED', 'RETRYING') and run_at <= {now}
@@ -47,7 +47,7 @@ returning id, {notify_ready};
 
 -- name: promote_blocked
 -- transition: BLOCKED -> PENDING
--- Make jobs ready whose time and whose turn has come; of an exclusive schedule only one.
+-- Make due jobs ready whose predecessor has ended; of an exclusive schedule only one.
 with free as materialized (
   select min(id) as id from headway_next_in_line
   where run_at <= {now}
@@ -62,7 +62,7 @@ returning id, {notify_ready};
 
 -- name: promote_successors
 -- transition: BLOCKED -> PENDING
--- Make the jobs ready that waited for one of these; by the rules of promote_blocked.
+-- Make the jobs ready that waited for one of these, by the rules of promote_blocked.
 with free as materialized (
   select min(id) as id from headway_next_in_line
   where run_at <= {now} and blocked_by in {list ids}
@@ -74,24 +74,24 @@ where id in (select id from free) and status = 'BLOCKED'
 returning id, {notify_ready};
 
 -- name: lock_lines
--- Keep the schedules of these jobs, and so the lines that the jobs stand in, from being changed by anybody else.
+-- Lock the schedules of these jobs, and with them the lines of waiting jobs.
 select name from headway_schedules
 where name in (select schedule from headway_jobs where id in {list ids} and schedule is not null)
 order by name {lock};
 
 -- name: lock_jobs
--- Keep these jobs from changing between two statements that look at their status.
+-- Lock these jobs, so that their status does not change between two statements.
 select id from headway_jobs where id in {list ids} order by id {lock};
 
 -- name: leave_line
--- After an edit to overlap=allow: who waits in line still waits for its predecessor, but for nobody else.
+-- After a change to overlap=allow, a waiting job waits only for its predecessor.
 update headway_jobs set exclusive = 0, updated_at = {now}, version = {next version}
 where schedule in {list schedules} and schedule is not null and finished_at is null and status = 'BLOCKED'
   and exclusive = 1
 returning id;
 
 -- name: bypass
--- Let the successors of cancelled jobs wait for what those had waited for, so that the line stays a line.
+-- Make the successors of cancelled jobs wait for the predecessors of those.
 update headway_jobs
 set blocked_by = gone.before_it, version = {next version}
 from (
@@ -102,7 +102,7 @@ where headway_jobs.status = 'BLOCKED' and headway_jobs.blocked_by = gone.gone_id
 returning id;
 
 -- name: next_promotion
--- When does the next waiting job become due, and is there one in line that promote_blocked would take?
+-- Find when the next waiting job is due, and whether promote_blocked would promote one.
 select min(run_at) as next_at, {now} as now,
   exists (select 1 from headway_next_in_line where run_at <= {now}) as is_free
 from headway_jobs where status in ('SCHEDULED', 'RETRYING');
@@ -125,7 +125,7 @@ returning id, task, {bounded args}, attempt, failures, max_attempts, tenant, que
   {bounded options}, {bounded metadata}, {bounded reason}, run_at, log_bytes;
 
 -- name: apart
--- Find ready suspects of these queues and tasks: jobs that have to run apart, because workers were lost with them.
+-- Find ready suspects of these queues and tasks: jobs that run apart because workers were lost with them.
 select id, task, company, ready_at, {now} as now from headway_jobs
 where status = 'PENDING' and company is not null and task in {list tasks}
   and (cast(:any_queue as integer) = 1 or queue in {list queues})
@@ -136,7 +136,7 @@ limit :limit;
 
 -- name: claim_apart
 -- transition: PENDING -> RUNNING
--- Take one suspect.
+-- Claim one suspect.
 update headway_jobs
 set status = 'RUNNING', attempt = {next_attempt}, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
   progress = 0, detail = null, updated_at = {now_once}, version = {next version}
@@ -148,14 +148,14 @@ returning id, task, {bounded args}, attempt, failures, max_attempts, tenant, que
   {bounded options}, {bounded metadata}, {bounded reason}, run_at, log_bytes, company, apart_for;
 
 -- name: held_by_node
--- Which jobs does a node have? All leases are looked at, in their order, so that the planner takes their index.
+-- Find the jobs that a node holds. The order by lease makes the planner use the index of leases.
 select id, attempt, failures, max_attempts, schedule, options, lease_until, {now} as now from (
   select id, attempt, failures, max_attempts, schedule, options, lease_until, node from headway_jobs
   where lease_until is not null order by lease_until limit :limit
 ) as leased where node = :node;
 
 -- name: ready_queues
--- Find the queues in which anything is ready, skipping from one to the next in the index.
+-- Find the queues with ready jobs, by a loose index scan.
 with recursive found (queue) as (
   -- Not min(): where statistics say that there is nothing, a planner would go through all of the index for it.
   select (
@@ -171,7 +171,7 @@ with recursive found (queue) as (
 select queue from found where queue is not null limit :limit;
 
 -- name: extend
--- Extend the leases of running attempts; those that do not come back are over.
+-- Extend the leases of running attempts; stale ones are not returned.
 update headway_jobs
 set lease_until = {now} + :lease
 from {rows attempts as r (job_id text, job_attempt integer)}
@@ -180,7 +180,7 @@ returning id, attempt, lease_until, cancel_requested_at;
 
 -- name: settle_completed
 -- transition: RUNNING -> COMPLETED
--- Write the success of attempts, which is all that most of them need; a stale one does not come back.
+-- Settle successful attempts, which is the usual case; stale ones are not returned.
 update headway_jobs
 set status = 'COMPLETED', result = r.to_result, error = null, reason = '', progress = 100, finished_at = {now_once},
   lease_until = null, updated_at = {now_once}, version = {next version}
@@ -190,7 +190,7 @@ returning id, attempt, schedule;
 
 -- name: settle
 -- transition: RUNNING -> PENDING, RETRYING, BLOCKED, FAILED, TIMED_OUT, CANCELLED
--- Write what other ends of attempts make of their jobs; a stale attempt finds no row and does not come back.
+-- Settle all other attempts; stale ones match no row and are not returned.
 update headway_jobs
 set status = r.to_status, failures = r.to_failures, reason = r.to_reason, error = r.to_error,
   run_at = case when r.final = 1 then run_at else {now} + r.retry_in end,
@@ -205,7 +205,7 @@ returning id, attempt, schedule, node, ready_at, started_at, finished_at, update
   {notify_again};
 
 -- name: record_attempts
--- Keep the trace of ended attempts. One that is there already is of an attempt whose number somebody has lowered by hand.
+-- Record ended attempts. A row exists already only if the attempt number was lowered by hand.
 insert into headway_attempts (job_id, attempt, node, ready_at, started_at, ended_at, outcome, reason, error)
 select r.job_id, r.attempt, r.node, r.ready_at, r.started_at, r.ended_at, r.outcome, r.reason, r.error
 from {rows attempts as r (job_id text, attempt integer, node text, ready_at bigint, started_at bigint, ended_at bigint,
@@ -214,7 +214,7 @@ where true
 on conflict do nothing;
 
 -- name: settled_already
--- Which of these attempts have their end in the store? A settlement whose answer was lost finds itself here. Not by
+-- Find which of these attempts were settled already, for a settlement whose response was lost. Not by
 -- headway_all_attempts: SQLite would read all of it.
 select r.job_id, r.attempt from {rows attempts as r (job_id text, attempt integer, outcome text)}
 join headway_attempts a on a.job_id = r.job_id and a.attempt = r.attempt and a.outcome = r.outcome
@@ -224,14 +224,14 @@ join headway_jobs j on j.id = r.job_id and j.attempt = r.attempt and j.status = 
 where r.outcome = 'completed';
 
 -- name: any_expired
--- Has any lease run out? Looked at first, so that a quiet queue is not written to. The order is there for the planner:
--- without it and with old statistics it expects to meet one soon, and reads the whole table.
+-- Check whether a lease has expired, so that an idle queue is not written to. The order is for the planner:
+-- without it and with old statistics it expects to find one soon, and reads the whole table.
 select 1 as found from headway_jobs where lease_until is not null and lease_until < {now} order by lease_until limit 1;
 
 -- name: expired
--- Find running attempts whose lease has run out. Only the lease is looked at, never names or ages. What comes with it
--- says what the loss means: whether the worker was heard of since, and how often and after how long workers were lost
--- with this job; a worker that was heard of later, or took the job again, was not lost.
+-- Find running attempts whose lease has expired. Only the lease decides. The other columns
+-- explain the loss: whether the worker sent a heartbeat since, and how often and after how long workers were lost
+-- with this job; a worker with a later heartbeat, or that claimed the job again, was not lost.
 select id, attempt, failures, max_attempts, schedule, options, node, company, started_at, lease_until,
   (select n.beat_at from headway_nodes n where n.id = headway_jobs.node) as beat_at,
   (
@@ -249,7 +249,7 @@ order by lease_until
 limit :limit {skip_locked};
 
 -- name: beside
--- Count by worker what ran on it at some time since :since: what it still has, and what was lost with it before.
+-- Count by worker the jobs that it ran at some time since :since: those it holds, and those lost with it before.
 select node, count(*) as jobs, count(company) as suspects from (
   select leased.node, leased.company from (
     select node, company from headway_jobs where lease_until is not null order by lease_until limit :limit
@@ -262,7 +262,7 @@ select node, count(*) as jobs, count(company) as suspects from (
 
 -- name: cancel
 -- transition: SCHEDULED, PENDING, RETRYING, BLOCKED -> CANCELLED
--- End jobs that are not running.
+-- Cancel jobs that are not running.
 update headway_jobs
 set status = 'CANCELLED', reason = :reason, parked = null, finished_at = {now}, updated_at = {now},
   version = {next version}
@@ -270,19 +270,19 @@ where id in {list ids} and status in ('SCHEDULED', 'PENDING', 'RETRYING', 'BLOCK
 returning id, schedule, blocked_by;
 
 -- name: request_cancel
--- Ask for the end of running jobs; their workers hear of it, or look for it when they extend leases.
+-- Ask running jobs to stop; their workers are notified, or see it when they extend leases.
 update headway_jobs
 set cancel_requested_at = {now}, reason = :reason, updated_at = {now}, version = {next version}
 where id in {list ids} and status = 'RUNNING' and cancel_requested_at is null
 returning id, {notify_stop};
 
 -- name: asked_to_stop
--- Which jobs of this node shall stop?
+-- Find the jobs of a node that were asked to stop.
 select id, attempt, reason from headway_jobs
 where node = :node and cancel_requested_at is not null and finished_at is null and status = 'RUNNING';
 
 -- name: report
--- Write what running attempts say about themselves; a stale one does not come back, and nothing of it is kept.
+-- Write progress of running attempts; stale ones are not returned.
 update headway_jobs
 set progress = coalesce(r.to_progress, progress), detail = coalesce(r.to_detail, detail),
   metadata = coalesce(r.to_metadata, metadata), log_bytes = case when log_bytes < 1000000000000 then log_bytes + r.more_log else log_bytes end, updated_at = {now},
@@ -293,7 +293,7 @@ where headway_jobs.id = r.job_id and headway_jobs.attempt = r.job_attempt and he
 returning id, attempt;
 
 -- name: record_log
--- Keep the lines that attempts logged.
+-- Insert log lines.
 insert into headway_log (job_id, attempt, at, stream, line, version)
 select r.job_id, r.attempt, coalesce(r.at, {now}), r.stream, r.line,
   (select j.version from headway_jobs as j where j.id = r.job_id)
@@ -311,17 +311,17 @@ select seq, attempt, at, stream, line, version from headway_log
 where job_id = :id and seq < :before order by seq desc limit :limit;
 
 -- name: hold_attempt
--- Keep a running attempt from being settled or expired while something is written in its name; none when it is over.
+-- Lock a running attempt, so that it is not settled or expired meanwhile; return no row when it is over.
 select id, tenant from headway_jobs where id = :id and attempt = :attempt and status = 'RUNNING' {lock};
 
 -- name: record_step
--- Keep the result of a finished step; the first one stays.
+-- Store the result of a finished step; the first result stays.
 insert into headway_steps (job_id, name, attempt, at, result)
 values (:id, :name, :attempt, {now}, :result)
 on conflict (job_id, name) do nothing;
 
 -- name: step_sizes
--- How much would it be to read the results of finished steps?
+-- Return the size of the results of finished steps.
 select job_id, sum({bytes result}) as size from headway_steps where job_id in {list ids} group by job_id;
 
 -- name: steps
@@ -329,7 +329,7 @@ select job_id, sum({bytes result}) as size from headway_steps where job_id in {l
 select job_id, name, result from headway_steps where job_id in {list ids};
 
 -- name: unpark
--- Let parked jobs of these tasks be looked at again: those that nobody knew, or all of them.
+-- Unpark jobs of these tasks: those parked for one cause, or all of them.
 update headway_jobs
 set parked = null, run_at = case when run_at > {now} then run_at else {now} end, updated_at = {now},
   version = {next version}
@@ -337,13 +337,13 @@ where parked is not null and task in {list tasks} and status = 'BLOCKED' and (pa
 returning id, {notify_waiting};
 
 -- name: unpark_jobs
--- Let these parked jobs be looked at again.
+-- Unpark these jobs.
 update headway_jobs set parked = null, updated_at = {now}, version = {next version}
 where id in {list ids} and coalesce(parked, '') <> '' and status || '' = 'BLOCKED'
 returning id, {notify_waiting};
 
 -- name: overdue
--- Find jobs that did not start within their time.
+-- Find jobs that did not start in time.
 select id from headway_jobs
 where expires_at is not null and expires_at <= {now} and finished_at is null
   and status in ('SCHEDULED', 'PENDING', 'RETRYING', 'BLOCKED')
@@ -362,33 +362,33 @@ order by id desc
 limit :limit;
 
 -- name: review
--- Take dead letters off the list.
+-- Remove jobs from the dead-letter queue.
 update headway_jobs set reviewed_at = {now}, version = {next version}
 where id in {list ids} and status in ('FAILED', 'TIMED_OUT') and reviewed_at is null
 returning id;
 
 -- name: reruns
--- Find the jobs that repeat these.
+-- Find the reruns of these jobs.
 select id, rerun_of from headway_jobs where rerun_of in {list ids} order by id;
 
 -- name: queues_paused
--- Read the queues from which nothing is taken.
+-- Read the paused queues.
 select name, paused_at, paused_by, reason from headway_queues where paused_at is not null order by name;
 
 -- name: pause_queue
--- Take nothing from a queue; none when it was paused already.
+-- Pause a queue; return no row when it was paused already.
 insert into headway_queues (name, paused_at, paused_by, reason) values (:name, {now}, :author, :reason)
 on conflict (name) do update set paused_at = excluded.paused_at, paused_by = excluded.paused_by,
   reason = excluded.reason where headway_queues.paused_at is null
 returning name;
 
 -- name: resume_queue
--- Take from a queue again; none when it was not paused.
+-- Resume a queue; return no row when it was not paused.
 update headway_queues set paused_at = null where name = :name and paused_at is not null
 returning name, {notify_queue};
 
 -- name: ahead
--- How many ready jobs of its queue, or of them those of a tenant, come before this one? Up to :limit are looked at.
+-- Count the ready jobs of the queue, or those of a tenant, before this one, up to :limit.
 select count(*) as jobs from (
   select other.tenant from headway_jobs other
   where other.status = 'PENDING' and other.queue = :queue
@@ -397,15 +397,15 @@ select count(*) as jobs from (
 ) as before_it where cast(:tenant as text) is null or tenant = :tenant;
 
 -- name: running
--- Read the jobs that run, those that began first in front.
+-- Read running jobs, longest running first.
 select {job_columns} from headway_jobs where lease_until is not null order by started_at, id limit :limit;
 
 -- name: running_counts
--- Count the jobs that run, by queue.
+-- Count running jobs by queue.
 select queue, count(*) as running from headway_jobs where lease_until is not null group by queue order by queue;
 
 -- name: dead_counts
--- How many dead letters does each task have? The newest are counted, up to :limit.
+-- Count dead letters by task, the newest up to :limit.
 select task, count(*) as letters, max(id) as newest from (
   select id, task from headway_jobs
   where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null
@@ -418,7 +418,7 @@ select task, count(*) as letters, max(id) as newest from (
 select * from headway_jobs where id = :id;
 
 -- name: jobs_by_prefix
--- Find jobs by the beginning of their id.
+-- Find jobs by a prefix of their id.
 select * from headway_jobs where id >= :low and id < :high order by id limit 2;
 
 -- name: jobs
@@ -429,21 +429,21 @@ order by id desc
 limit :limit;
 
 -- name: jobs_of_tenant
--- The same for one tenant, by an index that those without tenants do not pay for.
+-- The same for one tenant, by a partial index that does not cover the default tenant.
 select {job_columns} from headway_jobs
 where tenant = :tenant and tenant <> 'default' and id < :before and {chosen}
 order by id desc
 limit :limit;
 
 -- name: jobs_rerunning
--- The same for the jobs that repeat another one.
+-- The same for the reruns of a job.
 select {job_columns} from headway_jobs
 where rerun_of = :rerun_of and id < :before and {chosen}
 order by id desc
 limit :limit;
 
 -- name: job_count
--- Count the jobs that a filter chooses, of those to which something can be done; up to :limit.
+-- Count the jobs that match a filter and that the verb applies to, up to :limit.
 select count(*) as jobs from (
   select 1 as one from headway_jobs where {chosen} and {fit} limit :limit
 ) as found;
@@ -456,7 +456,7 @@ select count(*) as jobs from (
 ) as found;
 
 -- name: jobs_to_act
--- Choose jobs to which something can be done, oldest first.
+-- Find the jobs that match a filter and that the verb applies to, oldest first.
 select id, tenant from headway_jobs
 where {chosen} and {fit}
 order by id
@@ -470,46 +470,46 @@ order by id
 limit :limit;
 
 -- name: jobs_to_act_by_id
--- Which of these jobs are there for a tenant, and to which of them can something be done?
+-- Find which of these jobs a tenant has, and which of them the verb applies to.
 select id, tenant, case when {fit} then 1 else 0 end as is_fit from headway_jobs
 where id in {list ids} and (cast(:tenant as text) is null or tenant = :tenant)
 order by id;
 
 -- name: jobs_to_repeat
--- Read of these jobs what a job that repeats one is made of.
+-- Read the columns of these jobs that their reruns need.
 select id, tenant, task, queue, priority, status, max_attempts, exclusive, schedule, occurrence_at, args, tags, options,
   metadata, parent, parked, callback, reason
 from headway_jobs where id in {list ids} order by id;
 
 -- name: job_states
--- Where are these jobs?
+-- Read the status of these jobs.
 select id, status, cancel_requested_at from headway_jobs where id in {list ids};
 
 -- name: latest
--- Read the newest job of a kind.
+-- Read the newest job of a task.
 select * from headway_jobs
 where task = :task and (cast(:tenant as text) is null or tenant = :tenant) and (cast(:key as text) is null or key = :key)
   and (cast(:status as text) is null or status = :status)
 order by id desc limit 1;
 
 -- name: latest_of_tenant
--- The same for one tenant, by an index that those without tenants do not pay for.
+-- The same for one tenant, by a partial index that does not cover the default tenant.
 select * from headway_jobs
 where tenant = :tenant and tenant <> 'default' and task = :task and (cast(:key as text) is null or key = :key)
   and (cast(:status as text) is null or status = :status)
 order by id desc limit 1;
 
 -- name: attempts
--- Read the ended attempts of one job, the newest first.
+-- Read the ended attempts of one job, newest first.
 select * from headway_all_attempts where job_id = :id order by attempt desc limit :limit;
 
 -- name: queue_depths
--- Count what waits, by queue.
+-- Count pending jobs by queue.
 select queue, count(*) as pending, min(run_at) as oldest_at, {now} as now
 from headway_jobs where status = 'PENDING' group by queue order by queue;
 
 -- name: live_counts
--- Count what one tenant has waiting and running, by queue and status; of each status up to :limit.
+-- Count the live jobs of a tenant by queue and status, up to :limit of each status.
 select queue, status, count(*) as jobs, min(run_at) as oldest_at, {now} as now from (
   select * from (
     select queue, status, run_at from headway_jobs where lease_until is not null and tenant = :tenant limit :limit
@@ -530,7 +530,7 @@ select queue, status, count(*) as jobs, min(run_at) as oldest_at, {now} as now f
 ) as live group by queue, status order by queue, status;
 
 -- name: ended_counts
--- How did the jobs end that ended lately? The newest :limit of everybody are looked at, of which one tenant's may count.
+-- Count recently ended jobs by status. Reads the newest :limit of all tenants, and counts those of one tenant if given.
 select status, sum(case when cast(:tenant as text) is null or tenant = :tenant then 1 else 0 end) as jobs,
   count(*) as looked_at, min(finished_at) as since_at, {now} as now
 from (
@@ -568,7 +568,7 @@ union all
 select null, 'looked at', count(*), min(finished_at), null from looked_at;
 
 -- name: waiting_counts
--- Count what waits for its time or its predecessor.
+-- Count jobs that wait for their time or their predecessor.
 select status, count(*) as waiting from headway_jobs
 where status in ('SCHEDULED', 'RETRYING') group by status
 union all
@@ -601,7 +601,7 @@ delete from headway_steps where job_id in {list ids};
 delete from headway_events where job_id is not null and job_id {bytewise} in {list ids};
 
 -- name: prune_events
--- Delete events that no job keeps: those of schedules, and of jobs that are gone.
+-- Delete events without a job: those of schedules and of deleted jobs.
 with old as materialized (
   select seq, job_id from headway_events where at < {now} - :retention order by at limit :limit
 )
@@ -610,11 +610,11 @@ where seq in (select old.seq from old left join headway_jobs as job on job.id = 
 returning seq;
 
 -- name: events
--- Read the history of one job, oldest first.
+-- Read the events of one job, oldest first.
 select seq, event, at, data from headway_events_v where job_id = :id order by seq limit :limit;
 
 -- name: record_events
--- Keep a trace that nothing else would show.
+-- Record events that no other table shows.
 insert into headway_events (job_id, schedule, event, at, data)
 select r.job_id, r.schedule, r.event, {now}, r.data
 from {rows events as r (job_id text, schedule text, event text, data text)}
