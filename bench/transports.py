@@ -29,7 +29,7 @@ from headway.core.lifecycle import AttemptOutcome, Succeeded
 from headway.core.settings import Settings
 from headway.store import open_driver
 from headway.store.migrations import migrate
-from headway.tasks.task import Options
+from headway.tasks.options import Options
 from headway.wiring.roles import worker_node
 from headway.worker.child_pool_port import SupervisorPort
 from headway.worker.ipc import TaskInfo

@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from headway.core.settings import Settings
     from headway.core.triggers import After, At, Cron, Every
     from headway.tasks.context import Context, TaskStopped
-    from headway.tasks.task import Cancel, JobHandle, Options, Retry, Task
+    from headway.tasks.handles import JobHandle
+    from headway.tasks.options import Options
+    from headway.tasks.retry import Cancel, Retry
+    from headway.tasks.task import Task
 
 __version__ = "0.1.0"
 
@@ -100,7 +103,10 @@ __all__ = [
 if not TYPE_CHECKING:  # Type checkers read the imports above, and would believe any name if they saw this.
     _HOMES = {
         "Headway": "headway.app",
-        **dict.fromkeys(("Cancel", "JobHandle", "Options", "Retry", "Task"), "headway.tasks.task"),
+        "Task": "headway.tasks.task",
+        "JobHandle": "headway.tasks.handles",
+        "Options": "headway.tasks.options",
+        **dict.fromkeys(("Cancel", "Retry"), "headway.tasks.retry"),
         **dict.fromkeys(("Context", "TaskStopped"), "headway.tasks.context"),
         **dict.fromkeys(("After", "At", "Cron", "Every"), "headway.core.triggers"),
         **dict.fromkeys(("Leader", "LeaderTerm", "Lock", "SyncLock"), "headway.coordination.locks"),

@@ -30,8 +30,10 @@ from headway.operations import audit_log as deeds
 from headway.operations.job_context import why
 from headway.operations.schedule_sync import sync_schedules
 from headway.tasks.definitions import Definitions
+from headway.tasks.handles import JobHandle
+from headway.tasks.options import Options
 from headway.tasks.registry import TaskOptions, TaskRegistry
-from headway.tasks.task import JobHandle, Options, Task
+from headway.tasks.task import Task
 from headway.wiring.connections import Connections
 from headway.wiring.ready_made import ReadyMade, program, request
 

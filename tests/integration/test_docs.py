@@ -73,7 +73,7 @@ from headway.server.routes import streams as follow
 from headway.store import Store, open_driver, postgres, queue, schedules, sqlite
 from headway.store.jobs import PAGE_MAX
 from headway.store.migrations import migrate
-from headway.tasks import context, task
+from headway.tasks import execution, progress
 from headway.wire import base
 from headway.wiring.children import THREADS_MAX
 from headway.worker import (
@@ -390,7 +390,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "log of a job": number(LOG_BYTES_MAX),
         "line of a log": number(LOG_LINE_LENGTH_MAX),
         "metadata of a job, as JSON": number(METADATA_BYTES_MAX),
-        "steps of a job": f"{context.STEPS_MAX}, their names {STEP_LENGTH_MAX}",
+        "steps of a job": f"{progress.STEPS_MAX}, their names {STEP_LENGTH_MAX}",
         "progress of a job": f"every {reporter.REPORT_EVERY_S:g} s",
         "lost workers of a job": f"{lifecycle.LOSSES_MAX}; ",
         "jobs in one claim or one settlement of a worker": number(max(claimer.CLAIM_MAX, settler.SETTLE_MAX)),
@@ -401,7 +401,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "time from the request to stop a job to SIGTERM, and from there to SIGKILL": f"{stopper.SOFT_S:g} s, "
         f"{stopper.HARD_S:g} s",
         "time for a child process to import the app": f"{child_processes.START_S_MAX:g} s",
-        "memory limit of a task": f"at least {task.MEMORY_MIN >> 20} MB",
+        "memory limit of a task": f"at least {execution.MEMORY_MIN >> 20} MB",
     }
     for what, bound in expected.items():
         assert bound in table[what], what

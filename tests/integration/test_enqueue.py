@@ -13,8 +13,8 @@ import pytest
 from headway import Context, DuplicateKey, Headway, InvalidTask, Status
 from headway.core.errors import DefinitionError
 from headway.core.lifecycle import Raised, Succeeded
+from headway.tasks.handles import JobHandle
 from headway.tasks.rows import ROWS_MAX
-from headway.tasks.task import JobHandle
 from headway.testing import virtual
 from tests.conformance.arrange import claim_one, run_one
 from tests.support.command_line import Cli

@@ -95,6 +95,4 @@ TOO_LARGE: list[str] = [
     "headway.core.lifecycle._settlement",
     "headway.operations.verbs.verb",
     "headway.store.jobs.StoreJobs.page",
-    "headway.tasks.context",
-    "headway.tasks.task",
 ]

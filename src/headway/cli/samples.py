@@ -13,7 +13,7 @@ from headway.app import Headway
 from headway.core.settings import Settings
 from headway.core.triggers import After, Cron, Every
 from headway.tasks.context import Context
-from headway.tasks.task import Retry
+from headway.tasks.retry import Retry
 
 BERLIN: Final = Cron("30 2 * * *", tz="Europe/Berlin")
 BATCHES: Final = 8

@@ -17,7 +17,7 @@ from headway.operations.job_source import JobSource, StoredJobs
 from headway.operations.task_catalogue import TaskCatalogue
 from headway.store import Store
 from headway.store.audit_log import Actor, AuditEntry
-from headway.tasks.task import Options
+from headway.tasks.options import Options
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from headway.core.clock import Clock
 from headway.core.errors import InvalidTask, TaskNotFound
 from headway.core.instants import DAY
 from headway.store import Store
-from headway.tasks.task import Options
+from headway.tasks.options import Options
 
 KNOWN_FOR_S: Final = 1.0
 

@@ -1,1 +1,1 @@
-"""WHAT: tasks, their options, the context that they are called with, and their definitions in a file."""
+"""WHAT: tasks, their options, the context of a running task, and task definitions in a file."""

@@ -32,7 +32,8 @@ from headway.core.settings import FILE_DEFAULT, read_file
 from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import Trigger, trigger_from_dict
 from headway.core.validation import check_name
-from headway.tasks.task import Options, Retry
+from headway.tasks.options import Options
+from headway.tasks.retry import Retry
 
 TRIGGER_WORDS: Final = ("cron", "every", "after", "at")
 CRON_WORDS: Final = ("tz", "dst", "seconds")

@@ -13,8 +13,12 @@ from headway.core.triggers import Cron, Trigger
 from headway.core.validation import check_name
 from headway.tasks.context import Context
 from headway.tasks.definitions import Definitions, inherited
+from headway.tasks.execution import ExecutionPolicy
+from headway.tasks.handles import AppPort
+from headway.tasks.options import Options
+from headway.tasks.retry import Retry, check_retry
 from headway.tasks.rows import jobs_of_rows
-from headway.tasks.task import AppPort, ExecutionPolicy, Options, Retry, Task, check_function, check_retry
+from headway.tasks.task import Task, check_function
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -30,7 +30,8 @@ from headway.core.lifecycle import Status
 from headway.core.tenants import DEFAULT_TENANT
 from headway.core.validation import read_status
 from headway.store import Store
-from headway.tasks.task import JobHandle, Task
+from headway.tasks.handles import JobHandle
+from headway.tasks.task import Task
 from headway.testing.child_pool import at_once
 from headway.testing.processes import Process, VirtualProcesses
 from headway.testing.promises import Promises, all_jobs, all_occurrences

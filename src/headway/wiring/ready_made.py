@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.tasks.task import Retry, check_retry, memory_limit
+from headway.tasks.execution import memory_limit
+from headway.tasks.retry import Retry, check_retry
 from headway.worker.command import CommandRefused, command
 from headway.worker.http import HttpRefused, http_request
 

@@ -15,7 +15,8 @@ from headway.core.errors import InvalidTask, LeaseLost
 from headway.core.jobs import ERROR_BYTES_MAX, Claimed
 from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.tasks.context import Context, TaskStopped, encode_result
-from headway.tasks.task import Cancel, Retry, Task
+from headway.tasks.retry import Cancel, Retry
+from headway.tasks.task import Task
 from headway.worker import capture
 from headway.worker.ipc import CancelRaised, Done, Failed, Stopped, Unrunnable
 

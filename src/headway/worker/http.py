@@ -36,7 +36,7 @@ from headway.core.errors import DefinitionError, InvalidTask
 from headway.core.instants import SECOND, quote
 from headway.core.urls import Allowed, IPAddress, NotAllowed, check_url, vetted
 from headway.tasks.context import Context
-from headway.tasks.task import Retry
+from headway.tasks.retry import Retry
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 FOLLOWING: Final = ("GET", "HEAD")

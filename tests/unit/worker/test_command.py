@@ -17,7 +17,7 @@ from headway.core.instants import parse_instant
 from headway.core.job_logs import LOG_BYTES_MAX
 from headway.core.settings import Settings
 from headway.tasks.context import TaskStopped
-from headway.tasks.task import memory_limit
+from headway.tasks.execution import memory_limit
 from headway.testing import virtual
 from headway.worker import command as commands
 from headway.worker.command import TAIL_LINES, CommandFailed, CommandRefused, command

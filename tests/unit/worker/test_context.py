@@ -13,7 +13,8 @@ from headway.core.clock import Clock
 from headway.core.errors import InvalidTask, LeaseLost
 from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
 from headway.core.jobs import METADATA_BYTES_MAX, RESULT_BYTES_MAX, Report
-from headway.tasks.context import STEPS_MAX, Context, TaskStopped, encode_result
+from headway.tasks.context import Context, TaskStopped, encode_result
+from headway.tasks.progress import STEPS_MAX
 from tests.unit.worker.test_ipc import claimed
 
 

@@ -1,0 +1,129 @@
+"""The options of a job: queue, priority, key, delay and so on, with their checks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from headway.core.errors import HeadwayError, InvalidTask
+from headway.core.instants import (
+    Duration,
+    Instant,
+    parse_duration,
+    parse_start,
+    quote,
+)
+from headway.core.jobs import METADATA_BYTES_MAX, NewJob
+from headway.core.json_values import encode_args
+from headway.core.lifecycle import Backoff
+from headway.core.tenants import check_tenant
+from headway.core.urls import check_url
+from headway.core.validation import ATTEMPTS_MAX, KEY_LENGTH_MAX, PRIORITY_MAX, check_int, check_name, check_tags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of one job, as far as they differ from its task's."""
+
+    queue: str = "default"
+    priority: int = 0
+    tenant: str = "default"
+    max_attempts: int = 1
+    backoff: Backoff | None = None
+    delay: int = 0
+    at: Instant | None = None
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    timeout: Duration | None = None
+    expires: Duration | None = None
+    metadata: str | None = None
+    callback_url: str | None = None
+    tx: Any = None
+
+    def changed(self, given: Mapping[str, Any]) -> "Options":
+        """Return these options with those of a caller, checked."""
+        unknown = given.keys() - _OPTION_READERS.keys()
+        if unknown:
+            raise InvalidTask(f"unknown option {min(unknown)[:40]!r}; known are {', '.join(_OPTION_READERS)}")
+        read = {name: _OPTION_READERS[name](value) for name, value in given.items() if value is not None}
+        merged = replace(self, **read)
+        if merged.delay and merged.at is not None:
+            raise InvalidTask("delay and at exclude each other: say when in one way")
+        return merged
+
+    def new_job(self, job_id: str, task: str, args: Mapping[str, Any]) -> NewJob:
+        """Make a checked job, ready to be enqueued."""
+        return NewJob(
+            id=job_id,
+            task=task,
+            args=encode_args(args),
+            tenant=self.tenant,
+            queue=self.queue,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            backoff=self.backoff,
+            key=self.key,
+            tags=self.tags,
+            delay=self.delay,
+            run_at=self.at,
+            timeout=self.timeout,
+            expires=self.expires,
+            metadata=self.metadata,
+            callback=self.callback_url,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what differs from the defaults, for processes that do not have the task."""
+        plain = Options()
+        written = {name: getattr(self, name) for name in _WRITTEN if getattr(self, name) != getattr(plain, name)}
+        if self.backoff is not None:
+            written["backoff"] = str(self.backoff)
+        return written
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> "Options":
+        """Read options that another process has written; invalid ones count as not set."""
+        try:
+            values = {name: _WRITTEN[name](written[name]) for name in _WRITTEN if name in written}
+            backoff = Backoff.parse(str(written["backoff"])) if "backoff" in written else None
+        except (TypeError, ValueError, HeadwayError):
+            return cls()
+        return cls(**values, backoff=backoff)
+
+
+_WRITTEN: Final[dict[str, Callable[[Any], Any]]] = {
+    "queue": lambda value: check_name(value, "queue"),
+    "priority": int,
+    "tenant": lambda value: check_tenant(value, "tenant"),
+    "max_attempts": int,
+    "expires": int,
+}
+_OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "queue": lambda value: check_name(value, "queue"),
+    "priority": lambda value: check_int(value, "priority", -PRIORITY_MAX, PRIORITY_MAX),
+    "tenant": lambda value: check_tenant(value, "tenant"),
+    "max_attempts": lambda value: check_int(value, "max_attempts", 1, ATTEMPTS_MAX),
+    "delay": lambda value: parse_duration(value, what="delay"),
+    "at": lambda value: parse_start(value, what="at"),
+    "key": lambda value: check_name(value, "key", KEY_LENGTH_MAX),
+    "tags": check_tags,
+    "timeout": lambda value: positive(value, "timeout"),
+    "expires": lambda value: positive(value, "expires"),
+    "metadata": lambda value: _metadata(value),
+    "callback_url": lambda value: check_url(value, "callback_url"),
+    "tx": lambda value: value,
+}
+
+
+def positive(value: Any, what: str) -> Duration:
+    """Read a duration that is longer than zero."""
+    duration = parse_duration(value, what=what)
+    if duration <= 0:
+        raise InvalidTask(f"{what} must be longer than nothing, not {quote(value)}")
+    return duration
+
+
+def _metadata(value: Any) -> str:
+    text = encode_args(value, "metadata")
+    if len(text) > METADATA_BYTES_MAX:
+        raise InvalidTask(f"metadata must have at most {METADATA_BYTES_MAX} bytes as JSON, not {len(text)}")
+    return text
