@@ -247,7 +247,7 @@ class TestLock:
                 await trying.result().release()
 
     async def test_names_and_times_are_checked(self, app: Headway) -> None:
-        for name, words in (("", "not empty"), ("x" * 201, "at most 200"), ("a\nb", "control characters")):
+        for name, words in (("", "non-empty text"), ("x" * 201, "at most 200"), ("a\nb", "control characters")):
             with pytest.raises(DefinitionError, match=f"lock must .*{words}"):
                 app.lock(name)
         for ttl in ("0s", "500ms", "2h"):

@@ -474,14 +474,15 @@ class Schedules(Group):
         ref = self._ref(name, tenant)
         return await self.caller.store.schedules.show(ref.name, tenant=ref.tenant, also_removed=also_removed)
 
-    def _shown(self, schedule: StoredSchedule) -> Schedule:
-        now = self.caller.now
+    def _shown(self, schedule: StoredSchedule, now: Instant | None = None) -> Schedule:
+        now = self.caller.now if now is None else now
         after = max(now, schedule.decided_through)
         return msgspec.structs.replace(schedule_of(schedule, now), next=previews(schedule.spec, after, NEXT_SHOWN))
 
     async def _changed(self, old: StoredSchedule, changed: bool) -> Schedule:
         stored = await self.caller.store.schedules.show(old.name, tenant=old.tenant)
-        return msgspec.structs.replace(self._shown(stored), changed=changed)
+        now = await self.caller.store.now()  # Not earlier than the change that was just made.
+        return msgspec.structs.replace(self._shown(stored, now), changed=changed)
 
 
 def _window(since: str | None, before: str | None, cursor: str | None) -> tuple[Instant, Instant]:

@@ -17,6 +17,7 @@ from headway.server.fanout import Fanout
 from headway.server.offload import Offload
 from headway.server.quotas import Quotas
 from headway.server.routes.series import Series
+from headway.server.web import Route
 from headway.server.webhook_sender import Deliverer
 
 
@@ -40,6 +41,7 @@ class Services:
     health: Health
     metrics: Metrics
     deliverer: Deliverer
+    routes: tuple[Route, ...]
     live: LiveView | None = None
     is_closing: bool = False
     loops: list[Loop] = field(default_factory=list)

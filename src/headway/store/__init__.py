@@ -14,6 +14,7 @@ from functools import partial
 
 from headway.core.clock import Clock
 from headway.core.errors import InvalidConfig
+from headway.core.instants import Instant
 from headway.core.ports import WakeUps
 from headway.store.announcing_driver import Announce, AnnouncingDriver
 from headway.store.audit_log import Actor, AuditEntry, StoreAuditLog, add_entries
@@ -35,7 +36,7 @@ from headway.store.sessions import StoreSessions
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
 from headway.store.statistics import StoreStatistics
 from headway.store.tokens import StoreTokens
-from headway.store.transaction import Driver
+from headway.store.transaction import Driver, call
 from headway.store.webhooks import StoreWebhooks
 from headway.store.work import StoreWork
 
@@ -119,6 +120,11 @@ class Store:
     async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> WakeUps:
         """Start to hear of other processes' commits; not more often than so, where that saves something."""
         return await self.driver.watch(hear, quiet_s=quiet_s)
+
+    async def now(self) -> Instant:
+        """Return the database's time; a process's estimate of it lags behind by as much as an answer takes."""
+        now: Instant = (await self.driver.fetch(call("time")))[0]["now"]
+        return now
 
     async def close(self) -> None:
         """Give back every connection."""

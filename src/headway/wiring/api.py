@@ -15,7 +15,7 @@ from headway.operations.job_reader import EncodedJobs, JobReader, NodeNames
 from headway.operations.metrics import Metrics
 from headway.operations.task_catalogue import TaskCatalogue, TaskLike
 from headway.operations.tenant_counts import TenantCounts
-from headway.server.api import Api
+from headway.server.api import ROUTES, Api
 from headway.server.auth import Authenticator
 from headway.server.fanout import Fanout
 from headway.server.offload import Offload
@@ -86,6 +86,7 @@ def new_api(
             health=Health(store, clock, [*own, *loops]),
             metrics=Metrics(store, clock, counted, deliverer.counts),
             deliverer=deliverer,
+            routes=ROUTES,
             live=view,
             loops=own,
         )

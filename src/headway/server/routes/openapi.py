@@ -120,7 +120,7 @@ def document(routes: Sequence[Route], *, prefix: str = "") -> dict[str, Any]:
         operation = _operation(route, names[id(route)], written.get(id(route.body)))
         paths.setdefault(_PATH_PART.sub(r"{\1}", route.path), {})[route.method.lower()] = operation
     used = {route.tag for route in described}
-    return {
+    described_api: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "Headway",
@@ -145,6 +145,8 @@ def document(routes: Sequence[Route], *, prefix: str = "") -> dict[str, Any]:
             },
         },
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(described_api))
+    return plain
 
 
 def _components(kinds: Iterable[Any]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
