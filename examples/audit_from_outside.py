@@ -1,4 +1,4 @@
-"""Check Headway's ledger with nothing but SQL and arithmetic: every instant has exactly one decision."""
+"""Audit Headway's ledger with plain SQL and arithmetic: every instant has exactly one decision."""
 
 import sqlite3
 import tempfile
@@ -13,7 +13,7 @@ INTERVAL_MS = 100
 
 app.put_schedule_sync("ticks", task="tick", trigger=Every("100ms"))
 time.sleep(1)
-app.remove_schedule_sync("ticks")  # Whoever changes a schedule first decides what is due.
+app.remove_schedule_sync("ticks")  # A change first decides what is due.
 
 
 def millis(text: str) -> int:
@@ -25,7 +25,7 @@ for first, last, count in sqlite3.connect(file).execute(
     "select instant, coalesce(until, instant), count from headway_occurrences_v where schedule = 'ticks'"
 ):
     instants = range(millis(first), millis(last) + 1, INTERVAL_MS)
-    assert len(instants) == count, "a record counts what it covers"
+    assert len(instants) == count, "the count of a record matches the instants it covers"
     covered += instants
 
 print("several decisions:", len(covered) >= 9)

@@ -1,4 +1,4 @@
-"""A program as a task: no shell, its output is the log, its exit code the outcome."""
+"""Run a program as a task: no shell, its output is the log, its exit code is the outcome."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ backup = app.command("backup", ["/bin/sh", "-c", SCRIPT, "backup", "{day}"], tim
 if __name__ == "__main__":
     command = [sys.executable, "-m", "headway", "worker", "--app", "command_task:app"]
     worker = subprocess.Popen(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
-    job = backup.enqueue_sync(day="2027-01-01; rm -rf /")  # One argument, whatever is in it.
+    job = backup.enqueue_sync(day="2027-01-01; rm -rf /")  # One argument, whatever it contains.
     print(job.wait_sync(timeout="1m"))
     log = subprocess.run([sys.executable, "-m", "headway", "jobs", "logs", job.id], capture_output=True, text=True)
     print(log.stdout.split("  ")[1].strip())

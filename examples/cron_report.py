@@ -1,4 +1,4 @@
-"""A report every morning at 2:30 in Berlin, declared in code, and what daylight saving makes of it."""
+"""Declare a report for 2:30 every morning in Berlin, and preview a daylight saving transition."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Schedules made at run time, one per tenant: created, changed and removed while schedulers run."""
+"""Create, change and remove schedules at run time, one per tenant, while schedulers run."""
 
 import asyncio
 import tempfile
@@ -26,11 +26,11 @@ async def main() -> None:
         try:
             await app.put_schedule("report-43", task=report, trigger=Cron("0 0 30 2 *"), args={"tenant_id": 43})
         except InvalidSchedule as error:
-            print("refused:", error)
+            print("rejected:", error)
 
 
 asyncio.run(main())
 
 # report-42 has revision 2 and Cron(expr='0 6 * * *', tz='Asia/Tokyo', dst='shift', seconds=None)
 # removed: True False
-# refused: cron day of month, month, day of week '30 2 *': there is no such day to run on
+# rejected: cron day of month, month, day of week '30 2 *': there is no such day to run on

@@ -1,4 +1,4 @@
-"""A job inside a SQLAlchemy session's transaction; a connection works in the same way."""
+"""Enqueue a job inside the transaction of a SQLAlchemy session; a connection works in the same way."""
 
 import tempfile
 
@@ -9,7 +9,7 @@ from headway import Headway
 
 url = f"sqlite:///{tempfile.mkdtemp()}/shop.db"
 app = Headway(url)
-app.jobs_sync()  # Opening the store makes its tables.
+app.jobs_sync()  # Opening the store creates its tables.
 
 
 @app.task

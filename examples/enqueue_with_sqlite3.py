@@ -1,4 +1,4 @@
-"""A job inside your own sqlite3 transaction: it exists if and only if the order does."""
+"""Enqueue a job inside your own sqlite3 transaction: it exists if and only if the order does."""
 
 import sqlite3
 import tempfile
@@ -7,7 +7,7 @@ from headway import Headway
 
 file = f"{tempfile.mkdtemp()}/shop.db"
 app = Headway(f"sqlite:///{file}")  # The shop's own database is the store.
-app.jobs_sync()  # Opening it makes the tables.
+app.jobs_sync()  # Opening it creates the tables.
 
 
 @app.task

@@ -1,4 +1,4 @@
-"""A web app that enqueues: it answers at once, and the job is durable before it does."""
+"""Enqueue jobs from a web app: it responds at once, and the job is durable before it does."""
 
 import asyncio
 import os
@@ -23,12 +23,12 @@ def confirm(order: int) -> str:
 
 @web.post("/orders/{order}", status_code=202)
 async def place(order: int) -> dict[str, str]:
-    job = await confirm.options(key=f"order-{order}").enqueue(order=order)  # Asked twice, it is one job.
+    job = await confirm.options(key=f"order-{order}").enqueue(order=order)  # An idempotency key: two requests, one job.
     return {"job": job.id}
 
 
 @web.get("/jobs/{job_id}")
-async def look(job_id: str) -> dict[str, object]:
+async def show(job_id: str) -> dict[str, object]:
     job = await app.job(job_id)
     return {"status": job.status, "progress": job.progress, "result": job.result}
 

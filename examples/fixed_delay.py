@@ -1,4 +1,4 @@
-"""A fixed delay counts from the end of the job before, so that slow runs never pile up."""
+"""Run a task with a fixed delay, counted from the end of the previous job, so that slow runs never pile up."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A task that says how far it is, and a job of it, watched until it has ended."""
+"""Report progress from a task, and watch its job until it has ended."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ app = Headway()
 
 @app.task
 async def hello(ctx: Context, n: int = 20) -> str:
-    for _ in ctx.track(range(n), "Greeting"):  # Like tqdm: how many of how many, how fast, how much longer.
+    for _ in ctx.track(range(n), "Greeting"):  # Like tqdm: total, rate and time left.
         await asyncio.sleep(0.1)
     return f"greeted {n}"
 

@@ -1,4 +1,4 @@
-"""Run something later: in half an hour, or at a given time; and once only, by an idempotency key."""
+"""Run a job later: in half an hour, or at a given time; and only once, with an idempotency key."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ app = Headway()
 
 @app.task
 def remind(customer: int, text: str = "your cart misses you") -> str:
-    return f"told {customer}: {text}"
+    return f"reminded {customer}: {text}"
 
 
 if __name__ == "__main__":
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     try:
         remind.options(key="new-year-7").enqueue_sync(8)
     except DuplicateKey:
-        print("same key, other arguments: refused")
+        print("same key, other arguments: rejected")
 
     command = [sys.executable, "-m", "headway", "worker", "--app", "run_in_30_minutes:app"]
     worker = subprocess.Popen(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
@@ -37,5 +37,5 @@ if __name__ == "__main__":
 
 # SCHEDULED 0:30:00
 # SCHEDULED 2037-01-01 09:00:00+00:00 {'customer': 7, 'text': 'all the best'}
-# same key, other arguments: refused
-# told 7: your cart misses you
+# same key, other arguments: rejected
+# reminded 7: your cart misses you

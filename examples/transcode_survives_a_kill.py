@@ -1,4 +1,4 @@
-"""Steps with a kept result: the worker is killed in the middle, another one goes on, and nothing is done twice."""
+"""Store the results of steps: a worker is killed, another one continues, and no finished step is repeated."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def transcode(ctx: Context, *, sizes: list[str]) -> list[str]:
     with ctx.steps(*sizes) as step:
         for size in sizes:
             with step(size):
-                ctx.once(size, encode, size)  # Once it has returned, no attempt calls it again.
+                ctx.once(size, encode, size)  # After it has returned, no later attempt calls it again.
     return [ctx.once(size, encode, size) for size in sizes]
 
 

@@ -1,4 +1,4 @@
-"""Two services share a store: each owns the schedules that it declares, and removes only those."""
+"""Share a store between two services: each owns the schedules that it declares, and removes only those."""
 
 import tempfile
 
@@ -8,7 +8,7 @@ store = f"sqlite:///{tempfile.mkdtemp()}/headway.db"
 
 
 def service(name: str, *schedules: str) -> Headway:
-    """Make a service as one release of its code would: with the schedules that it declares."""
+    """Create a service with the schedules that one release of its code declares."""
     app = Headway(store, name=name)
     for schedule in schedules:
         app.schedule(schedule, "work", Every("1h"))
@@ -18,7 +18,7 @@ def service(name: str, *schedules: str) -> Headway:
 print("billing:", service("billing", "invoices", "reminders").sync_sync())
 print("search:", service("search", "reindex").sync_sync())
 print("billing, next release:", service("billing", "invoices").sync_sync())
-print("search:", service("search", "reindex", "invoices").sync_sync()["invoices"])  # What is not its own is skipped.
+print("search:", service("search", "reindex", "invoices").sync_sync()["invoices"])  # Owned by another app: skipped.
 
 # billing: {'invoices': 'created', 'reminders': 'created'}
 # search: {'reindex': 'created'}
