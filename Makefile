@@ -12,11 +12,11 @@ UV_VERSION := 0.13.7
 READY := $(VENV)/.ready
 CODE := $(wildcard src tests bench examples)
 
-# The commands that install into the environment must not be led astray by one that is active.
+# An active virtual environment must not affect the commands that install into .venv.
 unexport VIRTUAL_ENV
-# Tests start hundreds of processes; none of them should compile what another one has.
+# Tests start hundreds of processes: let them share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
-# Trust whom the system trusts, as pip, curl and apt do.
+# Use the system's certificate store, as pip, curl and apt do.
 export UV_SYSTEM_CERTS ?= true
 
 .PHONY: help
@@ -24,7 +24,7 @@ help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 .PHONY: setup
-setup: $(READY) ## Make .venv with everything that the other commands need, and build the dashboard
+setup: $(READY) ## Create .venv with everything the other commands need, and build the dashboard
 	@$(BIN)/python scripts/build_dashboard.py --if-needed
 
 $(UV): scripts/make-venv
@@ -39,19 +39,19 @@ $(READY): $(UV) requirements.lock pyproject.toml
 	@echo "Ready: $(BIN)/headway"
 
 .PHONY: dashboard
-dashboard: $(READY) ## Build the dashboard from dashboard/, also where there is no Node.js
+dashboard: $(READY) ## Build the dashboard from dashboard/; installs Node.js if it is missing
 	@$(BIN)/python scripts/build_dashboard.py
 
 .PHONY: demo
-demo: setup ## See jobs run, crash and recover, on SQLite, in a minute (ARGS=crash kills a worker)
+demo: setup ## Run a demo on SQLite: jobs run, crash and recover (ARGS=crash kills a worker)
 	@$(BIN)/headway demo $(ARGS)
 
 .PHONY: dev
-dev: setup ## Run an app while you write it (ARGS=jobs:app), again when files change
+dev: setup ## Run an app with auto-reload (ARGS=jobs:app)
 	@$(BIN)/headway dev $(ARGS)
 
 .PHONY: check
-check: setup ## Style, types and architecture (a few seconds)
+check: setup ## Check style, types and architecture
 	$(BIN)/ruff check $(CODE) scripts
 	$(BIN)/ruff format --check $(CODE) scripts
 	$(BIN)/mypy $(CODE)
@@ -63,15 +63,15 @@ format: setup ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format $(CODE) scripts
 
 .PHONY: servers
-servers: ## Install the servers and the browser that tests need, where they are missing
+servers: ## Install missing servers and the browser that tests need
 	@scripts/install-servers
 
 .PHONY: test
-test: setup servers ## Everything: check and all tests on SQLite and PostgreSQL (ARGS= for a part of them)
+test: setup servers ## Run all checks and tests on SQLite and PostgreSQL (ARGS= for a part of them)
 	$(if $(ARGS),$(BIN)/pytest $(ARGS),$(BIN)/python scripts/run_tests.py all)
 
 .PHONY: test-fast
-test-fast: setup ## Unit tests, conformance on SQLite, architecture (no server, under a minute)
+test-fast: setup ## Run unit tests, conformance on SQLite, architecture (no server, under a minute)
 	$(if $(ARGS),$(BIN)/pytest -q -m 'not slow and not postgres' $(ARGS),$(BIN)/python scripts/run_tests.py fast)
 
 .PHONY: test-soak
@@ -87,15 +87,15 @@ chaos: setup servers ## Kill, freeze and restart real processes and a real Postg
 	HEADWAY_CHAOS_FULL=1 $(BIN)/pytest tests/chaos $(ARGS)
 
 .PHONY: torture
-torture: setup servers ## Everything that can go wrong at once, with each engine in turn; writes docs/torture-report.md
+torture: setup servers ## Inject many faults at once, with each engine in turn; writes docs/torture-report.md
 	$(BIN)/python -m tests.chaos.torture $(ARGS)
 
 .PHONY: bench
-bench: setup servers ## Measure against the bare database (ARGS= for options)
+bench: setup servers ## Run benchmarks against the bare database (ARGS= for options)
 	$(BIN)/python -m bench $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: setup servers ## Measure beside other people's queues (ARGS= for options)
+bench-peers: setup servers ## Compare with other job queues (ARGS= for options)
 	bench/peers/setup
 	$(BIN)/python -m bench drain latency --peers top $(ARGS)
 
@@ -105,23 +105,23 @@ docs: setup ## Build the documentation into site/
 	$(BIN)/zensical build --clean --strict
 
 .PHONY: pictures
-pictures: setup servers ## Take the pictures of the dashboard in docs/img anew
+pictures: setup servers ## Retake the screenshots of the dashboard in docs/img
 	$(BIN)/python scripts/take_pictures.py
 
 COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock'
 
 .PHONY: lock
-lock: $(UV) ## Renew the locked requirements from pyproject.toml (ARGS=--upgrade for newer releases)
+lock: $(UV) ## Update the locked requirements from pyproject.toml (ARGS=--upgrade for newer releases)
 	@$(COMPILE) --all-extras --group dev pyproject.toml --output-file requirements.lock $(ARGS)
 	@$(COMPILE) --group node --output-file scripts/node.lock $(ARGS)
 	@$(COMPILE) --all-extras pyproject.toml --constraint requirements.lock --output-file deploy/requirements.lock
 	@$(COMPILE) --group build --constraint requirements.lock --constraint scripts/node.lock --output-file deploy/build.lock
 
 .PHONY: sbom
-sbom: $(READY) ## Write what the image and the dashboard are made of to dist/headway.cdx.json (CycloneDX)
+sbom: $(READY) ## Write an SBOM of the image and the dashboard to dist/headway.cdx.json (CycloneDX)
 	@$(BIN)/python scripts/make_sbom.py dist/headway.cdx.json
 
 .PHONY: clean
-clean: ## Remove what the commands made, .venv included
-	rm -rf $(VENV) site dist dashboard/node_modules dashboard/build src/headway/status/static/dashboard .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## Remove everything the commands created, including .venv
+	rm -rf $(VENV) site dist dashboard/node_modules dashboard/build src/headway/server/static/dashboard .mypy_cache .pytest_cache .ruff_cache .hypothesis

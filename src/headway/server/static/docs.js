@@ -123,7 +123,7 @@ function copied(text) {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Select it and copy";
+      button.textContent = "Select and copy";
     }
   });
   return make("div", { class: "beside" }, make("pre", { text }), button);
@@ -191,7 +191,7 @@ function show(method, path, operation) {
       ...(body ? section("Body", fieldsOf(body.schema), exampleOf(body)) : []),
       ...section("With curl", copied(curlOf(method, path, operation))),
       ...(method === "get" ? section("Try it", tryOf(path, operation)) : []),
-      ...section("Answers", ...answersOf(operation)),
+      ...section("Responses", ...answersOf(operation)),
     );
   });
   return details;
@@ -226,7 +226,7 @@ function tryOf(path, operation) {
     try {
       await send(addressOf(path, fields), running.signal, said, shown);
     } catch (error) {
-      if (error.name !== "AbortError") said.textContent = `No answer: ${error.message}`;
+      if (error.name !== "AbortError") said.textContent = `No response: ${error.message}`;
     } finally {
       stop.hidden = true;
     }
@@ -336,7 +336,7 @@ async function load() {
     const answer = await ask(new URL("openapi.json", BASE), { credentials: "same-origin" });
     if (answer.status === 401) {
       state.className = "wrong";
-      state.textContent = token ? "This token does not count" : "A token is needed";
+      state.textContent = token ? "Invalid token" : "A token is required";
       byId("token").focus();
       return;
     }
