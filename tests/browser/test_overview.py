@@ -112,7 +112,7 @@ def test_the_last_occurrences_are_marks_with_words(visit: Visit, api: httpx.Clie
 def test_a_year_of_decisions_is_a_calendar(visit: Visit, api: httpx.Client) -> None:
     await_quick(api)
     page = visit.open("schedules/quick")
-    card = page.get_by_role("region", name="The year")
+    card = page.get_by_role("region", name="Calendar")
     picture = card.locator(".heat-frame")
     expect(picture).to_have_attribute("aria-label", re.compile(r"decisions on [1-9]\d* days?: [1-9]\d* fired well"))
     today = datetime.now(UTC).date().isoformat()

@@ -53,7 +53,7 @@ function Health({ figures }: { figures: Stats }) {
     <section class="health" aria-labelledby="health-title">
       <h2 id="health-title" class={found.length ? "needs" : "fine"}>
         <Icon shape={found.length ? "alarm" : "check"} />
-        {found.length ? `${counted(found.length, "thing needs", "things need")} you` : "All good"}
+        {found.length ? `${counted(found.length, "item needs", "items need")} attention` : "All good"}
       </h2>
       <p class="lede">{sentenceOf(figures)}</p>
       {found.length > 0 && (
@@ -78,7 +78,7 @@ function Health({ figures }: { figures: Stats }) {
       )}
       {isNew && <FirstSteps />}
       <dl class="signs">
-        <Sign name="Store" words={figures.store ? `${figures.store.kind} answers in ${figures.store.latency_ms < 1 ? "under 1" : Math.round(figures.store.latency_ms)} ms` : "answers"} isGood />
+        <Sign name="Store" words={figures.store ? `${figures.store.kind} responds in ${figures.store.latency_ms < 1 ? "under 1" : Math.round(figures.store.latency_ms)} ms` : "responds"} isGood />
         {figures.leader !== undefined && <Sign name="Leader" words={figures.leader ? `${figures.leader.name}, term ${figures.leader.token}` : "none"} isGood={figures.leader !== null || figures.schedules.total === 0} />}
         {figures.workers !== undefined && <Sign name="Workers" words={workersWords(figures)} isGood={figures.workers.length > 0} />}
         <Sign
@@ -184,7 +184,7 @@ function Running({ figures }: { figures: Stats }) {
   const shown = jobs.slice(0, RUNNING_SHOWN);
   const total = Math.max(figures.jobs.RUNNING ?? 0, shown.filter((job) => job.status === "RUNNING").length);
   return (
-    <Card id="running" title="Running" aside={total > 0 && <a href={href(["jobs"], { status: "RUNNING" })}>{count(total)} in all</a>}>
+    <Card id="running" title="Running" aside={total > 0 && <a href={href(["jobs"], { status: "RUNNING" })}>{count(total)} total</a>}>
       <Problem words={read.problem} again={read.again} />
       {shown.length === 0 && !read.isReading && (
         <p class="quiet">

@@ -25,7 +25,7 @@ export function ProblemsPage() {
       <Problem words={alerts.problem} again={alerts.again} />
       {isFine && (
         <p class="verdict tone-good">
-          <Badge state="on" word="All good" /> Nothing needs you.
+          <Badge state="on" word="All good" /> Nothing needs attention.
         </p>
       )}
       {others.length > 0 && (

@@ -196,7 +196,7 @@ function Ledger({ schedule, zone, turn }: { schedule: Schedule; zone: string | u
   return (
     <Card
       id="ledger"
-      title="The year"
+      title="Calendar"
       aside={
         <>
           <Legend keys={[["good", "fired"], ["warn", "skipped"], ["bad", "failed or missed"]]} />
@@ -228,7 +228,7 @@ function Trend({ jobs, expect }: { jobs: readonly Job[]; expect: string | null }
     return { at: ended.map((job) => instant(job.finished_at) / SECOND), lines, low, high, number: ended.length };
   }, [jobs, expect]);
   if (shown.number < 3) return null;
-  const words = `Of the last ${counted(shown.number, "job")}, p10 to p90: ${duration(shown.low * SECOND)} to ${duration(shown.high * SECOND)}.`;
+  const words = `Last ${counted(shown.number, "job")}: p10 ${duration(shown.low * SECOND)}, p90 ${duration(shown.high * SECOND)}.`;
   return (
     <Card id="trend" title="Job duration">
       <Chart title="Seconds" summary={words} at={shown.at} lines={shown.lines} unit="seconds" band={[1, 2]} />
