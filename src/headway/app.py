@@ -23,11 +23,14 @@ from headway.core.occurrences import Occurrence
 from headway.core.schedules import Schedule
 from headway.core.settings import Settings
 from headway.core.sync_bridge import blocking_twin
-from headway.core.tenants import DEFAULT_TENANT
+from headway.core.tenants import ALL_TENANTS, DEFAULT_TENANT
 from headway.core.triggers import Trigger
 from headway.core.validation import check_name, read_status
-from headway.operations import audit_log as deeds
+from headway.operations import audit_log
+from headway.operations.caller import Caller, Principal
+from headway.operations.job_actions import cancel_job, retry_job
 from headway.operations.job_context import why
+from headway.operations.job_reads import visible_job
 from headway.operations.schedule_sync import sync_schedules
 from headway.tasks.definitions import Definitions
 from headway.tasks.handles import JobHandle
@@ -173,23 +176,25 @@ class Headway(Connections, TaskRegistry):
 
     async def cancel(self, job_id: str, reason: str = "") -> JobHandle:
         """End a job, or ask it to stop when it runs."""
-        found = await (await self.store()).jobs.get(_job_id(job_id))
-        acting = await self._audited(self._author, deeds.cancel(found, reason))
-        return JobHandle(self, await acting.queue.cancel(found.id, author=self._author, reason=reason))
+        return JobHandle(self, await cancel_job(await self._caller(), _job_id(job_id), reason))
 
     cancel_sync = blocking_twin(cancel)
 
     async def retry(self, job_id: str) -> JobHandle:
         """Run a job that has ended once more, as a new job that is linked to it."""
-        found = await (await self.store()).jobs.get(_job_id(job_id))
-        acting = await self._audited(self._author, deeds.retry(found))
-        return JobHandle(self, await acting.queue.retry(found.id, author=self._author))
+        caller = await self._caller()
+        return JobHandle(self, await retry_job(caller, await visible_job(caller, _job_id(job_id))))
 
     retry_sync = blocking_twin(retry)
 
     @property
     def _author(self) -> str:
         return f"app:{self.name}"
+
+    async def _caller(self) -> Caller:
+        return Caller(
+            Principal(self._author, ALL_TENANTS, "admin"), audit_log.origin(), await self.store(), self._clock
+        )
 
     def glance(self, job: Job) -> str:
         """Say why a job is where it is, as far as the job alone can tell."""
@@ -246,7 +251,7 @@ class Headway(Connections, TaskRegistry):
             before = (await schedules.get(check_name(name, "schedule name"), tenant=spec.tenant)).spec
         except ScheduleNotFound:
             before = None
-        acting = await self._audited(self._author, deeds.put_schedule(name, before, spec))
+        acting = await self._audited(self._author, audit_log.put_schedule(name, before, spec))
         await acting.schedules.put(name, spec, author=self._author)
         return await schedules.get(name, tenant=spec.tenant)
 
@@ -258,7 +263,7 @@ class Headway(Connections, TaskRegistry):
             found = await (await self.store()).schedules.get(name, tenant=tenant)
         except ScheduleNotFound:
             return False
-        acting = await self._audited(self._author, deeds.remove_schedule(found))
+        acting = await self._audited(self._author, audit_log.remove_schedule(found))
         return await acting.schedules.remove(name, author=self._author, tenant=tenant)
 
     remove_schedule_sync = blocking_twin(remove_schedule)

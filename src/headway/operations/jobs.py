@@ -22,10 +22,10 @@ from headway.core.job_details import read_json
 from headway.core.jobs import Job as StoredJob
 from headway.core.json_values import encode_args
 from headway.core.lifecycle import Status
-from headway.operations import audit_log
 from headway.operations.bulk import Bulk
 from headway.operations.caller import require_printable
 from headway.operations.enqueue import enqueue_many, enqueue_one
+from headway.operations.job_actions import cancel_job, retry_job
 from headway.operations.job_context import why as explain
 from headway.operations.job_reads import (
     JOB_ID,
@@ -252,9 +252,8 @@ class Jobs(Group):
     )
     async def cancel(self, job_id: str, *, reason: Reason = "") -> Job:
         """Cancel a job, or have it stop when it runs."""
-        job = await visible_job(self.caller, job_id)
-        acting = self.caller.acting(audit_log.cancel(job, require_printable(reason, "reason")))
-        return await shown_job(self.caller, await acting.queue.cancel(job.id, author=self.caller.name, reason=reason))
+        require_printable(reason, "reason")
+        return await shown_job(self.caller, await cancel_job(self.caller, job_id, reason))
 
     @verb(
         "POST /api/jobs/{job_id}/retry",
@@ -271,9 +270,7 @@ class Jobs(Group):
         """
         job = await visible_job(self.caller, job_id)
         text = None if args is None else await self._other_args(job, args)
-        await self.caller.admit_jobs(1)
-        acting = self.caller.acting(audit_log.retry(job, other_args=text is not None))
-        again = await acting.queue.retry(job.id, author=self.caller.name, args=text)
+        again = await retry_job(self.caller, job, text)
         return await shown_job(self.caller, again, CreatedJob if again.id != job.id else Job)
 
     async def _other_args(self, job: StoredJob, given: dict[str, Any]) -> str:

@@ -102,7 +102,7 @@ class Detail(Resource):
     },
     known_by=frozenset({"id", "type", "status"}),
 )
-class Job(Resource, kw_only=True):
+class Job(Resource, kw_only=True, gc=False):
     """A unit of work, as it is now."""
 
     id: Annotated[str, msgspec.Meta(examples=["job_01m7h07rq30wjd03gjnmt8r3pz"])]
@@ -158,7 +158,7 @@ class Job(Resource, kw_only=True):
     eta_seconds: Count | None
 
 
-class JobChange(Resource, kw_only=True):
+class JobChange(Resource, kw_only=True, gc=False):
     """What followers are told when a job changes: no arguments, result or error, and no large metadata."""
 
     id: str
@@ -269,7 +269,7 @@ class JobCount(Resource):
     is_exact: Annotated[bool, msgspec.Meta(description="false where there are more than were counted")]
 
 
-class CreatedJob(Job, kw_only=True):
+class CreatedJob(Job, kw_only=True, gc=False):
     """A job that this request has created."""
 
 
