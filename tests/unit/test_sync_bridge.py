@@ -35,7 +35,7 @@ def test_a_portal_refuses_a_call_from_its_own_thread() -> None:
     async def nested() -> None:
         portal.call(where())
 
-    with pytest.raises(InvalidTask, match="would wait for itself"):
+    with pytest.raises(InvalidTask, match="would deadlock"):
         portal.call(nested())
 
 
