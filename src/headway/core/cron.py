@@ -1,21 +1,21 @@
-"""Cron timetables: at which instants a local clock shows the labels that an expression means.
+"""Cron timetables: the instants at which a local clock shows the labels that an expression selects.
 
     text ──parse──► Expression ──with a zone and a DST policy──► Timetable ──► next_after, count_between, note
                     which labels                                 which instants
 
-A `Timetable` walks the segments of its zone. Within a segment a label is an instant, so all of daylight
-saving is one question: *from which label on does a segment count?*
+A `Timetable` walks the segments of its zone. Within a segment a label is an instant, so all of daylight saving is one
+question: *from which label on does a segment count?*
 
     dst     counts from            so that
-    shift   the mark               left-out labels run when the segment opens; doubled ones ran the first time
-    skip    mark or opening, the   left-out labels do not run; doubled ones ran the first time
+    shift   the mark               skipped labels run when the segment opens; doubled ones ran the first time
+    skip    mark or opening, the   skipped labels do not run; doubled ones ran the first time
             later one
-    both    mark or opening, the   left-out labels run when the segment opens; doubled ones run again
+    both    mark or opening, the   skipped labels run when the segment opens; doubled ones run again
             earlier one
     (hour)  its opening            whatever the clock shows runs: every real hour
 
-The last line is not a policy: it is how every expression runs whose hour field is a wildcard or has a step
-(`*`, `*/2`, `8-18/2`) or names all 24 hours. Such a schedule means an interval, not a time of day.
+The last line is not a policy: it is how every expression runs whose hour field is a wildcard or has a step (`*`, `*/2`,
+`8-18/2`) or names all 24 hours. Such a schedule means an interval, not a time of day.
 """
 
 from collections.abc import Callable
@@ -40,17 +40,17 @@ _BY_POLICY: Final[dict[Dst, _Entry]] = {
 }
 _EVERY_HOUR: Final[_Entry] = attrgetter("opens")
 
-# Seconds outside these cannot show a label of the years we know, in whatever zone.
+# Seconds outside this range show no label of the supported years, in any zone.
 _SECOND_MIN: Final = -2 * DAY_S
-_SEGMENTS_BACK_MAX: Final = 20  # Ten years of clock changes, for a schedule that runs so rarely.
+_SEGMENTS_BACK_MAX: Final = 20  # Ten years of clock changes, for a schedule that runs that rarely.
 _SECOND_MAX: Final = (DAYS_END + 2) * DAY_S
 
-# No clock was ever moved by more than a day, so two days away from a change nothing of it is left.
+# No clock was ever moved by more than a day, so a change has no effect two days away from it.
 _SAFE_S: Final = 2 * DAY_S
 
 
 class Timetable:
-    """The instants of an expression in one zone under one DST policy. It has no state, and may be shared."""
+    """The instants of an expression in one zone under one DST policy. It is stateless and may be shared."""
 
     __slots__ = ("_dst", "_entry", "_expression", "_timeline")
 
@@ -61,7 +61,7 @@ class Timetable:
         self._entry = _EVERY_HOUR if expression.every_hour else _BY_POLICY[dst]
 
     def next_after(self, instant: Instant) -> Instant | None:
-        """Return the first instant that is strictly later, or None if there is none until the last year."""
+        """Return the first strictly later instant, or None if there is none until the last year."""
         second = max(instant // SECOND + 1, _SECOND_MIN)
         if second > _SECOND_MAX:
             return None
@@ -93,7 +93,7 @@ class Timetable:
         return total
 
     def note(self, instant: Instant) -> str | None:
-        """Say in words what a clock change does to this instant, or nothing if it does nothing."""
+        """Describe what a clock change does to this instant; None if there is none."""
         second = instant // SECOND
         if not _SECOND_MIN <= second <= _SECOND_MAX:
             return None
@@ -110,7 +110,7 @@ class Timetable:
         return self._skipped_note(instant, segment) if self._dst == "skip" else None
 
     def _skipped_note(self, instant: Instant, segment: Segment) -> str | None:
-        """Say which local times were left out since the instant before this one."""
+        """Name the local times that were skipped since the previous instant."""
         for _ in range(_SEGMENTS_BACK_MAX):
             if segment.start <= _SECOND_MIN or self.next_after(segment.start * SECOND - 1) != instant:
                 return None
@@ -129,7 +129,7 @@ class Timetable:
     def _count(self, segment: Segment, since: int, until: int) -> int:
         if since >= segment.opens:
             return self._expression.count(since, until)
-        # All left-out labels are one instant, which may also be that of the opening label.
+        # All skipped labels are one instant, which may also be that of the opening label.
         left_out = self._expression.next(since) <= segment.opens
         return left_out + self._expression.count(segment.opens + 1, until)
 
@@ -148,7 +148,7 @@ class Timetable:
         return f"{self._missing(left_out, label)} (DST); {verb} at {at}, dst={self._dst}"
 
     def _missing(self, left_out: int, label: int) -> str:
-        """Name the local times from the first one that is left out up to a label."""
+        """Name the local times from the first skipped one up to a label."""
         missing, others = _clock(left_out), self._expression.count(left_out + 1, label)
         subject = f"{_time(missing)} and {others} more do" if others else f"{_time(missing)} does"
         return f"{subject} not exist on {missing:%Y-%m-%d}"
@@ -173,7 +173,7 @@ def _time(moment: datetime) -> str:
 
 @lru_cache(maxsize=16_384)
 def timetable(text: str, tz: str = "UTC", dst: str = "shift", seconds: str | None = None) -> Timetable:
-    """Return the timetable of a cron text; the same one for the same arguments."""
+    """Return the timetable of a cron expression; the same one for the same arguments."""
     if dst not in get_args(Dst):
         raise InvalidSchedule(f'dst {shorten(dst)} is not known; use "shift", "skip" or "both"')
     made = Timetable(parse(text, seconds), timeline(tz), cast("Dst", dst))

@@ -1,13 +1,14 @@
-"""Cron texts: which labels of a local clock they mean.
+"""Cron expressions: which labels of a local clock they select.
 
-An `Expression` is a set of labels (see `zones`), held as bit masks: seconds of a minute, minutes of a day,
-days of a year. Searching is shifting, counting is `int.bit_count`, and neither depends on how often it fires.
+An `Expression` is a set of labels (see `zones`), held as bit masks: seconds of a minute, minutes of a day, days of a
+year. Searching is shifting, counting is `int.bit_count`, and neither depends on how often it fires.
 
-Day of month and day of week: when both are restricted, a day matches if either field does. A field that
-starts with `*` (also `*/2`) or is `?` is not restricted, and then both must match. This is Debian's rule.
+Day of month and day of week: when both are restricted, a day matches if either field does. A field that starts with `*`
+(also `*/2`) or is `?` is not restricted, and then both must match. This is Debian's rule.
 
-Texts are bounded before they are expanded, and every refusal names the field and what it may be. A text of six fields
-has its year last; one that could also be read with seconds first is refused with both readings spelled out.
+The length of an expression is limited before it is expanded, and every error names the field and its allowed values. In
+an expression of six fields the year is last; one that could also be read with seconds first is refused with both
+readings spelled out.
 """
 
 import re
@@ -42,7 +43,7 @@ MACROS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One column of a cron text: its name for people, its lowest and highest value, and words for values."""
+    """One field of a cron expression: its display name, its lowest and highest value, and names for values."""
 
     name: str
     low: int
@@ -180,7 +181,7 @@ class _DaysOfMonth:
 
 
 def _nearest_weekday(day: int, first_weekday: int, length: int) -> int:
-    """Move a Saturday back and a Sunday on, the other way where that would leave the month."""
+    """Move a Saturday back and a Sunday forward, or the other way where that would leave the month."""
     weekday = (first_weekday + day - 1) % 7
     if weekday == 6:
         return day - 1 if day > 1 else day + 2
@@ -305,7 +306,7 @@ _NEVER: Final = 2 * DAYS_END * DAY_S  # A label that no clock shows, centuries a
 
 
 class Expression:
-    """A parsed cron text: a set of labels. It knows no zone, so that all zones share one."""
+    """A parsed cron expression: a set of labels. It knows no zone, so that all zones share one."""
 
     __slots__ = ("_days", "_first_second", "_minutes", "_per_day", "_per_minute", "_seconds", "every_hour")
 
@@ -364,7 +365,7 @@ class Expression:
 
 @lru_cache(maxsize=4096)
 def _shared_days(day: str, month: str, weekday: str, year: str) -> _Days:
-    """Make the days once for all expressions that have the same ones, and refuse those that never come."""
+    """Make the days once for all expressions that have the same ones; refuse days that never occur."""
     days = _Days(day, month, weekday, year)
     if days.next(0) < 0:
         text = shorten(f"{day} {month} {weekday}" + ("" if year == "*" else f" {year}"))
@@ -381,7 +382,7 @@ _SHAPES: Final = (
 
 
 def normalize(text: str) -> str:
-    """Write a cron text in the one form that is compared and stored; refuse what cannot be one."""
+    """Write a cron expression in the one form that is compared and stored; refuse text that cannot be one."""
     if len(text) > TEXT_LENGTH_MAX:
         raise InvalidSchedule(
             f"cron text {shorten(text)} has {len(text)} characters; at most {TEXT_LENGTH_MAX} are allowed"
@@ -394,7 +395,7 @@ def normalize(text: str) -> str:
 
 @lru_cache(maxsize=16_384)
 def parse(text: str, seconds: str | None = None) -> Expression:
-    """Read a cron text, with `seconds` for its second field if it has none; explain what cannot be read."""
+    """Parse a cron expression, with `seconds` as its second field if it has none; explain what is wrong."""
     fields = _expand_macro(normalize(text)).split()
     if len(fields) not in (5, 6, 7):
         raise InvalidSchedule(f"cron text {shorten(text)} has {len(fields)} fields; it needs {_SHAPES}")
@@ -419,7 +420,7 @@ def _expand_macro(text: str) -> str:
 
 
 def _refuse_second_first(fields: list[str]) -> None:
-    """Let a 6-field text pass only if it cannot mean seconds first, as it does in other products."""
+    """Accept a 6-field expression only if it cannot mean seconds first, as it does in other products."""
     second_first = [*fields, "*"]
     if _is_readable(second_first):
         year_last = ["0", *fields]

@@ -1,7 +1,7 @@
-"""What happens inside a process, said once.
+"""Events of this process.
 
-Loops call `emit(Event(...))` and go on; log lines, the live view, the simulation's checkers and tests subscribe.
-These events are a commentary on this process. They are not the ledger: what must survive is in the store.
+Loops call `emit(event)` and continue; log lines, the live view, the simulation's checkers and tests subscribe. These
+events only describe this process. They are not the ledger: durable facts are in the store.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ class TermWon(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TermLost(msgspec.Struct, frozen=True, kw_only=True):
-    """This node no longer holds the lease on a role, and why; `is_handed_over` when it gave it up itself."""
+    """This node no longer holds the lease on a role, and why; `is_handed_over` when it released the lease itself."""
 
     node: str
     role: str
@@ -41,7 +41,7 @@ class SchedulesDecided(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """The store refused plans: somebody else had decided first, or our lease was gone."""
+    """The store refused plans: another node had decided first, or the lease was lost."""
 
     node: str
     schedules: tuple[str, ...]
@@ -49,14 +49,14 @@ class DecisionRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocksLost(msgspec.Struct, frozen=True, kw_only=True):
-    """Another node has the locks of these schedules' next instants, so it decides them. Said once for each instant."""
+    """Another node has the locks of these schedules' next instants and decides them. Emitted once for each instant."""
 
     node: str
     schedules: tuple[str, ...]
 
 
 class ScheduleHeld(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule could not be planned and is set aside until somebody looks at it."""
+    """A schedule could not be planned and is set aside until an operator fixes it."""
 
     node: str
     schedule: str
@@ -86,7 +86,7 @@ class ChildStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A child process is gone, and why."""
+    """A child process has exited, and why."""
 
     node: str
     pid: int
@@ -95,7 +95,7 @@ class ChildEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobsSettled(msgspec.Struct, frozen=True, kw_only=True):
-    """Ended attempts were committed, all of which had succeeded but these; `tasks` has the task of each of them."""
+    """Outcomes were committed, all of them successes except those listed; `tasks` has the task of each of them."""
 
     node: str
     completed: int
@@ -113,9 +113,9 @@ class JobLogged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptsLost(msgspec.Struct, frozen=True, kw_only=True):
-    """Attempts that are not ours any more; their code was stopped and what they said is not kept.
+    """Attempts whose leases were lost; their code was stopped and their reports were discarded.
 
-    `is_refused` when we found out because the store did not take their end.
+    `is_refused` when the store refused their outcomes.
     """
 
     node: str
@@ -125,16 +125,16 @@ class AttemptsLost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportsRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """Attempts that are over had something to say about themselves, and the store did not keep it."""
+    """The store refused reports of attempts that are over."""
 
     node: str
     job_ids: tuple[str, ...]
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """How long something took, for those who measure: `claim`, `run` or `settle`. Each is (seconds, how many of them).
+    """How long something took, for metrics: `claim`, `run` or `settle`. Each entry is (seconds, count).
 
-    One is said for a batch, so that a measurement costs the same for one job and for thousands.
+    One event covers a batch, so that a measurement costs the same for one job and for thousands.
     """
 
     node: str
@@ -143,7 +143,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Draining(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker takes no more jobs and ends when those it has are done."""
+    """The worker claims no more jobs and exits when those it has are done (graceful shutdown)."""
 
     node: str
     running: int
@@ -158,7 +158,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TickFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A loop could not reach the store; it rests and tries again."""
+    """A loop could not reach the store; it backs off and retries."""
 
     node: str
     loop: str
@@ -167,7 +167,7 @@ class TickFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A request could not be answered through a mistake of ours."""
+    """A request failed because of an internal error."""
 
     node: str
     request_id: str
@@ -183,7 +183,7 @@ class ClockStepped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreWentBack(msgspec.Struct, frozen=True, kw_only=True):
-    """The store has forgotten a beat that it had acknowledged: a backup was restored, or a fail-over lost data."""
+    """The store has lost a heartbeat that it had acknowledged: a backup was restored, or a fail-over lost data."""
 
     node: str
     seen: Instant
@@ -198,7 +198,7 @@ class WakeModeChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLost(msgspec.Struct, frozen=True, kw_only=True):
-    """A server beside the store does not answer; what it does for us is done by the store, or waits."""
+    """A server beside the store does not answer; the store takes over its part, or the part waits."""
 
     node: str
     engine: str
@@ -214,7 +214,7 @@ class EngineReturned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccessRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody came with a token that does not count; `is_limited` when the next ones are not even looked at."""
+    """A request had an invalid token; `is_limited` when the rate limit refuses the next ones unchecked."""
 
     node: str
     client: str
@@ -254,14 +254,14 @@ _subscribers: list[Callable[[EngineEvent], None]] = []
 
 
 def emit(event: EngineEvent) -> None:
-    """Tell every subscriber, in the order in which they came."""
+    """Call every subscriber, in the order of their subscription."""
     for subscriber in tuple(_subscribers):
         subscriber(event)
 
 
 @contextmanager
 def subscribed(subscriber: Callable[[EngineEvent], None]) -> Iterator[None]:
-    """Subscribe for the time of a `with` block."""
+    """Subscribe for the duration of a `with` block."""
     _subscribers.append(subscriber)
     try:
         yield

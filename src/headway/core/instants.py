@@ -1,9 +1,8 @@
 """Instants and durations: the arithmetic of time that everything shares.
 
-An *instant* is an `int`: microseconds since the Unix epoch, UTC. It compares, adds and stores without
-conversion, and the same number stands in Python, SQLite and PostgreSQL. A *duration* is an `int` of
-microseconds too. People see neither: text is parsed and written here, at the edges. Nothing in this
-module reads a clock.
+An *instant* is an `int`: microseconds since the Unix epoch, UTC. It compares, adds and stores without conversion, and
+the same number stands in Python, SQLite and PostgreSQL. A *duration* is an `int` of microseconds too. People see
+neither: this module parses and formats text at the edges. It never reads a clock.
 """
 
 import re
@@ -25,7 +24,7 @@ MINUTE: Final = 60 * SECOND
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
 
-DURATION_MAX: Final = 3660 * DAY  # Ten years: longer waits are mistakes, and sums stay far from 64 bits.
+DURATION_MAX: Final = 3660 * DAY  # Ten years: longer waits are mistakes, and sums stay within 64 bits.
 
 INSTANT_MIN: Final = -62_135_596_800 * SECOND  # Year 1 to year 9999: what can be written as a date.
 INSTANT_MAX: Final = 253_402_300_800 * SECOND - 1
@@ -84,7 +83,7 @@ def parse_instant(value: InstantLike, *, tz: str | None = None, what: str = "tim
 
 
 def parse_start(value: InstantLike, *, what: str = "time") -> Instant:
-    """Read when a job is to start. Whatever is added to it later can be written as a date, too."""
+    """Read when a job is to start. Whatever is added to it later is still a valid date."""
     instant = parse_instant(value, what=what)
     if instant >= START_MAX:
         raise DefinitionError(f"{what} must lie before the year 2200, not {quote(value)}")
@@ -103,7 +102,7 @@ def _read_text(text: str, what: str) -> datetime:
 def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):  # No such zone, not a name of one, a folder of zones.
+    except (KeyError, ValueError, OSError):  # No such zone, an invalid name, or a folder of zones.
         raise DefinitionError(f"tz must be an IANA time zone such as Europe/Berlin, not {quote(name)}") from None
 
 
@@ -113,9 +112,9 @@ def from_datetime(moment: datetime) -> Instant:
 
 
 def to_datetime(instant: Instant) -> datetime:
-    """Convert to an aware UTC `datetime`: exactly, or to an end of the calendar where a row holds what is no date.
+    """Convert to an aware UTC `datetime`: exactly, or to an end of the calendar for a row with an invalid date.
 
-    The ends are a day inside, so that every time zone can write them.
+    The ends are a day inside the calendar, so that every time zone can write them.
     """
     if not INSTANT_MIN <= instant <= INSTANT_MAX:
         instant = INSTANT_MIN + DAY if instant < 0 else INSTANT_MAX - DAY
@@ -128,13 +127,13 @@ def isoformat(instant: Instant) -> str:
     return f"{_whole(seconds)}.{fraction:06d}Z" if fraction else f"{_whole(seconds)}Z"
 
 
-@lru_cache(4_096)  # What is shown together has often happened in the same second.
+@lru_cache(4_096)  # Instants shown together are often in the same second.
 def _whole(seconds: int) -> str:
     return to_datetime(seconds * SECOND).replace(tzinfo=None).isoformat()
 
 
 def span(duration: Duration) -> str:
-    """Write a duration for people, with its two largest units: `4m 12s`, `3h 2m`, `0.2s`."""
+    """Format a duration for people, with its two largest units: `4m 12s`, `3h 2m`, `0.2s`."""
     if duration < 0:
         return "-" + span(-duration)
     if 0 < duration < 100 * MILLISECOND:
@@ -149,14 +148,14 @@ def span(duration: Duration) -> str:
 
 
 def away(instant: Instant, now: Instant) -> str:
-    """Say how far an instant is from now: `in 3m 12s`, `2h ago`."""
+    """Format how far an instant is from now: `in 3m 12s`, `2h ago`."""
     if abs(instant - now) < SECOND // 10:
         return "now"
     return f"in {span(instant - now)}" if instant > now else f"{span(now - instant)} ago"
 
 
 def quote(value: object) -> str:
-    """Show what somebody wrote in an error message: on one line, never at length."""
+    """Quote user input for an error message: on one line and shortened."""
     try:
         text = repr(value[:_TEXT_LENGTH_MAX] if isinstance(value, str) else value)
     except ValueError:  # Python refuses to write numbers of more than 4,300 digits.

@@ -44,7 +44,7 @@ from headway.core.instants import (
 
 
 class Status(StrEnum):
-    """Where a job is in its life."""
+    """The status of a job."""
 
     SCHEDULED = "SCHEDULED"
     PENDING = "PENDING"
@@ -58,15 +58,15 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Say whether the job has ended for good."""
+        """Whether the job has ended for good."""
         return self in FINAL
 
 
 FINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMED_OUT, Status.CANCELLED})
-ATTEMPT_MAX: Final = 2**31 - 1  # No attempt has this number: a job that somebody has given it is not run any more.
+ATTEMPT_MAX: Final = 2**31 - 1  # No attempt has this number: a job with it is not run any more.
 LOSSES_MAX: Final = 3
 LOSS_WAIT_MAX: Final = 5 * SECOND
-SUSPECT_GROUPS: Final = 8  # Into so many groups the suspects of one loss are split.
+SUSPECT_GROUPS: Final = 8  # The suspects of one loss are split into this many groups.
 APART_MIN: Final = 10 * SECOND
 APART_MAX: Final = DAY
 
@@ -86,14 +86,14 @@ TRANSITIONS: Final[dict[str, tuple[frozenset[Status], frozenset[Status]]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long to wait before the next attempt: doubling from `first` up to `most`, with jitter."""
+    """How long to wait before the next attempt: exponential from `first` up to `most`, with jitter."""
 
     first: Duration = 5 * SECOND
     most: Duration = 300 * SECOND
 
     @classmethod
     def parse(cls, text: DurationLike) -> "Backoff":
-        """Read `5s..5m`, or one duration for a wait that stays the same."""
+        """Read `5s..5m`, or one duration for a constant wait."""
         first, dots, most = text.partition("..") if isinstance(text, str) else (text, "", "")
         backoff = cls(
             first=parse_duration(first, what="backoff"), most=parse_duration(most if dots else first, what="backoff")
@@ -111,7 +111,7 @@ class Backoff:
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try at a job under one lease: everything that `settle` needs to know of it."""
+    """One attempt at a job under one lease: everything that `settle` needs to know of it."""
 
     job_id: str
     attempt: int
@@ -136,13 +136,13 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Crashed(msgspec.Struct, frozen=True):
-    """The task took its process down."""
+    """The process of the task died."""
 
     error: str
 
 
 class TimedOut(msgspec.Struct, frozen=True):
-    """The task used up its time and was stopped."""
+    """The task exceeded its timeout and was stopped."""
 
     error: str
     retryable: bool = True
@@ -161,18 +161,18 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Parked(msgspec.Struct, frozen=True):
-    """Nobody here can run the job as it is; it waits, costs no attempt, and says why."""
+    """No worker here can run the job as it is; it waits, costs no attempt, and has a reason."""
 
     reason: str
     cause: str = "unknown task"
 
 
 class LeaseExpired(msgspec.Struct, frozen=True):
-    """Nobody extended the lease in time: the worker is dead, frozen or cut off."""
+    """The lease was not extended in time: the worker is dead, frozen or partitioned."""
 
-    losses: int = 1  # How often a worker was lost with the job, this time included.
-    beside: int = 0  # How many other jobs the worker had,
-    suspects: int = 0  # and how many of them were suspects already.
+    losses: int = 1  # How many workers were lost with the job, including this one.
+    beside: int = 0  # How many other jobs the worker had.
+    suspects: int = 0  # How many of those were suspects already.
     was_suspect: bool = False
     longest: Duration = 0  # The longest time from a start of the job to the loss of its worker.
 
@@ -199,9 +199,9 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settle(attempt: Attempt, outcome: AttemptOutcome, spread: float) -> Settlement:
-    """Decide what a finished attempt makes of its job; `spread` in [0, 1) jitters a back-off."""
+    """Decide what an ended attempt makes of its job; `spread` in [0, 1) jitters a back-off."""
     match outcome:
-        case Succeeded(result):  # What most of them are; written out, it takes half the time.
+        case Succeeded(result):  # The common case; written out, it takes half the time.
             return Settlement(
                 job_id=attempt.job_id,
                 attempt=attempt.attempt,
@@ -233,7 +233,7 @@ def settle(attempt: Attempt, outcome: AttemptOutcome, spread: float) -> Settleme
 
 
 def _lost(attempt: Attempt, lost: LeaseExpired, spread: float) -> Settlement:
-    """Start the job again soon, however patient its own back-off is: nothing says that it failed."""
+    """Retry the job soon, regardless of its own back-off: losing a worker is not a failure of the job."""
     error = '{"type":"LeaseExpired","message":"the worker stopped extending its lease"}'
     words = "worker lost" if lost.losses <= 1 else f"worker lost {lost.losses} times"
     if lost.losses >= max(attempt.max_attempts, LOSSES_MAX) and not lost.beside:
@@ -256,7 +256,7 @@ def _lost(attempt: Attempt, lost: LeaseExpired, spread: float) -> Settlement:
 
 
 def _company(lost: LeaseExpired) -> int:
-    """Return how many suspects may run together after this loss, of those that ran together in it; 0 is alone."""
+    """Return how many suspects of this loss may run together; 0 means alone."""
     others = lost.suspects if lost.was_suspect else lost.beside
     return max(1, (others + 1) // SUSPECT_GROUPS) if others else 0
 

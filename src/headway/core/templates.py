@@ -1,4 +1,4 @@
-"""Texts with places for arguments: `report:{tenant_id}`. Nothing but a name may stand in braces; `{{` is a brace."""
+"""Text templates with arguments: `report:{tenant_id}`. Only a name may stand in braces; `{{` is a literal brace."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Template:
 
     @classmethod
     def read(cls, text: str) -> "Template":
-        """Read a text, or say which brace is wrong."""
+        """Parse a template, or raise an error that names the wrong brace."""
         texts, names, end = [""], [], 0
         for match in _PLACE.finditer(text):
             texts[-1] += text[end : match.start()]
@@ -40,18 +40,18 @@ class Template:
 
     @property
     def only(self) -> str | None:
-        """The name of the one argument that the template consists of; None where there is more or less."""
+        """The name of the one argument that the template consists of; None for any other template."""
         return self.names[0] if self.texts == ("", "") else None
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """Put texts into the places."""
+        """Replace the names with texts."""
         return self.texts[0] + "".join(
             values[name] + text for name, text in zip(self.names, self.texts[1:], strict=True)
         )
 
 
 def argument_text(name: str, value: Any) -> str:
-    """Write an argument as a part of a text; raise `InvalidTask` where that cannot be undone, as for None and lists."""
+    """Format an argument as part of a text; raise `InvalidTask` where that is ambiguous, as for None and lists."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -1,11 +1,11 @@
 """Triggers: the four ways to say when a schedule fires.
 
-`Cron`, `Every` and `At` are calendars: their instants depend on nothing but the rule. They can tell the first
-instant after another, and how many lie in a range; everything else follows from these two.
-`After` depends on when the last job ended; the planner adds its delay to that.
+`Cron`, `Every` and `At` are calendars: their instants depend on nothing but the rule. They return the first instant
+after another, and how many lie in a range; everything else follows from these two. `After` depends on when the last job
+ended; the planner adds its delay to that.
 
-A trigger is checked where it is made, compares by meaning (`Every("60s") == Every("1m")`), and travels as a
-plain dictionary. Ranges are always (after, until]: an instant belongs to exactly one of two adjoining ranges.
+A trigger is checked when it is made, compares by meaning (`Every("60s") == Every("1m")`), and is stored as a plain
+dictionary. Ranges are always (after, until]: an instant belongs to exactly one of two adjacent ranges.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ from headway.core.instants import (
 )
 from headway.core.zones import shorten, timeline, zone
 
-INTERVAL_MIN: Final = 100 * MILLISECOND  # Shorter ones would be a load, not a schedule.
+INTERVAL_MIN: Final = 100 * MILLISECOND  # A shorter interval would be a load, not a schedule.
 
 _INSTANT_MIN: Final = parse_instant(f"{YEAR_MIN}-01-01T00:00:00Z")
 _INSTANT_MAX: Final = parse_instant(f"{YEAR_MAX}-12-31T23:59:59.999999Z")
@@ -38,7 +38,7 @@ _INSTANT_MAX: Final = parse_instant(f"{YEAR_MAX}-12-31T23:59:59.999999Z")
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """At the local times of a cron text; what `dst` means is told in `headway.core.cron`."""
+    """Fire at the local times of a cron expression; `headway.core.cron` explains `dst`."""
 
     expr: str
     tz: str = "UTC"
@@ -69,7 +69,7 @@ class Cron:
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Every:
-    """At a fixed rate: start, start + interval, start + 2 * interval, and so on; start is 1970 unless given.
+    """Fire at a fixed rate: start, start + interval, start + 2 * interval, and so on; start defaults to 1970.
 
     The fields are microseconds, so build a new `Every` from text rather than with `dataclasses.replace`.
     """
@@ -86,7 +86,7 @@ class Every:
         return f"Every({format_duration(self.interval)!r}{start})"
 
     def next_after(self, instant: Instant) -> Instant | None:
-        """Return the first instant that is strictly later; like a cron text it has none after the last year."""
+        """Return the first strictly later instant; like a cron expression it has none after the last year."""
         start = self.start or 0
         found = max(start, start + self._count_until(instant) * self.interval)
         return found if found <= _INSTANT_MAX else None
@@ -101,7 +101,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class After:
-    """A fixed delay, in microseconds, after the previous job has ended; it has no instants of its own."""
+    """Fire a fixed delay, in microseconds, after the previous job has ended; it has no instants of its own."""
 
     delay: Duration
 
@@ -114,10 +114,10 @@ class After:
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class At:
-    """Once. A time without an offset is local to `tz`, else UTC.
+    """Fire once. A time without an offset is local to `tz`, else UTC.
 
-    A local time that does not exist means the first moment after the gap, one that exists twice the first;
-    write an offset to mean the second.
+    A local time that does not exist means the first moment after the gap, one that exists twice the first; write an
+    offset to mean the second.
     """
 
     instant: Instant
@@ -137,7 +137,7 @@ class At:
         return self.instant if self.instant > instant else None
 
     def count_between(self, after: Instant, until: Instant) -> int:
-        """Say whether the instant lies in (after, until], as 0 or 1."""
+        """Return 1 if the instant lies in (after, until], else 0."""
         return int(after < self.instant <= until)
 
 
@@ -153,7 +153,7 @@ def last_between(trigger: CalendarTrigger, after: Instant, until: Instant) -> In
 def nth_last_between(trigger: CalendarTrigger, after: Instant, until: Instant, n: int) -> Instant | None:
     """Return the n-th latest instant in (after, until], or None if there are fewer.
 
-    Looks back from `until` in doubling strides, then halves the last one, until exactly n instants follow.
+    Search back from `until` in doubling strides, then halve the last one, until exactly n instants follow.
     """
     assert n >= 1
     low, high, stride = until, until, SECOND
@@ -196,7 +196,7 @@ def trigger_from_dict(written: Mapping[str, object]) -> Trigger:
 
 
 def describe(trigger: Trigger) -> str:
-    """Write a trigger in a few words for lists and logs."""
+    """Describe a trigger in a few words for lists and logs."""
     match trigger:
         case Cron():
             seconds = "" if trigger.seconds is None else f" seconds={trigger.seconds}"
@@ -305,7 +305,7 @@ def _is_local(value: str | datetime) -> bool:
 
 
 def _from_local(label: Instant, tz: str) -> Instant:
-    """Convert what a local clock shows, read as if it were UTC, to the instant at which it first shows it."""
+    """Convert a local clock reading, taken as if it were UTC, to the instant at which it is first shown."""
     label_s, fraction = divmod(label, SECOND)
     second, is_shown = timeline(tz).reach(label_s)
     return second * SECOND + (fraction if is_shown else 0)

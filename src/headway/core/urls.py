@@ -1,7 +1,8 @@
-"""URLs that others name: how they are written, and which addresses may be spoken to (SSRF protection).
+"""URLs from users: their syntax, and which addresses a request may go to (SSRF protection).
 
-Whoever may set a URL could have a process speak to what only it can reach: a database beside it, the metadata of its
-cloud, itself. `check_url` looks at the text; `vetted` looks at the addresses that its host has at the moment of use.
+Whoever may set a URL could make a process connect to something that only it can reach: a database beside it, the
+metadata service of its cloud, itself. `check_url` checks the text; `vetted` checks the addresses that the host has at
+the moment of use.
 """
 
 import ipaddress
@@ -25,7 +26,7 @@ _HOST: Final = re.compile(rf"{_LABEL}(\.{_LABEL}){{0,31}}")
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Everything that is not an address of somebody else in the public network, and why. The first that fits is named.
+# Every network that is not public, and why. The first match is reported.
 REFUSED_NETWORKS: Final[tuple[tuple[Network, str], ...]] = tuple(
     (ipaddress.ip_network(network), why)
     for network, why in (
@@ -63,15 +64,15 @@ REFUSED_NETWORKS: Final[tuple[tuple[Network, str], ...]] = tuple(
         ("ff00::/8", "multicast"),
     )
 )
-GLOBAL_V6: Final = ipaddress.ip_network("2000::/3")  # All that was ever given to anybody to be reached at.
+GLOBAL_V6: Final = ipaddress.ip_network("2000::/3")  # Every address range that is assigned for global use.
 
 
 class NotAllowed(OSError):
-    """The address is not one to which anything is sent."""
+    """Requests to this address are not allowed."""
 
 
 def check_url(text: object, what: str = "url") -> str:
-    """Return a URL in its plain form, or say what is wrong with it; where it leads is looked at when it is used."""
+    """Return a URL in its normal form, or raise an error that names the problem. Its addresses are checked at use."""
     if not isinstance(text, str) or not 0 < len(text) <= URL_LENGTH_MAX:
         raise DefinitionError(
             f"{what} must be text of at most {URL_LENGTH_MAX} characters, such as https://example.org/"
@@ -97,7 +98,7 @@ def check_url(text: object, what: str = "url") -> str:
 
 
 def _plain_host(text: str) -> str:
-    """Return a name or an address as everybody writes it; raise `ValueError` when it is neither."""
+    """Return a host name or address in its normal form; raise `ValueError` when it is neither."""
     if ":" in text:
         address = ipaddress.IPv6Address(text)
         if address.scope_id is not None:
@@ -110,21 +111,21 @@ def _plain_host(text: str) -> str:
 
 
 def target_of(url: str) -> str:
-    """Return the part of a checked URL that says whom to speak to, with the slash that ends it."""
+    """Return the origin of a checked URL, with a trailing slash."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc, "/", "", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Addresses and hosts that may be spoken to although they are not public."""
+    """Addresses and hosts that requests may go to although they are not public."""
 
     networks: tuple[Network, ...] = ()
     hosts: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, names: Iterable[str]) -> "Allowed":
-        """Read networks and names of hosts as the settings have them."""
+        """Read networks and host names as the settings have them."""
         networks: list[Network] = []
         hosts: set[str] = set()
         for name in names:
@@ -135,7 +136,7 @@ class Allowed:
         return cls(tuple(networks), frozenset(hosts))
 
     def refusal(self, address: IPAddress) -> str | None:
-        """Say why nothing is sent to an address; None when it may be."""
+        """Return why requests to an address are refused; None when they are allowed."""
         if any(address in network for network in self.networks):
             return None
         why = next((why for network, why in REFUSED_NETWORKS if address in network), None)
@@ -145,9 +146,9 @@ class Allowed:
 
 
 def vetted(host: str, found: Iterable[str], allowed: Allowed) -> tuple[IPAddress, ...]:
-    """Return the addresses that a host was found to have; raise `NotAllowed` when one of them is not for us.
+    """Return the resolved addresses of a host; raise `NotAllowed` when one of them is forbidden.
 
-    One is enough: a name that leads to a public and to a private address was made for something.
+    One is enough: a name with both a public and a private address is suspicious (DNS rebinding).
     """
     addresses = tuple(dict.fromkeys(_address(text) for text in found))[:ADDRESSES_MAX]
     if not addresses:

@@ -1,16 +1,16 @@
-"""Time zones as segments: stretches of time in which the offset from UTC does not change.
+"""Time zones as segments: periods in which the offset from UTC does not change.
 
     UTC      ──────────────────────┬──────────────────────────►   two segments meet at one second
     local    … 01:58 01:59 │ 03:00 03:01 …                        a gap: labels jump forward
              … 01:58 01:59 │ 01:00 01:01 …                        a doubled hour: labels fall back
 
-Everything the calendar needs to know about a zone is in that picture. A *label* is what the local clock
-shows, counted in seconds from 1970-01-01 00:00 of that same clock, so `label = second + offset` within a
-segment. Where two segments meet, the second one opens at one label and the clock's *mark*, the highest label
-shown until then, says whether labels were left out (mark < opens) or come a second time (mark > opens).
+Everything the calendar needs to know about a zone is in that picture. A *label* is what the local clock shows, counted
+in seconds from 1970-01-01 00:00 of that same clock, so `label = second + offset` within a segment. Where two segments
+meet, the second one opens at one label. The clock's *mark*, the highest label shown until then, says whether labels
+were skipped (mark < opens) or come a second time (mark > opens).
 
-`zoneinfo` answers "which offset at this second" and does not list its changes; `Timeline` finds them once
-per zone and stretch and keeps them. Names are checked before `zoneinfo` sees them: it opens files by name.
+`zoneinfo` answers "which offset at this second" and does not list its changes; `Timeline` finds them once per zone and
+period and caches them. Names are checked before `zoneinfo` sees them: it opens files by name (path traversal).
 """
 
 import re
@@ -28,10 +28,10 @@ DAY_S: Final = 86_400
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_+\-]+(/[A-Za-z0-9_+\-]+)*")
 _NAME_LENGTH_MAX: Final = 64
-# Files beside the zones that are none: they differ from machine to machine, or count leap seconds.
+# Files beside the zones that are none: they differ between machines, or count leap seconds.
 _NOT_ZONES: Final = re.compile(r"(posix|right)/.*|posixrules|localtime|Factory")
 
-# Since 1970 no zone has changed its offset twice within six days, so this step cannot step over a change.
+# Since 1970 no zone has changed its offset twice within six days, so no change is missed.
 _PROBE_S: Final = 3 * DAY_S
 
 
@@ -48,7 +48,7 @@ def zone(name: str) -> ZoneInfo:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The seconds from `start` up to `end` with one offset, and what the local clock shows meanwhile."""
+    """The seconds from `start` up to `end` with one offset, and the labels that the local clock shows then."""
 
     start: int
     end: int
@@ -59,7 +59,7 @@ class Segment:
 
 
 class Timeline:
-    """The segments of one zone, found on demand and kept."""
+    """The segments of one zone, found on demand and cached."""
 
     __slots__ = ("_stretch_s", "_stretches", "_zone")
 
@@ -71,7 +71,7 @@ class Timeline:
     def at(self, second: int) -> Segment:
         """Return the segment that contains this second.
 
-        Segments end also where a stretch ends. No label is left out or doubled there: callers need not care.
+        Segments also end where a cached period ends. No label is skipped or doubled there, so callers need not care.
         """
         index = second // self._stretch_s
         stretch = self._stretches.get(index)
@@ -83,14 +83,14 @@ class Timeline:
         raise AssertionError("a stretch covers all its seconds")
 
     def reach(self, label: int) -> tuple[int, bool]:
-        """Find the second at which the local clock first shows this label, or passes it without (False)."""
+        """Find the second at which the local clock first shows this label (True) or skips it (False)."""
         segment = self.at(label - 2 * DAY_S)
         while label >= segment.closes:
             segment = self.at(segment.end)
         return max(label, segment.opens) - segment.offset, label >= segment.opens
 
     def _segments(self, start: int) -> Iterator[Segment]:
-        # One probe earlier, so that a doubled hour that reaches into this stretch has left its mark.
+        # One probe earlier, so that a doubled hour that reaches into this period has set its mark.
         begins, offset, stop = start - _PROBE_S, self._offset(start - _PROBE_S), start + self._stretch_s
         mark = begins + offset
         for ends in (*self._changes(begins, start), start, *self._changes(start, stop)):
@@ -134,7 +134,7 @@ def timeline(name: str) -> Timeline:
 
 
 def shorten(value: object, length_max: int = 40) -> str:
-    """Quote what somebody wrote for an error message, never at length."""
+    """Quote user input for an error message, shortened."""
     if isinstance(value, str):
         value = value[: length_max + 1]
     text = repr(value)
