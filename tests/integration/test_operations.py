@@ -54,6 +54,8 @@ PASSING = {
     "took_ms",
     "url",
     "secret",
+    "token",
+    "token_id",
 }
 HOOK = "http://127.0.0.1:1/hook"  # Nothing listens there.
 
@@ -151,6 +153,23 @@ def of_queue(queue: str, **what: Any) -> ManyJobs:
     return ManyJobs(filter=JobFilter(queue=queue), reason="all of them", **what)
 
 
+async def _figures(on: Operations) -> Any:
+    """Return the figures that do not depend on when they were read."""
+    stats = await on.monitoring.stats()
+    counts = stats.schedules.total, stats.schedules.paused
+    return [stats.queues, stats.jobs, counts, stats.dead, stats.failing, stats.leader, stats.workers, stats.tenant]
+
+
+async def _first_alert(on: Operations) -> Any:
+    """Return the most severe alert; a server that retries webhooks may have more of them."""
+    return (await on.monitoring.alerts(limit=1)).items
+
+
+async def _revoke_newest(on: Operations) -> Any:
+    [newest, *_] = (await on.tokens.list(tenant="globex", limit=1)).items
+    return await on.tokens.revoke(newest.id)
+
+
 SCENARIOS: dict[str, Scenario] = {
     "enqueue": Scenario(
         lambda on: on.jobs.enqueue(
@@ -214,6 +233,24 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "get_calendar": Scenario(lambda on: on.schedules.calendar("dated", year=2027), [put("dated")]),
     "get_audit": Scenario(lambda on: on.ledger.audit(schedule="proved", **MONTH), [put("proved")]),
+    "get_stats": Scenario(_figures, [lambda on: on.queues.pause("figures", reason="why")]),
+    "list_alerts": Scenario(_first_alert),
+    "get_series": Scenario(lambda on: on.monitoring.series(window="6h", task="report")),
+    "who_am_i": Scenario(lambda on: on.identity.show()),
+    "list_tokens": Scenario(
+        lambda on: on.tokens.list(tenant="acme", limit=2),
+        [lambda on: on.tokens.create(name="listed", role="viewer", tenant="acme") for _ in range(2)],
+    ),
+    "create_token": Scenario(
+        lambda on: on.tokens.create(name="ci", role="operator", tenant="globex", expires_in="90d"), raced=False
+    ),
+    "revoke_token": Scenario(
+        _revoke_newest, [lambda on: on.tokens.create(name="revoked", role="viewer", tenant="globex")]
+    ),
+    "read_audit_log": Scenario(
+        lambda on: on.audit_log.list(action="queue.pause", target="logged", limit=5),
+        [lambda on: on.queues.pause("logged", reason="why")],
+    ),
 }
 
 
@@ -301,7 +338,7 @@ async def sides(places: Places) -> AsyncIterator[tuple[Side, Side]]:
         for name, principal in PRINCIPALS.items():
             clock = Clock(node="here")
             sender = OneOffSender(here, Settings(), clock)
-            local.ways[name] = LocalOperations(Caller(principal, "", here, clock, sender=sender))
+            local.ways[name] = LocalOperations(Caller(principal, "127.0.0.1", here, clock, sender=sender))
             _, token = await there.tokens.create(
                 name=name, tenant=principal.tenant, role=principal.role, lifetime=None, actor="test", origin=""
             )

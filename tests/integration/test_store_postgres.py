@@ -21,7 +21,7 @@ from headway.core.ports import Fence
 from headway.core.schedule_names import ScheduleRef
 from headway.operations import attention
 from headway.operations.attention import faults
-from headway.operations.overview import look
+from headway.operations.overview import read_overview
 from headway.store import Store, postgres, primary
 from headway.store.facts import facts
 from headway.store.migrations import migrate
@@ -652,8 +652,8 @@ async def test_a_transaction_that_stays_open_is_noticed(
     url: str, store: Store, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def found() -> list[str]:
-        seen = await look(store, now=Clock().now(), facts=await facts(store.driver))
-        return [alert.words for alert in faults(seen) if alert.code == "long_transaction"]
+        seen = await read_overview(store, now=Clock().now(), facts=await facts(store.driver))
+        return [alert.message for alert in faults(seen) if alert.code == "long_transaction"]
 
     assert await found() == []
     transaction = operator.transaction(isolation="repeatable_read")
@@ -664,7 +664,7 @@ async def test_a_transaction_that_stays_open_is_noticed(
     monkeypatch.setattr(attention, "TRANSACTION_S_MAX", 0.0)
     (words,) = await found()
     assert "of a report, idle in transaction" in words
-    seen = await look(store, now=Clock().now(), facts=await facts(store.driver), tenant="acme")
+    seen = await read_overview(store, now=Clock().now(), facts=await facts(store.driver), tenant="acme")
     assert "long_transaction" not in {alert.code for alert in faults(seen)}, "it is not a tenant's business"
     await transaction.rollback()
     assert await found() == []

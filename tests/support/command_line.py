@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headway.cli import doctor, session
+from headway.cli import doctor
 from headway.cli.root import run
 from headway.core.instants import HOUR
-from headway.operations import attention
+from headway.operations import attention, monitoring
 from headway.operations import job_context as around
 from tests.support.waiting import wait_until
 
@@ -25,7 +25,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(around, "ALIVE_WITHIN", HOUR)
     monkeypatch.setattr(doctor, "SKEW_S_MAX", 3_600.0)
     monkeypatch.setattr(attention, "SKEW_S_MAX", 3_600.0)
-    monkeypatch.setattr(session, "STATUS_S_MAX", 3_600.0)
+    monkeypatch.setattr(monitoring, "PROBE_S_MAX", 3_600.0)
     monkeypatch.setattr(doctor, "AUDIT_S_MAX", 3_600.0)
 
 

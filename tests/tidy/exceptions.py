@@ -48,9 +48,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.cli.remote": {
         "headway.store",
         "headway.store.audit_log",
-        "headway.store.facts",
         "headway.store.failures",
-        "headway.store.metrics",
     },
     "headway.cli.serve": {
         "headway.server.auth",
@@ -64,7 +62,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.cli.session": {
         "headway.store",
         "headway.store.audit_log",
-        "headway.store.facts",
         "headway.store.failures",
         "headway.store.sqlite",
         "headway.store.transaction",
@@ -72,13 +69,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "headway.server.routes.dead_letters": {
         "headway.store.failures",
-    },
-    "headway.server.routes.operations": {
-        "headway.store.facts",
-        "headway.store.transaction",
-    },
-    "headway.server.routes.series": {
-        "headway.store",
     },
     "headway.server.webhook_sender": {
         "headway.store",

@@ -13,10 +13,10 @@ from headway.adapters.redis import live_progress as live
 from headway.cli import log, log_writer
 from headway.cli.dead import LIST_MAX
 from headway.core.instants import HOUR, SECOND
+from headway.operations import series
 from headway.server import followers, live_fanout, outbound
 from headway.server import webhook_sender as deliverer
 from headway.server.routes import dead_letters as letters
-from headway.server.routes import series
 from headway.server.routes import streams as follow
 from headway.store import bulk as store_bulk
 from headway.store import failures, queue, statements, webhooks

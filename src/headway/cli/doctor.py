@@ -24,13 +24,13 @@ from headway.core.errors import EngineUnavailable, HeadwayError
 from headway.core.instants import HOUR, SECOND
 from headway.core.schedule_names import ScheduleRef, schedule_name
 from headway.core.settings import Settings, mask_url
-from headway.operations.attention import Alert
 from headway.operations.attention import faults as faults_of
 from headway.operations.ledger_audit import audit_all
 from headway.store.facts import Facts, facts
 from headway.store.file_access import exposures
 from headway.store.migrations import schema_version, steps_for
 from headway.store.sqlite import path_of
+from headway.wire.overview import Alert
 from headway.wiring.engines import engine_of
 
 SKEW_S_MAX: Final = 1.0
@@ -276,10 +276,11 @@ async def _restored(session: Session, desk: Desk) -> AsyncIterator[Finding]:
         yield Finding("restored", "bad" if sign.is_sure else "warn", f"{what}: {sign.words}: {cure}{harmless}")
 
 
-async def _situation(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    faults = [fault for fault in faults_of(await desk.situation()) if fault.code != "restored"]  # Said already.
+async def _overview(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+    overview = await desk.operations.monitoring.overview()
+    faults = [fault for fault in faults_of(overview) if fault.code != "restored"]  # Reported by another check.
     for fault in faults:
-        yield Finding("running", "warn", f"{fault.words}; {_cure(fault)}")
+        yield Finding("running", "warn", f"{fault.message}; {_cure(fault)}")
     if not faults:
         yield Finding("running", "ok", "a scheduler is alive and nothing is late")
 
@@ -310,7 +311,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     _wake_ups,
     _coordination,
     _app,
-    _situation,
+    _overview,
     _audit,
 )
 

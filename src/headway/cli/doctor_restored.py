@@ -8,6 +8,7 @@ from headway.cli.text import clean, count
 from headway.core.errors import Conflict
 from headway.operations.audit_log import origin
 from headway.operations.job_context import alive
+from headway.operations.queues import read_queues
 from headway.store.restore_detection import Recovered
 
 NAMES_SHOWN: Final = 5
@@ -23,7 +24,7 @@ async def recover(session: Session) -> None:
         await _refuse_while_nodes_live(desk)
         done = await desk.store.origin.recover()
         await _record(desk, done)
-        pending = sum(queue["pending"] for queue in await desk.queues())
+        pending = sum(queue.pending for queue in await read_queues(desk.store))
         jobs = {"PENDING": pending, **await desk.store.statistics.waiting()}
     if session.as_json:
         session.out.json({"token": done.token, "jobs_raised": done.jobs, "jobs": jobs})

@@ -23,21 +23,13 @@ from headway.core.instants import SECOND, Instant, isoformat, parse_duration, pa
 from headway.core.job_summary import glance
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
-from headway.core.nodes import Lease, Node
-from headway.core.schedule_names import ScheduleRef
-from headway.core.tenants import DEFAULT_TENANT
-from headway.operations.overview import PENDING, Situation
 from headway.store import Store
 from headway.store.audit_log import AuditEntry
-from headway.store.facts import Facts
 from headway.store.failures import DeadLetter, ErrorGroup, dead_letter_of
-from headway.store.metrics import MissedInstants
 from headway.wire.shapes import Shape
 
 RETRY_FOR: Final = "5s"
 LOOK_S: Final = 1.0
-# What the API says of the situation beyond what the command does.
-_ONLY_THERE: Final = frozenset({"at", "tenant", "oldest_pending_seconds", "last_hour"})
 
 T = TypeVar("T")
 
@@ -85,10 +77,6 @@ class RemoteDesk(Desk):
             why = str(shape["why"]) if job.status is Status.RUNNING else glance(job, self.now)
         return {**shape, "why": why}
 
-    async def queues(self) -> list[Shape]:
-        """Read the queues."""
-        return [shape async for shape in self._remote.client.queues.list()]
-
     @property
     def operations(self) -> RemoteOperations:
         """The operations of the server."""
@@ -102,19 +90,6 @@ class RemoteDesk(Desk):
         """Have the server run a dead letter once more, unless somebody has dealt with it meanwhile."""
         return self._remote.job(await self._remote.client.dead.retry(letter.id))
 
-    async def situation(self) -> Situation:
-        """Read who leads, who works, what waits and what is late."""
-        self._remote.stats = await self._remote.client.stats()
-        return _understood(situation_of, self._remote.stats)
-
-    def situation_shape(self, situation: Situation) -> Shape:
-        """Return the situation as the API has written it."""
-        return {name: value for name, value in self._remote.stats.items() if name not in _ONLY_THERE}
-
-    def degraded(self, situation: Situation) -> list[str]:
-        """Say what is not as it should be, as far as the token may see."""
-        return [str(fault) for fault in self._remote.stats["degraded"]]
-
     async def hear_time(self) -> None:
         """Nothing: what the server answers says what time it is."""
 
@@ -127,7 +102,6 @@ class RemoteStore:
         self.clock = clock
         self.heard: Instant = 0
         self.told_jobs: dict[str, Shape] = {}
-        self.stats: Shape = {}
         self.queue = self.jobs = _Queue(self)
         self.failures = _Failures(self)
 
@@ -302,74 +276,3 @@ def _detail(shape: Shape, now: Instant) -> str | None:
     if shape["eta_seconds"] is not None:
         detail["eta"] = shape["eta_seconds"] + max(0, now - _instant(shape["updated_at"])) / SECOND
     return _json(detail)
-
-
-def node_of(shape: Shape) -> Node:
-    """Read a process."""
-    return Node(
-        id=shape["id"],
-        name=shape["name"],
-        roles=tuple(shape["roles"]),
-        version=shape["version"],
-        started_at=_instant(shape["started_at"]),
-        beat_at=_instant(shape["beat_at"]),
-        state=shape["state"],
-    )
-
-
-def situation_of(shape: Shape) -> Situation:
-    """Read the situation."""
-    store = shape.get("store", {"kind": "store", "version": "", "latency_ms": 0.0})
-    schedules = shape["schedules"]
-    coming = [
-        {
-            "name": one["name"],
-            "tenant": one.get("tenant", DEFAULT_TENANT),
-            "decided_through": _instant(one["decided_through"]),
-            "next_at": _instant(one["next_at"]),
-        }
-        for one in schedules["coming"]
-    ]
-    undecided = shape["oldest_undecided_seconds"]
-    return Situation(
-        now=_instant(shape["at"]),
-        url=store.get("url", ""),
-        facts=Facts(kind=store["kind"], version=store["version"]),
-        latency_s=store["latency_ms"] / 1000,
-        leases=[_lease_of(lease) for lease in shape.get("shards", ())],
-        nodes=[node_of(node) for node in shape.get("nodes", ())],
-        queues=shape["queues"],
-        waiting={status: number for status, number in shape["jobs"].items() if status != PENDING},
-        schedules={
-            **schedules,
-            "next_at": _maybe(schedules["next_at"]),
-            "coming": coming,
-            "oldest_undecided_seconds": undecided,
-        },
-        dead=shape["dead"]["tasks"],
-        failing=[
-            (ScheduleRef(one.get("tenant", DEFAULT_TENANT), one["schedule"]), one["failed_in_a_row"])
-            for one in shape["failing"]
-        ],
-        missed=[
-            MissedInstants(
-                schedule=one["schedule"],
-                tenant=one.get("tenant", DEFAULT_TENANT),
-                instants=one["instants"],
-                latest=_instant(one["latest"]),
-            )
-            for one in shape.get("missed", ())
-        ],
-        tenant=shape["tenant"],
-    )
-
-
-def _lease_of(shape: Shape) -> Lease:
-    return Lease(
-        name=shape["role"],
-        holder=shape["id"],
-        token=shape["token"],
-        until=0,
-        holder_name=shape["name"],
-        since=_instant(shape["since"]),
-    )

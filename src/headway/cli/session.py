@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from headway.core.ports import LiveView, WebhookSender
     from headway.core.settings import Settings
     from headway.operations.everything import Operations
-    from headway.operations.overview import Situation
     from headway.operations.task_catalogue import TaskLike
     from headway.store import Store
     from headway.store.audit_log import AuditEntry
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from headway.wire.shapes import Shape
 
 PAGE: Final = 200
-STATUS_S_MAX: Final = 5.0  # So long `status` waits for a write before it says that the store takes none.
 AUTHOR: Final = "cli"  # Who did it, in the ledger.
 
 # What to do where an embedded store does not exist yet: say so, make it, or look into an empty one for a dry run.
@@ -100,12 +98,6 @@ class Desk:
         shown: Shape = msgspec.to_builtins(job_of(job, self.now, why=why, node_name=(names or {}).get(job.node or "")))
         return shown
 
-    async def queues(self) -> "list[Shape]":
-        """Read the queues."""
-        from headway.operations.overview import queue_shapes
-
-        return await queue_shapes(self.store)
-
     @property
     def operations(self) -> "Operations":
         """The operations on the store."""
@@ -132,29 +124,6 @@ class Desk:
 
         acting = self.acting(deeds.retry_dead(letter))
         return await acting.queue.retry(letter.id, author=AUTHOR, only_dead=True)
-
-    async def situation(self) -> "Situation":
-        """Read who leads, who works, what waits and what is late."""
-        from headway.operations.overview import look
-        from headway.operations.store_trouble import examine
-        from headway.store.facts import facts
-
-        known, (trouble, _) = await facts(self.store.driver), await examine(self.store, STATUS_S_MAX)
-        return await look(
-            self.store, now=self.now, facts=known, url=self.url, latency_s=self.latency_s, trouble=trouble
-        )
-
-    def situation_shape(self, situation: "Situation") -> "Shape":
-        """Write the situation."""
-        from headway.operations.figures import situation_shape
-
-        return situation_shape(situation)
-
-    def degraded(self, situation: "Situation") -> list[str]:
-        """Say what is not as it should be."""
-        from headway.operations.attention import faults
-
-        return [fault.words for fault in faults(situation)]
 
     async def told(self, jobs: "Sequence[Job]") -> "list[Job]":
         """Return jobs with what they have said live, if it is to be had within a moment and newer than the store."""

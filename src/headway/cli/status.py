@@ -1,20 +1,21 @@
-"""`headway status`: who leads, who works, what waits, what is late, and what needs somebody."""
+"""`headway status`: leaders, workers, pending jobs, late schedules, and what needs an operator."""
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from headway.cli.output import Column, Output
 from headway.cli.session import Session, new_command
 from headway.cli.text import clean, count, span
-from headway.core.instants import SECOND
-from headway.core.nodes import Lease
+from headway.core.instants import SECOND, parse_instant
 from headway.core.schedule_names import schedule_label
+from headway.core.settings import mask_url
 from headway.operations.engine_state import engines_of
-from headway.operations.overview import DEAD_COUNTED_MAX, DEAD_SHOWN, LATE, Situation
-from headway.operations.worker_state import Worker
-from headway.wire.shapes import stamp
+from headway.operations.overview import DEAD_COUNTED_MAX, DEAD_SHOWN, LATE, SCHEDULER
+from headway.operations.queues import PENDING
+from headway.wire.nodes import Node, Worker
+from headway.wire.overview import Shard, Stats, StoreState
 
 LATE_SHOWN: Final = 3
 FAILING_SHOWN: Final = 3
@@ -26,100 +27,128 @@ OUTCOMES: Final = ("fired", "skipped", "missed", "coalesced", "paused")
 
 async def status(session: Session) -> None:
     """Show who leads, what waits, what is late, and what is not as it should be."""
-    async with session.open() as desk:
-        situation = await desk.situation()
+    async with session.operations() as operations:
+        stats = await operations.monitoring.stats()
     if session.as_json:
-        session.out.json(desk.situation_shape(situation))
+        session.out.json(located(session, stats))
     else:
-        tell(session.out, situation, desk.degraded(situation))
+        tell(session.out, stats)
 
 
-def attention(situation: Situation) -> Iterator[tuple[str, str]]:
-    """Say what needs somebody, each with the command that leads on."""
-    if situation.dead:
-        many = situation.dead_letters
-        named = [f"{row['task']}: {row['error']}" if row.get("error") else row["task"] for row in situation.dead]
+def located(session: Session, stats: Stats) -> Stats:
+    """Add the address of the store where the figures come from the store itself."""
+    if stats.store and session.server is None:
+        stats.store.url = mask_url(session.settings().store)
+    return stats
+
+
+def attention(stats: Stats) -> Iterator[tuple[str, str]]:
+    """Yield what needs an operator, each with the command that leads on."""
+    if stats.dead.tasks:
+        many = stats.dead.total
+        named = [f"{dead.task}: {dead.error}" if dead.error else dead.task for dead in stats.dead.tasks]
         more = "" if len(named) <= DEAD_SHOWN else f"; and {len(named) - DEAD_SHOWN} more tasks"
         at_least = "at least " if many >= DEAD_COUNTED_MAX else ""
         letters = count(many, "dead letter")
         yield f"{at_least}{letters} ({'; '.join(named[:DEAD_SHOWN])}{more})", "headway dead list"
-    for ref, number in situation.failing[:FAILING_SHOWN]:
-        yield f"schedule {ref}: its last {number} jobs failed", f"headway jobs list --schedule {shlex.quote(str(ref))}"
-    if len(situation.failing) > FAILING_SHOWN:
-        yield f"{len(situation.failing) - FAILING_SHOWN} more schedules fail in a row", "headway schedules list"
-    for missed in situation.missed[:MISSED_SHOWN]:
-        words = f"schedule {missed.label}: {count(missed.instants, 'instant')} missed in the last day"
-        yield words, f"headway schedules history {shlex.quote(missed.label)}"
-    if len(situation.missed) > MISSED_SHOWN:
-        yield f"{len(situation.missed) - MISSED_SHOWN} more schedules missed instants", "headway schedules list"
+    for failing in stats.failing[:FAILING_SHOWN]:
+        label = schedule_label(failing.tenant, failing.schedule)
+        words = f"schedule {label}: its last {failing.failed_in_a_row} jobs failed"
+        yield words, f"headway jobs list --schedule {shlex.quote(label)}"
+    if len(stats.failing) > FAILING_SHOWN:
+        yield f"{len(stats.failing) - FAILING_SHOWN} more schedules fail in a row", "headway schedules list"
+    for missed in stats.missed[:MISSED_SHOWN]:
+        label = schedule_label(missed.tenant, missed.schedule)
+        words = f"schedule {label}: {count(missed.instants, 'instant')} missed in the last day"
+        yield words, f"headway schedules history {shlex.quote(label)}"
+    if len(stats.missed) > MISSED_SHOWN:
+        yield f"{len(stats.missed) - MISSED_SHOWN} more schedules missed instants", "headway schedules list"
 
 
-def tell(out: Output, situation: Situation, degraded: Iterable[str]) -> None:
-    """Write the situation for people: a few lines and what needs them; half of it for who sees one tenant only."""
-    machinery = {
-        "store": _store_text(situation),
-        "leader": _leader_text(situation),
-        **_engine_facts(situation),
-        "workers": workers_text(situation.workers),
-    }
-    left = (machinery if situation.tenant is None else {}) | {
-        "jobs": _jobs_text(situation),
-        "schedules": _schedules_text(situation),
-        "last 24 h": _outcomes_text(situation),
-    }
-    rows = list((left | _late_facts(situation)).items())
-    needs = [f"{text}  →  {command}" for text, command in attention(situation)]
+def tell(out: Output, stats: Stats) -> None:
+    """Write the figures for people: a few lines and what needs them; fewer for a token of one tenant."""
+    rows = list((_system_facts(stats) | _work_facts(stats) | _late_facts(stats)).items())
+    needs = [f"{text}  →  {command}" for text, command in attention(stats)]
     rows += [("attention" if index == 0 else "", need) for index, need in enumerate(needs)]
     out.table((Column("", "quiet"), Column("", wraps=True)), rows)
-    for fault in degraded:
+    for fault in stats.degraded:
         out.say(f"! {clean(fault)}", "warn")
 
 
-def _late_facts(situation: Situation) -> dict[str, str]:
+def _system_facts(stats: Stats) -> dict[str, str]:
+    if not stats.store:
+        return {}
+    return {
+        "store": _store_text(stats.store, nodes_of(stats)),
+        "leader": _leader_text(stats),
+        **_engine_facts(nodes_of(stats)),
+        "workers": workers_text(stats.workers or []),
+    }
+
+
+def _work_facts(stats: Stats) -> dict[str, str]:
+    return {
+        "jobs": _jobs_text(stats),
+        "schedules": _schedules_text(stats),
+        "last 24 h": _outcomes_text(stats),
+    }
+
+
+def nodes_of(stats: Stats) -> list[Node]:
+    """Return the nodes that are alive, as far as the caller may see them."""
+    return stats.nodes or []
+
+
+def schedulers_of(stats: Stats) -> list[Node]:
+    """Return the nodes that decide schedules."""
+    return [node for node in nodes_of(stats) if SCHEDULER in node.roles]
+
+
+def _late_facts(stats: Stats) -> dict[str, str]:
     """Name the schedules that are furthest behind, and how far each is decided."""
-    late = [coming for coming in situation.schedules["coming"] if situation.now - coming["next_at"] > LATE]
+    late = [coming for coming in stats.schedules.coming if coming.undecided_seconds > LATE / SECOND]
     texts = [
-        f"{clean(schedule_label(coming['tenant'], coming['name']))}"
-        f" undecided for {span(situation.now - coming['next_at'])}"
-        f" (decided through {stamp(coming['decided_through'])})"
+        f"{clean(schedule_label(coming.tenant, coming.name))}"
+        f" undecided for {span(round(coming.undecided_seconds * SECOND))}"
+        f" (decided through {coming.decided_through})"
         for coming in late[:LATE_SHOWN]
     ]
     return {"late": "; ".join(texts)} if texts else {}
 
 
-def _store_text(situation: Situation) -> str:
-    modes = sorted({str(node.state.get("wake_ups", "?")) for node in situation.nodes})
+def _store_text(store: StoreState, nodes: list[Node]) -> str:
+    modes = sorted({str(node.state.get("wake_ups", "?")) for node in nodes})
     words = {"notify": "LISTEN/NOTIFY", "watch": "watching the file", "poll": "polling"}
     wake_ups = ", ".join(words.get(mode, mode) for mode in modes) or "nobody listens"
-    latency = f"{situation.latency_s * 1000:.1f} ms"
-    return f"{situation.facts.kind} {situation.facts.version}  ok ({latency})  wake-ups: {wake_ups}"
+    return f"{store.kind} {store.version}  ok ({store.latency_ms:.1f} ms)  wake-ups: {wake_ups}"
 
 
-def _leader_text(situation: Situation) -> str:
-    alive = f"{count(len(situation.schedulers), 'scheduler')} alive"
-    modes = {node.state.get("mode") for node in situation.schedulers}
-    if modes == {"lock"}:
+def _leader_text(stats: Stats) -> str:
+    schedulers, shards = schedulers_of(stats), stats.shards or []
+    alive = f"{count(len(schedulers), 'scheduler')} alive"
+    if {node.state.get("mode") for node in schedulers} == {"lock"}:
         return f"none: lock mode, all decide  ({alive})"
-    if situation.leader is None:
+    if not stats.leader:
         return f"none  ({alive})"
-    if len(situation.leases) > 1:
-        return f"{_shards_text(situation.leases)}  ({alive})"
-    lease = situation.leader
-    return f"{lease.holder_name}  term {lease.token}  since {span(situation.now - lease.since)}  ({alive})"
+    if len(shards) > 1:
+        return f"{_shards_text(shards)}  ({alive})"
+    leader = stats.leader
+    since = span(parse_instant(stats.at) - parse_instant(leader.since))
+    return f"{leader.name}  term {leader.token}  since {since}  ({alive})"
 
 
-def _shards_text(leases: list[Lease]) -> str:
+def _shards_text(shards: list[Shard]) -> str:
     """Say how the shards are spread, by the names of the nodes as long as these are few."""
-    held = Counter(lease.holder_name for lease in leases)
+    held = Counter(shard.name for shard in shards)
     if len(held) > HOLDERS_SHOWN:
-        return f"{len(leases)} shards led by {len(held)} nodes, {min(held.values())} to {max(held.values())} each"
-    return f"{len(leases)} shards: " + " · ".join(f"{clean(name)} {number}" for name, number in sorted(held.items()))
+        return f"{len(shards)} shards led by {len(held)} nodes, {min(held.values())} to {max(held.values())} each"
+    return f"{len(shards)} shards: " + " · ".join(f"{clean(name)} {number}" for name, number in sorted(held.items()))
 
 
-def _engine_facts(situation: Situation) -> dict[str, str]:
+def _engine_facts(nodes: list[Node]) -> dict[str, str]:
     """Name the servers beside the store, and what they do."""
     texts: dict[str, list[str]] = {}
-    for engine in engines_of(situation.nodes):
+    for engine in engines_of(nodes):
         state = "ok" if not engine.troubles else clean(engine.words)
         text = f"{clean(engine.name)}  {state}  ({count(engine.nodes, 'node')})"
         texts.setdefault(ENGINE_PARTS[engine.part], []).append(text)
@@ -138,27 +167,25 @@ def workers_text(workers: list[Worker]) -> str:
     return " · ".join([*parts, f"{running:,} of {count(slots, 'slot')} busy"])
 
 
-def _jobs_text(situation: Situation) -> str:
-    pending = sum(queue["pending"] for queue in situation.queues)
-    oldest = max((queue["oldest_age_seconds"] for queue in situation.queues), default=0.0)
-    age = f" (oldest {span(round(oldest) * SECOND)})" if pending else ""
+def _jobs_text(stats: Stats) -> str:
+    pending = stats.jobs.get(PENDING, 0)
+    age = f" (oldest {span(round(stats.oldest_pending_seconds) * SECOND)})" if pending else ""
     words = {"RUNNING": "running", "SCHEDULED": "scheduled", "RETRYING": "retrying", "BLOCKED": "blocked"}
-    others = [f"{number:,} {word}" for status, word in words.items() if (number := situation.waiting.get(status, 0))]
+    others = [f"{number:,} {word}" for status, word in words.items() if (number := stats.jobs.get(status, 0))]
     return " · ".join([f"{pending:,} waiting{age}", *others])
 
 
-def _schedules_text(situation: Situation) -> str:
-    numbers = situation.schedules
-    on = numbers["total"] - numbers["paused"]
-    held = f" · {numbers['attention']:,} held" if numbers["attention"] else ""
-    next_at = numbers["next_at"]
-    coming = f" · next in {span(next_at - situation.now)}" if next_at and next_at > situation.now else ""
-    return f"{on:,} on · {numbers['paused']:,} paused · {numbers['late']:,} late{held}{coming}"
+def _schedules_text(stats: Stats) -> str:
+    figures, now = stats.schedules, parse_instant(stats.at)
+    on = figures.total - figures.paused
+    held = f" · {figures.attention:,} held" if figures.attention else ""
+    next_at = None if figures.next_at is None else parse_instant(figures.next_at)
+    coming = f" · next in {span(next_at - now)}" if next_at and next_at > now else ""
+    return f"{on:,} on · {figures.paused:,} paused · {figures.late:,} late{held}{coming}"
 
 
-def _outcomes_text(situation: Situation) -> str:
-    numbers = situation.schedules["last_day"]
-    return " · ".join(f"{numbers.get(outcome, 0):,} {outcome}" for outcome in OUTCOMES)
+def _outcomes_text(stats: Stats) -> str:
+    return " · ".join(f"{stats.schedules.last_day.get(outcome, 0):,} {outcome}" for outcome in OUTCOMES)
 
 
 app = new_command(status)

@@ -10,28 +10,27 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from headway.cli.output import console
 from headway.cli.queues import queue_state
 from headway.cli.session import Desk, Session, new_command
-from headway.cli.status import attention
+from headway.cli.status import attention, located, nodes_of, schedulers_of
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import Line, bar, painted
 from headway.core.errors import Denied, StoreUnavailable
-from headway.core.instants import SECOND, Instant
+from headway.core.instants import SECOND, Instant, parse_instant
 from headway.core.job_details import left_words, read_detail
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.schedule_names import schedule_label
-from headway.operations.attention import faults as faults_of
-from headway.operations.figures import situation_shape
-from headway.operations.overview import LATE, Situation
-from headway.operations.worker_state import Worker
+from headway.operations.overview import LATE
 from headway.wire.jobs import job_of
-from headway.wire.queues import Queue
+from headway.wire.nodes import Worker
+from headway.wire.overview import ComingSchedule, Stats
 
 FRAME_S: Final = 1.0
 RUNNING_READ: Final = 50
@@ -49,9 +48,14 @@ KEYS: Final = "q quits"
 class Picture:
     """What one frame shows."""
 
-    situation: Situation
+    stats: Stats
     running: list[Job]
     trouble: str = ""
+
+    @property
+    def now(self) -> Instant:
+        """The store's time when it was read."""
+        return parse_instant(self.stats.at)
 
 
 async def top(
@@ -74,22 +78,20 @@ async def top(
 
 async def gather(desk: Desk) -> Picture:
     """Read what one frame shows."""
-    situation = await desk.situation()
-    if situation.tenant is not None:
+    stats = await desk.operations.monitoring.stats()
+    if stats.tenant is not None:
         raise Denied("this shows what concerns all tenants; a token for all of them is needed")
-    return Picture(situation=situation, running=await desk.told(await desk.store.jobs.running(RUNNING_READ)))
+    return Picture(stats=stats, running=await desk.told(await desk.store.jobs.running(RUNNING_READ)))
 
 
 def _write(session: Session, picture: Picture) -> None:
     if session.as_json:
-        names = _names(picture.situation)
+        names = _names(picture.stats)
         session.out.json(
             {
-                **situation_shape(picture.situation),
-                "running": [
-                    job_of(job, picture.situation.now, node_name=names.get(job.node or "")) for job in picture.running
-                ],
-                "health": health(picture.situation),
+                **msgspec.to_builtins(located(session, picture.stats)),
+                "running": [job_of(job, picture.now, node_name=names.get(job.node or "")) for job in picture.running],
+                "health": health(picture.stats),
             }
         )
     elif session.out.on_terminal:
@@ -159,18 +161,17 @@ def _keys(leaving: asyncio.Event) -> Iterator[None]:
 # --- the picture
 
 
-def health(situation: Situation) -> str:
+def health(stats: Stats) -> str:
     """Say in one sentence how things are."""
-    numbers = situation.schedules
-    late, total = numbers["late"], numbers["total"] - numbers["paused"]
+    late, total = stats.schedules.late, stats.schedules.total - stats.schedules.paused
     if not total:
         schedules = "no schedules"
     elif late:
         schedules = f"{late:,} of {count(total, 'schedule')} late"
     else:
         schedules = f"all {count(total, 'schedule')} on time" if total > 1 else "the schedule is on time"
-    running, waiting = situation.waiting.get("RUNNING", 0), sum(queue["pending"] for queue in situation.queues)
-    needs = situation.dead_letters + len(situation.failing)
+    running, waiting = stats.jobs.get(Status.RUNNING, 0), stats.jobs.get(Status.PENDING, 0)
+    needs = stats.dead.total + len(stats.failing)
     parts = [schedules, f"{running:,} running", f"{waiting:,} waiting"]
     if needs:
         parts.append(f"{needs:,} need{'s' if needs == 1 else ''} you")
@@ -178,21 +179,20 @@ def health(situation: Situation) -> str:
     return text[0].upper() + text[1:]
 
 
-def _names(situation: Situation) -> dict[str, str]:
-    return {node.id: node.name for node in situation.nodes}
+def _names(stats: Stats) -> dict[str, str]:
+    return {node.id: node.name for node in nodes_of(stats)}
 
 
 def frame(picture: Picture, width: int, height: int, *, keys: str = KEYS) -> list[Line]:
     """Draw a frame that fits: sections get their lines in the order of their weight."""
-    situation = picture.situation
     top_lines = _head(picture, width, keys)
     needs = _needs(picture, width)
     room = height - len(top_lines) - (1 + len(needs) if needs else 0)
     sections = _shared(
         [
-            ("queues", _queue_lines(situation, width), 3),
+            ("queues", _queue_lines(picture), 3),
             ("running", _running_lines(picture, width), 4),
-            ("next", _coming_lines(situation, width), 3),
+            ("next", _coming_lines(picture, width), 3),
         ],
         room,
     )
@@ -226,15 +226,15 @@ def _cut(lines: list[Line], room: int) -> list[Line]:
 
 
 def _head(picture: Picture, width: int, keys: str) -> list[Line]:
-    situation = picture.situation
-    faults = [picture.trouble] if picture.trouble else [fault.words for fault in faults_of(situation)]
-    style = "bad" if faults else "warn" if situation.dead or situation.failing else "good"
+    stats = picture.stats
+    faults = [picture.trouble] if picture.trouble else stats.degraded
+    style = "bad" if faults else "warn" if stats.dead.tasks or stats.failing else "good"
     mark = {"bad": "!", "warn": "!", "good": "✓"}[style]
-    sentence = f"{mark} {health(situation)}"
-    at = utc(situation.now // SECOND * SECOND, fine=True)[-9:]
-    leader = situation.leader
-    led = f"led by {leader.holder_name}" if leader is not None else count(len(situation.schedulers), "scheduler")
-    under = f"  {situation.facts.kind} {situation.facts.version} · {led} · {_workers(situation.workers)}"
+    sentence = f"{mark} {health(stats)}"
+    at = utc(picture.now // SECOND * SECOND, fine=True)[-9:]
+    led = f"led by {stats.leader.name}" if stats.leader else count(len(schedulers_of(stats)), "scheduler")
+    store = f"{stats.store.kind} {stats.store.version}" if stats.store else "store"
+    under = f"  {store} · {led} · {_workers(stats.workers or [])}"
     return [
         [(sentence, style), (_spread(sentence, at, width), "quiet")],
         [(under, "quiet"), (_spread(under, keys, width) if keys else "", "quiet")],
@@ -255,38 +255,38 @@ def _spread(left: str, right: str, width: int) -> str:
     return " " * max(2, width - len(left) - len(right)) + right
 
 
-def _queue_lines(situation: Situation, width: int) -> list[Line]:
-    queues = sorted(situation.queues, key=lambda queue: (-queue["pending"], -queue["running"], queue["name"]))
+def _queue_lines(picture: Picture) -> list[Line]:
+    queues = sorted(picture.stats.queues, key=lambda queue: (-queue.pending, -queue.running, queue.name))
     if not queues:
         return [[("queues", "name"), ("  nothing waits, nothing runs", "quiet")]]
-    name_width = max(12, min(30, max(len(clean(queue["name"])) for queue in queues)))
+    name_width = max(12, min(30, max(len(clean(queue.name)) for queue in queues)))
     lines: list[Line] = [
         [("queues", "name"), (" " * (name_width - 4) + f"{'waiting':>9}  {'oldest':>8}  {'running':>9}", "quiet")]
     ]
     for queue in queues:
-        oldest = span(round(queue["oldest_age_seconds"]) * SECOND) if queue["pending"] else "—"
+        oldest = span(round(queue.oldest_age_seconds) * SECOND) if queue.pending else "—"
         lines.append(
             [
-                (f"  {_fit(queue['name'], name_width)}", ""),
-                (f"{queue['pending']:>9,}", "name" if queue["pending"] else "quiet"),
-                (f"  {oldest:>8}", "time" if queue["pending"] else "quiet"),
-                (f"  {queue['running']:>9,}", "" if queue["running"] else "quiet"),
-                (f"  {queue_state(Queue(**queue), situation.now)}" if queue["paused"] else "", "warn"),
+                (f"  {_fit(queue.name, name_width)}", ""),
+                (f"{queue.pending:>9,}", "name" if queue.pending else "quiet"),
+                (f"  {oldest:>8}", "time" if queue.pending else "quiet"),
+                (f"  {queue.running:>9,}", "" if queue.running else "quiet"),
+                (f"  {queue_state(queue, picture.now)}" if queue.paused else "", "warn"),
             ]
         )
     return lines
 
 
 def _running_lines(picture: Picture, width: int) -> list[Line]:
-    situation, jobs = picture.situation, picture.running
-    slots = sum(worker.slots for worker in situation.workers)
-    total = situation.waiting.get(Status.RUNNING, 0)
+    stats, jobs = picture.stats, picture.running
+    slots = sum(worker.slots for worker in stats.workers or [])
+    total = stats.jobs.get(Status.RUNNING, 0)
     right = f"{total:,} of {count(slots, 'slot')}" if slots else ""
     if not jobs:
         return [[("running", "name"), ("  nothing", "quiet")]]
-    names = _names(situation)
+    names = _names(stats)
     task_width = max(8, min(WIDTH_TASK_MAX, width - 62, max(len(clean(job.task)) for job in jobs)))
-    lines = [_job_line(job, situation.now, names, task_width, width) for job in jobs]
+    lines = [_job_line(job, picture.now, names, task_width, width) for job in jobs]
     return [[("running", "name"), (_spread("running", right, width) if right else "", "quiet")], *lines]
 
 
@@ -310,14 +310,15 @@ def _job_line(job: Job, now: Instant, names: dict[str, str], task_width: int, wi
     return [*line, (f"  {_cut_text(clean(words), width - used - 2)}" if width - used > 8 else "", "quiet")]
 
 
-def _coming_lines(situation: Situation, width: int) -> list[Line]:
-    coming: list[dict[str, Any]] = situation.schedules["coming"][:COMING_READ]
+def _coming_lines(picture: Picture, width: int) -> list[Line]:
+    coming = picture.stats.schedules.coming[:COMING_READ]
     if not coming:
         return [[("next", "name"), ("  nothing is scheduled", "quiet")]]
     name_width = max(12, min(width - 40, max(len(clean(_label(entry))) for entry in coming)))
     lines: list[Line] = [[("next", "name")]]
     for entry in coming:
-        ahead = entry["next_at"] - situation.now
+        next_at = parse_instant(entry.next_at)
+        ahead = next_at - picture.now
         late = -ahead > LATE
         when = (
             "now" if -LATE <= ahead < SECOND else f"in {span(_rounded(ahead))}" if ahead > 0 else f"{span(-ahead)} late"
@@ -326,14 +327,14 @@ def _coming_lines(situation: Situation, width: int) -> list[Line]:
             [
                 (f"  {_fit(_label(entry), name_width)}", ""),
                 (f"  {when:>12}", "bad" if late else "time"),
-                (f"  {utc(entry['next_at'] // SECOND * SECOND, fine=True)}", "quiet"),
+                (f"  {utc(next_at // SECOND * SECOND, fine=True)}", "quiet"),
             ]
         )
     return lines
 
 
-def _label(entry: dict[str, Any]) -> str:
-    return schedule_label(entry["tenant"], entry["name"])
+def _label(entry: ComingSchedule) -> str:
+    return schedule_label(entry.tenant, entry.name)
 
 
 def _rounded(duration: int) -> int:
@@ -342,7 +343,7 @@ def _rounded(duration: int) -> int:
 
 def _needs(picture: Picture, width: int) -> list[Line]:
     """Say what needs somebody; where it is long the text is cut, never the command."""
-    found = list(attention(picture.situation))
+    found = list(attention(picture.stats))
     if not found:
         return []
     lines: list[Line] = [[("needs you", "name")]]

@@ -17,6 +17,7 @@ from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.everything import Operations
 from headway.operations.jobs import Jobs
 from headway.operations.ledger_audit import Ledger
+from headway.operations.monitoring import Monitoring
 from headway.operations.purge import Purge
 from headway.operations.queues import Queues
 from headway.operations.schedules import Schedules
@@ -37,6 +38,7 @@ class RemoteOperations(Operations):
         self.queues = _remote(Queues, client)
         self.workers = _remote(Workers, client)
         self.nodes = _remote(Nodes, client)
+        self.monitoring = _remote(Monitoring, client)
         self.identity = _remote(Identity, client)
         self.tokens = _remote(Tokens, client)
         self.audit_log = _remote(AuditLog, client)

@@ -14,6 +14,7 @@ from headway.core.instants import Instant
 from headway.core.ports import WebhookSender
 from headway.core.tenants import ALL_TENANTS
 from headway.operations.job_source import JobSource, StoredJobs
+from headway.operations.monitor import Monitor
 from headway.operations.task_catalogue import TaskCatalogue
 from headway.store import Store
 from headway.store.audit_log import Actor, AuditEntry
@@ -95,6 +96,7 @@ class Caller:
     jobs: JobSource | None = None
     offload: Offload | None = None
     audits_enqueues: bool = False
+    monitor: Monitor | None = None
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.caller import Caller
 from headway.operations.jobs import Jobs
 from headway.operations.ledger_audit import Ledger
+from headway.operations.monitoring import Monitoring
 from headway.operations.purge import Purge
 from headway.operations.queues import Queues
 from headway.operations.schedules import Schedules
@@ -21,6 +22,7 @@ class Operations:
     queues: Queues
     workers: Workers
     nodes: Nodes
+    monitoring: Monitoring
     identity: Identity
     tokens: Tokens
     audit_log: AuditLog
@@ -45,6 +47,7 @@ class LocalOperations(Operations):
         self.queues = Queues(caller)
         self.workers = Workers(caller)
         self.nodes = Nodes(caller)
+        self.monitoring = Monitoring(caller)
         self.identity = Identity(caller)
         self.tokens = Tokens(caller)
         self.audit_log = AuditLog(caller)

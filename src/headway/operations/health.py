@@ -58,6 +58,10 @@ class Health:
         store, leader, engines = await self._outside.get()
         return Condition(store=store, loops=self._look_at_loops(), leader=leader, engines=engines)
 
+    async def trouble(self) -> str:
+        """Say what keeps the store from taking writes; `ok` if nothing does."""
+        return (await self._outside.get())[0]
+
     async def _look_outside(self) -> tuple[str, str, str]:
         store, found = await examine(self._store)
         if store != OK:

@@ -1,18 +1,24 @@
 """Queues: what waits in each, pause and resume."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from headway.core.instants import SECOND
+from headway.core.instants import SECOND, isoformat
+from headway.core.lifecycle import Status
 from headway.core.validation import check_name
 from headway.operations import audit_log
 from headway.operations.caller import Caller, require_printable
-from headway.operations.overview import queue_shape, queue_shapes
+from headway.operations.job_context import pauses
 from headway.operations.verbs import Group, Reason, sliced, verb
+from headway.operations.why import QueuePause
+from headway.store import Store
 from headway.wire.base import PAGE_DEFAULT, Cursor, Limit, Page
 from headway.wire.queues import Queue
+
+PENDING: Final = str(Status.PENDING)
+RUNNING: Final = str(Status.RUNNING)
 
 
 def _without_ages(page: Page[Queue], caller: Caller) -> Any:
@@ -38,7 +44,7 @@ class Queues(Group):
 
         A queue is listed while jobs wait in it or run from it, and while it is paused.
         """
-        found = [_queue(shape) for shape in await queue_shapes(self.caller.store, self.caller.tenant)]
+        found = await read_queues(self.caller.store, self.caller.tenant)
         return sliced(found, limit, cursor, lambda queue: queue.name)
 
     @verb("POST /api/queues/{name:path}/pause", id="pause_queue", role="operator")
@@ -65,9 +71,49 @@ class Queues(Group):
         return await self._show(name, changed)
 
     async def _show(self, name: str, changed: bool) -> Queue:
-        queue = _queue(await queue_shape(self.caller.store, name))
+        queue = await _read_queue(self.caller.store, name)
         return msgspec.structs.replace(queue, changed=changed)
 
 
-def _queue(shape: Mapping[str, Any]) -> Queue:
-    return Queue(**shape)
+async def read_queues(store: Store, tenant: str | None = None) -> list[Queue]:
+    """Read the queues that have pending or running jobs, and the paused ones; of a tenant where it has jobs."""
+    if tenant is not None:
+        return (await read_tenant_jobs(store, tenant))[0]
+    waiting = {row["name"]: row for row in await store.statistics.depths()}
+    running, paused = await store.statistics.running_counts(), await pauses(store)
+    return [
+        _queue(name, waiting.get(name), running.get(name, 0), paused.get(name))
+        for name in sorted({*waiting, *running, *paused})
+    ]
+
+
+async def read_tenant_jobs(store: Store, tenant: str) -> tuple[list[Queue], dict[str, int]]:
+    """Read the unfinished jobs of one tenant: by queue, and by status."""
+    rows, paused = await store.statistics.live_counts(tenant), await pauses(store, tenant=tenant)
+    waiting = {row["name"]: {**row, "pending": row["jobs"]} for row in rows if row["status"] == PENDING}
+    running = {row["name"]: row["jobs"] for row in rows if row["status"] == RUNNING}
+    statuses: dict[str, int] = {}
+    for row in rows:
+        if row["status"] != PENDING:
+            statuses[row["status"]] = statuses.get(row["status"], 0) + row["jobs"]
+    names = sorted({row["name"] for row in rows})
+    return [_queue(name, waiting.get(name), running.get(name, 0), paused.get(name)) for name in names], statuses
+
+
+async def _read_queue(store: Store, name: str) -> Queue:
+    """Read one queue; one without jobs is empty and not paused."""
+    found = (queue for queue in await read_queues(store) if queue.name == name)
+    return next(found, _queue(name, None, 0, None))
+
+
+def _queue(name: str, waiting: Mapping[str, Any] | None, running: int, pause: QueuePause | None) -> Queue:
+    return Queue(
+        name=name,
+        pending=waiting["pending"] if waiting is not None else 0,
+        oldest_age_seconds=waiting["oldest_age_seconds"] if waiting is not None else 0.0,
+        running=running,
+        paused=pause is not None,
+        paused_at=None if pause is None else isoformat(pause.since),
+        paused_by=None if pause is None else pause.author,
+        reason=None if pause is None else pause.reason,
+    )

@@ -30,8 +30,8 @@ from headway.core.validation import check_name
 from headway.operations import audit_log
 from headway.operations.caller import Caller
 from headway.operations.job_context import alive
-from headway.operations.overview import unserved
 from headway.operations.schedule_instants import previews, require_instants
+from headway.operations.worker_state import unserved
 from headway.store.schedule_definitions import REFUSED
 from headway.tasks.definitions import inherited, take_trigger
 from headway.wire.masking import unmasked

@@ -87,3 +87,18 @@ def _worker(node: Node) -> Worker:
         said = _State()
     is_draining = said.draining or node.asked == "drain"
     return Worker(id=node.id, name=node.name, **(msgspec.structs.asdict(said) | {"draining": is_draining}))
+
+
+def unserved(task: str, queue: str, nodes: Iterable[Node]) -> list[str]:
+    """Say what keeps jobs of this task from running with these nodes; a worker that starts later may change it."""
+    workers = [worker for worker in workers_of(nodes) if not worker.draining]
+    if not workers:
+        return ["no worker is alive"]
+    if any(worker.can_run(task, queue) for worker in workers):
+        return []
+    warnings = []
+    if not any(task in worker.tasks for worker in workers):
+        warnings.append(f"no live worker knows the task {task!r}")
+    if not any(worker.takes(queue) for worker in workers):
+        warnings.append(f"no live worker takes from the queue {queue!r}")
+    return warnings or [f"no live worker that knows the task {task!r} takes from the queue {queue!r}"]

@@ -1,18 +1,23 @@
 """Workers and nodes: which processes are alive, and drain a worker."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import msgspec
 
-from headway.core.errors import NotFound
+from headway.core import nodes as core
+from headway.core.errors import Conflict, NotFound
+from headway.core.instants import isoformat
 from headway.operations import audit_log
 from headway.operations.job_context import alive, known
-from headway.operations.overview import find_worker, node_shape, worker_shapes
 from headway.operations.verbs import Group, sliced, verb
+from headway.operations.worker_state import WORKER, workers_of
 from headway.wire.base import PAGE_DEFAULT, Cursor, Limit, Page
-from headway.wire.nodes import DrainingWorker, Node, Worker
+from headway.wire.nodes import DrainingWorker, Node, Worker, node_of
 
 Gone = Annotated[bool, msgspec.Meta(description="1 also lists nodes that died without a word within the last day")]
+
+NAMES_SHOWN: Final = 5
 
 
 class Workers(Group):
@@ -25,7 +30,7 @@ class Workers(Group):
         Needs a token for all tenants.
         """
         self.caller.require_all_tenants()
-        found = [Worker(**shape) for shape in worker_shapes(await alive(self.caller.store))]
+        found = workers_among(await alive(self.caller.store))
         return sliced(found, limit, cursor, lambda worker: worker.id)
 
     @verb("POST /api/workers/{id}/drain", id="drain_worker", role="operator", status=202)
@@ -54,4 +59,40 @@ class Nodes(Group):
         """
         self.caller.require_all_tenants()
         nodes = await known(self.caller.store) if gone else await alive(self.caller.store)
-        return sliced([Node(**node_shape(node)) for node in nodes], limit, cursor, lambda node: node.id)
+        return sliced([node_of(node) for node in nodes], limit, cursor, lambda node: node.id)
+
+
+def workers_among(nodes: Sequence[core.Node]) -> list[Worker]:
+    """Return the workers among the nodes."""
+    states = {worker.id: worker for worker in workers_of(nodes)}
+    return [
+        Worker(
+            id=node.id,
+            name=node.name,
+            version=node.version,
+            started_at=isoformat(node.started_at),
+            beat_at=isoformat(node.beat_at),
+            draining=state.draining,
+            slots=state.slots,
+            running=state.running,
+            children=state.children,
+            queues=list(state.queues),
+            tasks=list(state.tasks),
+        )
+        for node in nodes
+        if (state := states.get(node.id)) is not None
+    ]
+
+
+def find_worker(nodes: Sequence[core.Node], asked: str) -> core.Node:
+    """Find a worker by its name, its id or the beginning of its id."""
+    workers = [node for node in nodes if WORKER in node.roles]
+    exact = [node for node in workers if node.id == asked]
+    named = exact or [node for node in workers if node.name == asked]
+    found = named or [node for node in workers if len(asked) >= 4 and node.id.startswith(asked)]
+    if not found:
+        names = ", ".join(node.name for node in workers[:NAMES_SHOWN]) or "none"
+        raise NotFound(f"no live worker is called {asked[:60]!r}; alive: {names}")
+    if len(found) > 1:
+        raise Conflict(f"several workers are called {asked[:60]!r}; say which id: {', '.join(n.id for n in found[:5])}")
+    return found[0]

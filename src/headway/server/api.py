@@ -40,7 +40,6 @@ from headway.server.routes import (
     openapi,
     operations,
     schedules,
-    series,
     session,
 )
 from headway.server.routes import (
@@ -59,7 +58,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *schedules.ROUTES,
     *operations.ROUTES,
     *letters.ROUTES,
-    *series.ROUTES,
     *routes_of(Webhooks, "webhooks"),
     *routes_of(Deliveries, "webhooks"),
     *access.ROUTES,

@@ -16,7 +16,6 @@ from headway.server.auth import Authenticator
 from headway.server.fanout import Fanout
 from headway.server.offload import Offload
 from headway.server.quotas import Quotas
-from headway.server.routes.series import Series
 from headway.server.web import Route
 from headway.server.webhook_sender import Deliverer
 
@@ -37,7 +36,6 @@ class Services:
     reader: JobReader
     names: NodeNames
     encoded: EncodedJobs
-    series: Series
     health: Health
     metrics: Metrics
     deliverer: Deliverer

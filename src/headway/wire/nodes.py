@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from headway.core import nodes as core
+from headway.core.instants import isoformat
 from headway.wire.base import Count, Resource, Time, example
 
 
@@ -71,3 +73,16 @@ class DrainingWorker(Resource):
     id: str
     name: str
     draining: bool
+
+
+def node_of(node: core.Node) -> Node:
+    """Return a node as the API shows it."""
+    return Node(
+        id=node.id,
+        name=node.name,
+        roles=list(node.roles),
+        version=node.version,
+        started_at=isoformat(node.started_at),
+        beat_at=isoformat(node.beat_at),
+        state=node.state,
+    )

@@ -13,6 +13,8 @@ from headway.operations.caller import Caller, Principal
 from headway.operations.health import Health
 from headway.operations.job_reader import EncodedJobs, JobReader, NodeNames
 from headway.operations.metrics import Metrics
+from headway.operations.monitor import Monitor
+from headway.operations.series import SeriesReader
 from headway.operations.task_catalogue import TaskCatalogue, TaskLike
 from headway.operations.tenant_counts import TenantCounts
 from headway.server.api import ROUTES, Api
@@ -20,7 +22,6 @@ from headway.server.auth import Authenticator
 from headway.server.fanout import Fanout
 from headway.server.offload import Offload
 from headway.server.quotas import Quotas
-from headway.server.routes.series import Series
 from headway.server.services import Services
 from headway.server.webhook_sender import Deliverer
 from headway.store import Store
@@ -53,6 +54,9 @@ def new_api(
             Loop("deliverer", deliverer.tick, clock=clock, rest_s_max=5.0, woken=due),
         ]
 
+        health = Health(store, clock, [*own, *loops])
+        monitor = Monitor(health.trouble, SeriesReader(store, clock))
+
         def caller_of(principal: Principal, origin: str) -> Caller:
             return Caller(
                 principal=principal,
@@ -65,6 +69,7 @@ def new_api(
                 jobs=reader,
                 offload=offload,
                 audits_enqueues=settings.audit_enqueues == "on",
+                monitor=monitor,
             )
 
         return Services(
@@ -82,8 +87,7 @@ def new_api(
             reader=reader,
             names=NodeNames(store, clock),
             encoded=EncodedJobs(),
-            series=Series(store, clock),
-            health=Health(store, clock, [*own, *loops]),
+            health=health,
             metrics=Metrics(store, clock, counted, deliverer.counts),
             deliverer=deliverer,
             routes=ROUTES,

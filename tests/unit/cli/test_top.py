@@ -6,30 +6,34 @@ import pytest
 
 from headway.cli.top import Picture, frame, health
 from headway.cli.watch import painted
-from headway.core.instants import MINUTE, SECOND, Instant, parse_instant
+from headway.core.instants import HOUR, MINUTE, SECOND, Instant, parse_instant
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.nodes import Node
-from headway.operations.overview import Situation
+from headway.core.schedule_names import ScheduleRef
+from headway.operations.monitoring import stats_of
+from headway.operations.overview import Overview
 from headway.store.facts import Facts
+from headway.wire.overview import DeadTask, Stats
+from headway.wire.queues import Queue
 
 NOW: Instant = parse_instant("2027-01-01T12:00:00Z")
 WORKER = Node(id="node_1", name="web-1", roles=("worker",), beat_at=NOW, state={"worker": {"slots": 8, "running": 2}})
 SCHEDULER = Node(id="node_2", name="sched", roles=("scheduler",), beat_at=NOW, state={"mode": "lock"})
 
 
-def queue(name: str, pending: int = 0, **more: Any) -> dict[str, Any]:
-    return {"name": name, "pending": pending, "oldest_age_seconds": 4.0, "running": 1, "paused": False, **more}
+def queue(name: str, pending: int = 0, **more: Any) -> Queue:
+    values: dict[str, Any] = {"oldest_age_seconds": 4.0, "running": 1, "paused": False, "reason": None}
+    return Queue(name=name, pending=pending, **values | {"paused_at": None, "paused_by": None} | more)
 
 
-def situation(**more: Any) -> Situation:
+def overview(**more: Any) -> Overview:
     coming = [
         {"name": f"schedule-{n}", "tenant": "default", "decided_through": NOW, "next_at": NOW + n * MINUTE}
         for n in range(30)
     ]
     values: dict[str, Any] = {
         "now": NOW,
-        "url": "sqlite://",
         "facts": Facts(kind="sqlite", version="3.40"),
         "latency_s": 0.001,
         "leases": [],
@@ -49,7 +53,11 @@ def situation(**more: Any) -> Situation:
         "dead": [],
         "failing": [],
     }
-    return Situation(**(values | more))
+    return Overview(**(values | more))
+
+
+def figures(**more: Any) -> Stats:
+    return stats_of(overview(**more), {}, HOUR)
 
 
 def running(number: int = 0, **more: Any) -> Job:
@@ -79,11 +87,13 @@ def drawn(picture: Picture, width: int = 120, height: int = 40) -> list[str]:
     return painted(frame(picture, width, height)).plain.split("\n")
 
 
-DEAD = [{"task": "invoice", "letters": 2, "newest": "job_9", "error": "ConnectionError: refused " + "x" * 200}]
+DEAD = [DeadTask("invoice", 2, "job_9", [], "ConnectionError: refused " + "x" * 200)]
 
 
 def test_everything_has_its_place() -> None:
-    lines = drawn(Picture(situation=situation(dead=DEAD, failing=[("nightly", 4)]), running=[running()]))
+    lines = drawn(
+        Picture(stats=figures(dead=DEAD, failing=[(ScheduleRef("default", "nightly"), 4)]), running=[running()])
+    )
     assert lines[0].startswith("! All 30 schedules on time · 2 running · 3 waiting · 3 need you ")
     assert lines[0].endswith("12:00:00Z")
     assert lines[1].startswith("  sqlite 3.40 · 1 scheduler · 1 worker · 2/8 slots ")
@@ -101,8 +111,8 @@ def test_everything_has_its_place() -> None:
 @pytest.mark.parametrize("jobs", [0, 1, 50])
 def test_it_fits_any_terminal_and_what_needs_somebody_stays(size: tuple[int, int], jobs: int) -> None:
     width, height = size
-    many = situation(dead=DEAD, queues=[queue(f"queue-{n}", n) for n in range(40)])
-    lines = frame(Picture(situation=many, running=[running(n) for n in range(jobs)]), width, height)
+    many = figures(dead=DEAD, queues=[queue(f"queue-{n}", n) for n in range(40)])
+    lines = frame(Picture(stats=many, running=[running(n) for n in range(jobs)]), width, height)
     assert len(lines) <= height
     text = ["".join(piece for piece, _ in line) for line in lines]
     if height >= 14:
@@ -115,30 +125,30 @@ def test_it_fits_any_terminal_and_what_needs_somebody_stays(size: tuple[int, int
 
 
 def test_what_is_not_as_it_should_be_is_said() -> None:
-    lines = drawn(Picture(situation=situation(nodes=[]), running=[]))
+    lines = drawn(Picture(stats=figures(nodes=[]), running=[]))
     assert "  ! no scheduler is alive" in lines
     assert "  ! no worker is alive, and 3 jobs wait" in lines
-    away = drawn(Picture(situation=situation(), running=[], trouble="the store does not answer"))
+    away = drawn(Picture(stats=figures(), running=[], trouble="the store does not answer"))
     assert away[2] == "  ! the store does not answer"
-    late = situation().schedules | {
+    late = overview().schedules | {
         "coming": [{"name": "x", "tenant": "acme", "decided_through": 0, "next_at": NOW - MINUTE}]
     }
-    assert "      1m late" in "\n".join(drawn(Picture(situation=situation(schedules=late), running=[])))
+    assert "      1m late" in "\n".join(drawn(Picture(stats=figures(schedules=late), running=[])))
 
 
 def test_a_job_says_when_it_shall_stop_or_has_lost_its_worker() -> None:
-    asked = drawn(Picture(situation=situation(), running=[running(cancel_requested_at=NOW)]), width=80)
+    asked = drawn(Picture(stats=figures(), running=[running(cancel_requested_at=NOW)]), width=80)
     assert any(line.endswith("  asked to stop") for line in asked)
-    lost = drawn(Picture(situation=situation(), running=[running(lease_until=NOW - SECOND)]), width=80)
+    lost = drawn(Picture(stats=figures(), running=[running(lease_until=NOW - SECOND)]), width=80)
     assert any(line.endswith("  worker lost") for line in lost)
-    silent = drawn(Picture(situation=situation(), running=[running(detail=None, progress=0)]))
+    silent = drawn(Picture(stats=figures(), running=[running(detail=None, progress=0)]))
     assert any("for 1m  web-1" in line for line in silent)
 
 
 def test_data_stays_data() -> None:
     evil = "\x1b[2J\u202e\n"
-    odd = situation(dead=[{"task": evil, "letters": 1, "newest": "", "error": evil}], queues=[queue(evil, 1)])
-    lines = drawn(Picture(situation=odd, running=[running(task=evil, node=evil, detail='{"step": "\\u001b[2J"}')]))
+    odd = figures(dead=[DeadTask(evil, 1, "", [], evil)], queues=[queue(evil, 1)])
+    lines = drawn(Picture(stats=odd, running=[running(task=evil, node=evil, detail='{"step": "\\u001b[2J"}')]))
     assert all(line.isprintable() for line in lines)
 
 
@@ -151,4 +161,4 @@ def test_data_stays_data() -> None:
     ],
 )
 def test_health_is_one_sentence(schedules: dict[str, int], sentence: str) -> None:
-    assert health(situation(schedules=situation().schedules | schedules)) == sentence
+    assert health(figures(schedules=overview().schedules | schedules)) == sentence

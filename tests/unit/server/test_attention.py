@@ -6,19 +6,18 @@ from typing import Any
 import pytest
 
 from headway.cli.status import attention
-from headway.core.instants import DAY, HOUR, MINUTE, SECOND
+from headway.core.instants import DAY, HOUR, MINUTE, SECOND, isoformat
 from headway.core.nodes import Node
 from headway.operations.attention import alerts, faults
-from headway.operations.figures import situation_shape
-from headway.operations.overview import look, lost_among, unserved
+from headway.operations.overview import lost_among, read_overview
 from headway.operations.store_trouble import AWAY, FULL, READ_ONLY
-from headway.operations.worker_state import workers_of
+from headway.operations.worker_state import unserved, workers_of
 from headway.store.facts import Facts
 from headway.store.metrics import MissedInstants
-from headway.wire.shapes import stamp
+from headway.wire.overview import MissedSchedule
 from tests.simulation.stage import Stage
 from tests.simulation.virtual_loop import virtual
-from tests.unit.cli.test_top import NOW, queue, situation
+from tests.unit.cli.test_top import NOW, figures, overview, queue
 
 
 def node(name: str = "web-1", *, age: int = 0, started: int = 2 * HOUR, roles: str = "worker", **state: Any) -> Node:
@@ -33,7 +32,7 @@ def node(name: str = "web-1", *, age: int = 0, started: int = 2 * HOUR, roles: s
 
 
 def said(code: str, **values: Any) -> list[str]:
-    return [alert.words for alert in alerts(situation(**values)) if alert.code == code]
+    return [alert.message for alert in alerts(overview(**values)) if alert.code == code]
 
 
 def test_one_worker_lost_of_two() -> None:
@@ -79,23 +78,21 @@ def test_a_clock_that_is_off(skew_s: object, words: list[str]) -> None:
 )
 def test_a_store_without_writes_is_not_taken_for_nodes_without_life(trouble: str, code: str, words: str) -> None:
     waiting = [queue("default", 3)]
-    [first, *others] = faults(situation(trouble=trouble, nodes=[], lost=[node(age=MINUTE)], queues=waiting))
-    assert (first.code, first.words.startswith(words)) == (code, True)
+    [first, *others] = faults(overview(trouble=trouble, nodes=[], lost=[node(age=MINUTE)], queues=waiting))
+    assert (first.code, first.message.startswith(words)) == (code, True)
     assert first.cure
     assert not others, "nobody can write that it lives"
-    assert "no_scheduler" in {fault.code for fault in faults(situation(nodes=[], queues=waiting))}
+    assert "no_scheduler" in {fault.code for fault in faults(overview(nodes=[], queues=waiting))}
 
 
 def test_missed_instants_are_told_with_the_way_to_them() -> None:
     missed = [MissedInstants(schedule="daily report", instants=3, latest=NOW)]
-    [alert] = [alert for alert in alerts(situation(missed=missed)) if alert.code == "schedule_missed"]
-    assert alert.words == "schedule daily report: 3 instants missed in the last day"
+    [alert] = [alert for alert in alerts(overview(missed=missed)) if alert.code == "schedule_missed"]
+    assert alert.message == "schedule daily report: 3 instants missed in the last day"
     assert (alert.cure, alert.target) == ("headway schedules history 'daily report'", "daily report")
-    [(words, command)] = attention(situation(missed=missed))
-    assert (words, command) == (alert.words, alert.cure)
-    assert situation_shape(situation(missed=missed))["missed"] == [
-        {"schedule": "daily report", "tenant": "default", "instants": 3, "latest": stamp(NOW)}
-    ]
+    [(words, command)] = attention(figures(missed=missed))
+    assert (words, command) == (alert.message, alert.cure)
+    assert figures(missed=missed).missed == [MissedSchedule("daily report", "default", 3, isoformat(NOW))]
 
 
 def test_workers_that_leave_take_nothing() -> None:
@@ -105,8 +102,8 @@ def test_workers_that_leave_take_nothing() -> None:
     ]
     mail = node("web-2", worker={"tasks": ["report"], "slots": 4, "queues": ["mail"]})
     assert [
-        fault.words
-        for fault in faults(situation(nodes=[leaving, mail], queues=[queue("default", 3)]))
+        fault.message
+        for fault in faults(overview(nodes=[leaving, mail], queues=[queue("default", 3)]))
         if fault.code == "queue_without_worker"
     ] == ["no live worker takes from queue default, and 3 jobs wait in it"]
 
@@ -151,8 +148,8 @@ async def test_a_node_that_is_lost_and_one_whose_clock_is_off_are_found_in_the_s
         seat = stage.seat()
 
         async def told() -> list[str]:
-            seen = await look(seat.store, now=stage.now(), facts=Facts(kind="sqlite", version="3"))
-            return [alert.words for alert in alerts(seen) if alert.code in ("node_lost", "clock_off")]
+            seen = await read_overview(seat.store, now=stage.now(), facts=Facts(kind="sqlite", version="3"))
+            return [alert.message for alert in alerts(seen) if alert.code in ("node_lost", "clock_off")]
 
         lost = Node(id="node_1", name="web-1", roles=("worker",))
         lives = Node(id="node_2", name="web-2", roles=("worker",), state={"skew_s": 3600.0})

@@ -3,9 +3,11 @@
 import asyncio
 from typing import Any
 
+import msgspec
+
 from headway.core.clock import Clock
 from headway.core.instants import MINUTE, SECOND, parse_instant
-from headway.server.routes.series import KEPT_MAX, Series
+from headway.operations.series import KEPT_MAX, SeriesReader
 
 NOW = parse_instant("2027-01-31T06:00:10Z")
 
@@ -32,9 +34,9 @@ class Still(Clock):
         self.seconds = 100.0
 
 
-def series(queue: Queue) -> tuple[Series, Still]:
+def series(queue: Queue) -> tuple[SeriesReader, Still]:
     clock = Still()
-    return Series(type("Store", (), {"statistics": queue})(), clock), clock
+    return SeriesReader(type("Store", (), {"statistics": queue})(), clock), clock
 
 
 def row(at: str, step: int, status: str, ended: int, half: int = 0, most: int = 0) -> dict[str, Any]:
@@ -54,14 +56,14 @@ async def test_an_hour_has_120_points_up_to_now() -> None:
     found = await series(queue)[0].get("1h", "acme", "report", "q")
     assert queue.asked[0][:2] == (parse_instant("2027-01-31T05:00:30Z"), step)
     assert queue.asked[0][2] == {"tenant": "acme", "task": "report", "queue": "q", "limit": 20_000}
-    assert (found["since"], found["until"], found["step_seconds"], found["truncated"]) == (
+    assert (found.since, found.until, found.step_seconds, found.truncated) == (
         "2027-01-31T05:00:30Z",
         "2027-01-31T06:00:30Z",
         30,
         False,
     )
-    assert len(found["points"]) == 120
-    assert found["points"][-1] == {
+    assert len(found.points) == 120
+    assert msgspec.to_builtins(found.points[-1]) == {
         "at": "2027-01-31T06:00:00Z",
         "completed": 3,
         "failed": 0,
@@ -70,25 +72,25 @@ async def test_an_hour_has_120_points_up_to_now() -> None:
         "duration_p50": 1.5,
         "duration_p95": 2.0,
     }
-    before = found["points"][-2]
-    assert (before["failed"], before["timed_out"], before["cancelled"], before["duration_p50"]) == (1, 2, 4, None)
-    assert sum(point["completed"] for point in found["points"]) == 3
+    before = found.points[-2]
+    assert (before.failed, before.timed_out, before.cancelled, before.duration_p50) == (1, 2, 4, None)
+    assert sum(point.completed for point in found.points) == 3
 
 
 async def test_longer_windows_have_longer_steps() -> None:
     shown, _ = series(Queue([]))
     for window, seconds in (("1h", 30), ("6h", 180), ("24h", 720)):
         found = await shown.get(window, None, None, None)
-        assert (found["step_seconds"], len(found["points"])) == (seconds, 120)
+        assert (found.step_seconds, len(found.points)) == (seconds, 120)
 
 
 async def test_points_begin_where_the_look_did() -> None:
     oldest = NOW - 10 * MINUTE
     found = await series(Queue([], oldest))[0].get("1h", None, None, None)
-    assert found["truncated"] is True
-    assert found["points"][0]["at"] == found["since"] == "2027-01-31T05:50:30Z"  # Of the step before not all was seen.
+    assert found.truncated is True
+    assert found.points[0].at == found.since == "2027-01-31T05:50:30Z"  # Of the step before not all was seen.
     found = await series(Queue([], NOW))[0].get("24h", None, None, None)
-    assert len(found["points"]) == 1
+    assert len(found.points) == 1
 
 
 async def test_many_who_look_cost_one_look() -> None:

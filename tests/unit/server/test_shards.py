@@ -6,7 +6,8 @@ from headway.cli.status import _shards_text
 from headway.core.nodes import Lease, Node
 from headway.operations.attention import faults
 from headway.operations.store_trouble import SHARD_PREFIX
-from tests.unit.cli.test_top import NOW, situation
+from headway.wire.overview import Shard
+from tests.unit.cli.test_top import NOW, overview
 
 
 def lease(shard: int, holder: str) -> Lease:
@@ -18,8 +19,8 @@ def scheduler(name: str, shards: int, mode: str = "leader") -> Node:
 
 
 def said(nodes: list[Node], leases: list[Lease]) -> list[str]:
-    found = faults(situation(nodes=nodes, leases=leases, queues=[]))
-    return [fault.words for fault in found if fault.code.startswith("shards")]
+    found = faults(overview(nodes=nodes, leases=leases, queues=[]))
+    return [fault.message for fault in found if fault.code.startswith("shards")]
 
 
 def test_every_shard_has_a_leader() -> None:
@@ -47,4 +48,5 @@ def test_lock_mode_has_no_shards() -> None:
     ],
 )
 def test_the_spread_in_words(holders: str, text: str) -> None:
-    assert _shards_text([lease(number, holder) for number, holder in enumerate(holders)]) == text
+    shards = [Shard(f"{SHARD_PREFIX}{number}", holder, holder, 1, "") for number, holder in enumerate(holders)]
+    assert _shards_text(shards) == text
