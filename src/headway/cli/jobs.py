@@ -28,6 +28,7 @@ from headway.core.instants import MILLISECOND, SECOND, Instant, parse_instant, t
 from headway.core.job_details import error_words
 from headway.core.lifecycle import Status
 from headway.operations.everything import Operations
+from headway.operations.job_reads import JOB_ID
 from headway.operations.verbs import pages
 from headway.wire.job_requests import ManyJobs, ManyOutcome
 from headway.wire.jobs import Attempt, Failure, Job, LogLine, Step
@@ -62,9 +63,8 @@ async def list_(
 ) -> None:
     """List jobs, newest first."""
     async with session.operations() as operations:
-        which = chosen.read(operations.now)
-        newest_first = pages(operations.jobs.list, which, cursor=_job_id(before), most=limit + 1)
-        found = [job async for job in newest_first]
+        which, cursor = chosen.read(operations.now), await _cursor(operations, before)
+        found = [job async for job in pages(operations.jobs.list, which, cursor=cursor, most=limit + 1)]
         now, shown = operations.now, found[:limit]
     if session.as_json:
         session.out.json(shown)
@@ -485,5 +485,6 @@ async def _find(operations: Operations, text: str) -> Job:
     return await operations.jobs.show(text if text.startswith("job_") else f"job_{text}")
 
 
-def _job_id(text: str | None) -> str | None:
-    return text if text is None or text.startswith("job_") else f"job_{text}"
+async def _cursor(operations: Operations, before: str | None) -> str | None:
+    """Return the whole id of the job before which a list begins."""
+    return before if before is None or JOB_ID.fullmatch(before) else (await _find(operations, before)).id
