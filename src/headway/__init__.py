@@ -15,6 +15,8 @@ The names are loaded when they are first used, so that the command line starts b
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from headway.core.version import VERSION
+
 if TYPE_CHECKING:
     from headway.app import Headway
     from headway.coordination.locks import Leader, LeaderTerm, Lock, SyncLock
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from headway.tasks.retry import Cancel, Retry
     from headway.tasks.task import Task
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "After",

@@ -2,17 +2,6 @@
 
 # Imports that the plan does not allow.
 EXCEPTIONS: dict[str, set[str]] = {
-    "headway.cli.api": {
-        "headway.server.http_server",
-    },
-    "headway.cli.child": {
-        "headway.worker.attempt",
-        "headway.worker.capture",
-        "headway.worker.child",
-        "headway.worker.child_connection",
-        "headway.worker.environment",
-        "headway.worker.ipc",
-    },
     "headway.cli.crash": {
         "headway.store",
     },
@@ -23,9 +12,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.cli.demo": {
         "headway.server.http_server",
         "headway.store",
-    },
-    "headway.cli.dev": {
-        "headway.worker.process",
     },
     "headway.cli.doctor": {
         "headway.store.facts",
@@ -39,25 +25,11 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.cli.lock": {
         "headway.coordination.locks",
         "headway.store",
-        "headway.worker.descendants",
-    },
-    "headway.cli.migrate": {
-        "headway.store",
-        "headway.store.migrations",
     },
     "headway.cli.remote": {
         "headway.store",
         "headway.store.audit_log",
         "headway.store.failures",
-    },
-    "headway.cli.serve": {
-        "headway.server.auth",
-        "headway.server.http_server",
-        "headway.store",
-        "headway.store.file_access",
-        "headway.store.sqlite",
-        "headway.worker.child_pool",
-        "headway.worker.ipc",
     },
     "headway.cli.session": {
         "headway.store",
@@ -65,7 +37,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.store.failures",
         "headway.store.sqlite",
         "headway.store.transaction",
-        "headway.worker.descendants",
     },
     "headway.server.routes.dead_letters": {
         "headway.store.failures",

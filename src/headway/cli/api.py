@@ -4,18 +4,10 @@ It is a node like the others: it says that it lives, and keeps house when nobody
 needs no app; with one it knows what the tasks of the app say about their jobs, otherwise it asks the workers.
 """
 
-import asyncio
-from contextlib import suppress
-
-from headway import __version__
 from headway.cli.log import EventLog
-from headway.cli.serve import HostOption, PortOption, open_store, run_node, serve_api, stopped_by_signals
+from headway.cli.serve import HostOption, PortOption
 from headway.cli.session import Session, new_command
-from headway.core.clock import Clock
-from headway.core.events import subscribed
-from headway.core.settings import store_kind
-from headway.server.http_server import bind
-from headway.wiring.roles import api_node, new_node_id
+from headway.wiring.processes import run_api
 
 
 async def api(session: Session, host: HostOption = None, port: PortOption = None) -> None:
@@ -27,28 +19,7 @@ async def api(session: Session, host: HostOption = None, port: PortOption = None
     settings = session.settings(host=host, port=port)
     app = session.app()
     log = EventLog.on_stderr(as_json=session.as_json)
-    stopping = asyncio.Event()
-    clock = Clock()
-    clock.node = new_node_id(clock)
-    with stopped_by_signals(stopping, log), subscribed(log):
-        listening = bind(settings.host, settings.port)
-        kind = store_kind(settings.store)
-        log.write("starting", node=clock.node, name=settings.node, store=kind, version=__version__)
-        store = await open_store(settings, clock, stopping, log)
-        if store is None:
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                node = api_node(store, settings, clock, __version__)
-                group.create_task(run_node(node, stopping))
-                tasks = app.tasks if app is not None else {}
-                await serve_api(store, settings, clock, listening, log, stopping, tasks, node)
-                stopping.set()
-        finally:
-            with suppress(OSError):
-                listening.close()
-            await store.close()
-        log.write("stopped", node=clock.node)
+    await run_api(settings, {} if app is None else app.tasks, log)
 
 
 app = new_command(api)

@@ -12,7 +12,6 @@ from typing import Any, Final
 from headway.cli import samples, subprocesses
 from headway.cli.log import EventLog
 from headway.cli.output import Column, Output, console
-from headway.cli.serve import run_worker, stopped_by_signals
 from headway.cli.session import Desk, Session, hear_time
 from headway.cli.text import clean, span
 from headway.cli.watch import FAILED, Line, Sight, frame, painted, sights
@@ -22,6 +21,7 @@ from headway.core.lifecycle import Status
 from headway.core.settings import Settings
 from headway.operations.everything import Operations
 from headway.store import Store
+from headway.wiring.processes import run_worker, stopped_by_signals
 
 NAMES: Final = ("one", "two")
 WORKER_LEASE: Final = 3 * SECOND

@@ -24,7 +24,7 @@ from headway.cli.audit import FOUND, fields_of, verdict
 from headway.cli.demo_board import QUIET_TASKS, DemoView, frame
 from headway.cli.log import EventLog
 from headway.cli.output import Column, Output, console, stop_writing
-from headway.cli.serve import PortOption, run_worker
+from headway.cli.serve import PortOption
 from headway.cli.session import Session, hear_time, new_command
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import painted
@@ -42,6 +42,7 @@ from headway.operations.schedule_instants import instants_after
 from headway.server.http_server import bind
 from headway.store import Store
 from headway.wire.ledger_audit import LedgerAudit
+from headway.wiring.processes import run_worker
 
 FRAME_S: Final = 0.25
 JOBS_READ: Final = 100

@@ -14,12 +14,12 @@ import typer
 
 from headway.cli import subprocesses
 from headway.cli.log import EventLog
-from headway.cli.serve import run_worker, stopped_by_signals
 from headway.cli.session import Session, new_command
 from headway.core.clock import Clock
 from headway.core.events import ChildEnded, ChildStarted, Draining, EngineEvent, TermLost, TermWon
+from headway.core.process_tree import how_it_ended
 from headway.core.settings import FILE_DEFAULT
-from headway.worker.process import how_it_ended
+from headway.wiring.processes import run_worker, stopped_by_signals
 
 LOOK_EVERY_S: Final = 0.5
 KILLED_REST_S: Final = 1.0

@@ -26,9 +26,9 @@ from headway.coordination.locks import TTL_DEFAULT, Grants, Lock, Wish
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, LeaseLost
 from headway.core.instants import SECOND, DurationLike, parse_duration
+from headway.core.process_tree import descendants_of, start_orphan_reaper
 from headway.store import Store
 from headway.wiring.engines import admission_of, grants_of
-from headway.worker.descendants import descendants_of, start_orphan_reaper
 
 NOT_FOUND: Final = 127  # As shells say it.
 NOT_RUNNABLE: Final = 126

@@ -9,17 +9,10 @@ async def migrate(session: Session) -> None:
 
     Safe to run at any time, by several at once, and while schedulers run.
     """
-    from headway.store import open_driver
-    from headway.store.migrations import migrate as apply
-    from headway.store.migrations import schema_version
+    from headway.wiring.maintenance import migrate_store
 
     settings = session.settings()
-    driver = open_driver(settings.store, node=AUTHOR, synchronous=settings.sqlite_synchronous)
-    try:
-        before, after = await apply(driver)
-        assert await schema_version(driver) == after
-    finally:
-        await driver.close()
+    before, after = await migrate_store(settings, AUTHOR)
     if session.as_json:
         session.out.json({"store": mask_url(settings.store), "before": before, "after": after})
     elif before == after:

@@ -259,8 +259,8 @@ def is_missing(url: str) -> bool:
 def no_store(url: str) -> "StoreUnavailable":
     """Say that there is nothing to look into, and what to do."""
     from headway.core.errors import StoreUnavailable
+    from headway.core.process_tree import MARK
     from headway.store.sqlite import path_of
-    from headway.worker.descendants import MARK
 
     hint = "; tasks do not inherit HEADWAY_STORE unless HEADWAY_TASK_ENV names it" if MARK in os.environ else ""
     return StoreUnavailable(

@@ -1,10 +1,12 @@
 """Plan the child processes of a worker, and describe an app to the supervisor that never imports it."""
 
 import os
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
 
+from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings
-from headway.tasks.registry import TaskRegistry
+from headway.tasks.task import Task
 from headway.worker.child_processes import ChildPoolPlan
 from headway.worker.environment import ALLOWED
 from headway.worker.ipc import Hello, TaskInfo
@@ -38,7 +40,26 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def hello_of(app: TaskRegistry, store: str) -> Hello:
+class Described(Protocol):
+    """What a supervisor is told of an app."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which owns its schedules."""
+        ...
+
+    @property
+    def tasks(self) -> Mapping[str, Task[Any, Any]]:
+        """Its tasks."""
+        ...
+
+    @property
+    def declared(self) -> Mapping[str, ScheduleSpec]:
+        """Its schedules."""
+        ...
+
+
+def hello_of(app: Described, store: str) -> Hello:
     """Describe an app and its store."""
     tasks = [
         TaskInfo(

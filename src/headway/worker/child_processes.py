@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from headway.core.clock import Clock
 from headway.core.events import ChildEnded, ChildStarted, emit
+from headway.core.process_tree import MARK, start_orphan_reaper
 from headway.worker.children import LEAVING_MAX, ChildRecord, KindPool, suspect_group_size
-from headway.worker.descendants import MARK, start_orphan_reaper
 from headway.worker.handover import Handover
 from headway.worker.ipc import Finish, Hello, TaskInfo
 from headway.worker.process import ChildProcess

@@ -31,9 +31,9 @@ from headway.core.clock import monotonic_now
 from headway.core.errors import InvalidTask
 from headway.core.instants import from_datetime, isoformat, quote
 from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
+from headway.core.process_tree import MARK
 from headway.core.templates import Template, argument_text
 from headway.tasks.context import Context, TaskStopped
-from headway.worker.descendants import MARK
 
 INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "USER")  # And every LC_….
 OCCURRENCE: Final = "occurrence"  # In braces: the instant of the schedule, unless the job has an argument of that name.

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from headway.worker.descendants import MARK, kill_group
+from headway.core.process_tree import MARK, how_it_ended, kill_group
 from headway.worker.environment import divided
 from headway.worker.ipc import FrameReader, SharedCounters, ToChild, ToSupervisor, encode_frame, pair
 
@@ -152,12 +152,3 @@ class ChildProcess:
 def child_command(app_path: str | None) -> tuple[str, ...]:
     """Return the command that starts a child of this app; socket, counters, kind and width are appended."""
     return (sys.executable, "-m", "headway.cli.child", app_path or "")
-
-
-def how_it_ended(code: int | None) -> str:
-    """Describe how a process ended."""
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"was killed by signal {-code}"
-    return f"ended with exit code {code}"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
-from headway.worker.descendants import alive_with_descendants, began_at
+from headway.core.process_tree import alive_with_descendants, began_at
 
 LOOK_EVERY_S: Final = 0.02
 TERM_LOOKS: Final = 25  # How often to check after SIGTERM.

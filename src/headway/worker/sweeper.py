@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from headway.worker.descendants import ProcessTable, kill_each, kill_group
+from headway.core.process_tree import ProcessTable, kill_each, kill_group
 
 
 class ProcessTree(Protocol):

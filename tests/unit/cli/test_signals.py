@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from headway.cli.log import EventLog
-from headway.cli.serve import INTERRUPTED, stopped_by_signals
+from headway.wiring.processes import INTERRUPTED, stopped_by_signals
 from tests.support.waiting import DEADLINE_S
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from headway.core.jobs import Claimed
+from headway.core.process_tree import began_at
 from headway.core.settings import Settings
 from headway.wiring.children import child_pool_plan
 from headway.worker.child import KINDS, LoopChild, ProcessChild
 from headway.worker.child_base import ChildBase
-from headway.worker.descendants import began_at
 from headway.worker.ipc import (
     Done,
     Failed,

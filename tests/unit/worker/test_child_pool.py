@@ -14,16 +14,15 @@ from headway.core.clock import Clock
 from headway.core.instants import SECOND
 from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import AttemptOutcome, Cancelled, Crashed, Parked, Raised, Released, Succeeded, TimedOut
+from headway.core.process_tree import descendants_of, how_it_ended, kill_each, kill_group, start_orphan_reaper
 from headway.worker import ipc as ipc
 from headway.worker.child_pool import GONE_S_MAX, ChildPool
 from headway.worker.child_processes import ChildPoolPlan
 from headway.worker.children import ChildRecord, KindPool, suspect_group_size
-from headway.worker.descendants import descendants_of, kill_each, kill_group, start_orphan_reaper
 from headway.worker.dispatcher import RUN_BYTES_MAX, in_frames
 from headway.worker.handover import Handover
 from headway.worker.outcomes import WAITED, failure_of, outcome_of
 from headway.worker.prefetch import PREFETCH_MAX
-from headway.worker.process import how_it_ended
 from headway.worker.stopper import STALLED_S_MAX, WAIT_S_MAX
 from tests.simulation.virtual_loop import virtual
 from tests.support.waiting import DEADLINE_S, wait_until

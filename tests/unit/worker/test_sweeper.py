@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headway.worker.descendants import MARK, ProcessTable
+from headway.core.process_tree import MARK, ProcessTable
 from headway.worker.sweeper import Sweeper
 from tests.support.waiting import DEADLINE_S, async_wait_until
 

@@ -145,5 +145,14 @@ def _guard(mark: str) -> None:
         select.select([], [], [], _ROUND_S)
 
 
+def how_it_ended(code: int | None) -> str:
+    """Describe how a process ended."""
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"
+
+
 if __name__ == "__main__":
     _guard(sys.argv[1])
