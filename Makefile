@@ -54,8 +54,13 @@ dev: setup ## Run an app with auto-reload (ARGS=jobs:app)
 check: setup ## Check style, types and architecture
 	$(BIN)/ruff check $(CODE) scripts
 	$(BIN)/ruff format --check $(CODE) scripts
-	$(BIN)/mypy $(CODE)
+	$(BIN)/mypy $(CODE) scripts/generate_types.py
+	$(BIN)/python scripts/generate_types.py --check
 	$(BIN)/pytest -q tests/tidy
+
+.PHONY: types
+types: $(READY) ## Generate the dashboard's TypeScript types from the OpenAPI document
+	@$(BIN)/python scripts/generate_types.py
 
 .PHONY: format
 format: setup ## Format the code and fix what ruff can fix

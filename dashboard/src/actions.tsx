@@ -9,7 +9,8 @@ import { go, href } from "./router.ts";
 import { readStats } from "./state.ts";
 import { isFinal } from "./statuses.ts";
 import { say, type Toast } from "./toasts.tsx";
-import type { Bulk, Delivery, FailureGroup, Job, JobNews, Letters, Queue, Schedule, Token, Webhook, Worker } from "./types.ts";
+import type { FailureGroup, JobNews, Letters, Schedule } from "./models.ts";
+import type { Delivery, Job, ManyOutcome, Queue, Token, Webhook, Worker } from "./types.ts";
 import { Badge } from "./ui.tsx";
 import { scheduleCommand, scheduleUrl } from "./whose.ts";
 
@@ -85,9 +86,9 @@ export async function bulk(verb: "retry" | "cancel", chosen: Chosen, after: () =
   const ids = picked.filter((job) => fits(verb, job)).map((job) => job.id);
   const body: Body = "filter" in chosen ? { filter: chosen.filter } : { ids };
   const line = ({ reason }: { reason: string }): string => command(["jobs", verb, ...ids], { ...("filter" in chosen ? { ...flagsOf(chosen.filter), yes: true as const } : {}), reason });
-  let found: Bulk | null = null;
+  let found: ManyOutcome | null = null;
   try {
-    if (ids.length || "filter" in chosen) found = await post<Bulk>(["jobs", verb], { ...body, dry_run: true });
+    if (ids.length || "filter" in chosen) found = await post<ManyOutcome>(["jobs", verb], { ...body, dry_run: true });
   } catch (error) {
     return void say({ words: wordsOf(error), tone: "bad", stays: true });
   }
@@ -133,11 +134,11 @@ export async function bulk(verb: "retry" | "cancel", chosen: Chosen, after: () =
 async function settle(verb: "retry" | "cancel", body: Body, of: string, line: string): Promise<void> {
   let total = 0;
   let close = (): void => undefined;
-  const refused: Bulk["refused"] = [];
+  const refused: ManyOutcome["refused"] = [];
   await perform(async () => {
     try {
       for (let call = 0; call < CALLS_MAX; call++) {
-        const answer = await post<Bulk>(["jobs", verb], body);
+        const answer = await post<ManyOutcome>(["jobs", verb], body);
         total += answer.done;
         refused.push(...answer.refused);
         close();

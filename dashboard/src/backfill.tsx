@@ -6,7 +6,7 @@ import { Field, FormDialog } from "./dialog.tsx";
 import { count, counted, DAY, inZone } from "./format.ts";
 import { serverNow } from "./state.ts";
 import { say } from "./toasts.tsx";
-import type { Schedule } from "./types.ts";
+import type { Schedule } from "./models.ts";
 import { Time } from "./ui.tsx";
 import { scheduleCommand, scheduleUrl } from "./whose.ts";
 

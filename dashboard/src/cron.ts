@@ -1,6 +1,6 @@
 /** Rules in words, for the common ones; the rule itself is always shown beside them. */
 import { duration } from "./format.ts";
-import type { Trigger } from "./types.ts";
+import type { Trigger } from "./models.ts";
 
 const DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"];

@@ -1,7 +1,7 @@
 /** Definitions of schedules between what the API shows, what a form holds and what the API takes. */
 import type { Options } from "./cli.ts";
 import { parseExact, writeExact, type Json } from "./exact.ts";
-import type { Schedule, Trigger } from "./types.ts";
+import type { Schedule, Trigger } from "./models.ts";
 
 export interface Draft {
   name: string;

@@ -9,7 +9,8 @@ import { clip, visible } from "./format.ts";
 import { useSettled } from "./hooks.ts";
 import { seesAll, stats } from "./state.ts";
 import { say } from "./toasts.tsx";
-import type { Plan, Preview, Schedule } from "./types.ts";
+import type { Schedule } from "./models.ts";
+import type { Preview, SchedulePlan } from "./types.ts";
 import { Fold, Select, Time } from "./ui.tsx";
 
 const KINDS: readonly (readonly [string, string, string])[] = [
@@ -21,7 +22,7 @@ const KINDS: readonly (readonly [string, string, string])[] = [
 
 export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule | null; onClose: () => void; onDone: (made: Schedule) => void }) {
   const [draft, setDraft] = useState<Draft>(() => (schedule === null ? { ...EMPTY, tz: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC" } : draftOf(schedule)));
-  const [plan, setPlan] = useState<Plan | null>(null);
+  const [plan, setPlan] = useState<SchedulePlan | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
   const settled = useSettled(draft, 300);
   const query = schedule?.owner ? { owner: schedule.owner } : {};
@@ -33,7 +34,7 @@ export function EditSchedule({ schedule, onClose, onDone }: { schedule: Schedule
     void (async () => {
       try {
         const text = bodyOf(settled, schedule);
-        const found = await ask<Plan>(apiUrl(["schedules", settled.name], { dry_run: 1, ...query }), { method: "PUT", text, headers: guard, signal: mine.signal });
+        const found = await ask<SchedulePlan>(apiUrl(["schedules", settled.name], { dry_run: 1, ...query }), { method: "PUT", text, headers: guard, signal: mine.signal });
         setPlan(found);
         setProblem(null);
       } catch (error) {

@@ -1,6 +1,6 @@
 /** The filters of the list of jobs: in the address, in the fields, and as words in the search field. */
 import { DAY, HOUR, MINUTE } from "./format.ts";
-import { STATUSES } from "./types.ts";
+import { STATUSES } from "./models.ts";
 
 export const FIELDS = ["status", "type", "queue", "tenant", "schedule", "tag", "key", "batch", "rerun_of", "since", "until", "ended", "q"] as const;
 export type Filters = Partial<Record<(typeof FIELDS)[number], string>>;

@@ -13,7 +13,7 @@
  */
 import { signal } from "./signals.ts";
 import { parseExact } from "./exact.ts";
-import type { JobNews } from "./types.ts";
+import type { JobNews } from "./models.ts";
 
 export type LiveState = "connecting" | "live" | "reconnecting" | "polling" | "paused" | "asleep";
 

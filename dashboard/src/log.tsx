@@ -5,7 +5,8 @@ import { copyText } from "./copy.ts";
 import { count, counted, inZone, instant, SECOND, visible } from "./format.ts";
 import { useEvery, useNews } from "./hooks.ts";
 import { bindKeys } from "./keys.ts";
-import type { LogLine, Page } from "./types.ts";
+import type { Page } from "./models.ts";
+import type { LogLine } from "./types.ts";
 import { Card, Problem } from "./ui.tsx";
 
 const PAGE = 200;

@@ -1,6 +1,6 @@
 /** What is told about jobs, put together with what is known: never backwards, never jumping. */
 import type { Filters } from "./filters.ts";
-import type { JobNews } from "./types.ts";
+import type { JobNews } from "./models.ts";
 
 /** Say whether news are newer than what is known; a running job tells several times of one version. */
 export function isNewer(news: { version: number; live?: number }, known: { version: number; live?: number }): boolean {

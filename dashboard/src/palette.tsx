@@ -8,7 +8,8 @@ import { togglePause } from "./live.ts";
 import { go, href } from "./router.ts";
 import { nextTheme } from "./state.ts";
 import { lookOf } from "./statuses.ts";
-import { STATUSES, type Job, type Page, type Schedule } from "./types.ts";
+import { STATUSES, type Page, type Schedule } from "./models.ts";
+import type { Job } from "./types.ts";
 import { useSettled } from "./hooks.ts";
 import { scheduleHref, scheduleLabel } from "./whose.ts";
 

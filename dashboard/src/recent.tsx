@@ -2,7 +2,8 @@
 import type { JSX } from "preact";
 import { counted } from "./format.ts";
 import { lookOf } from "./statuses.ts";
-import type { Job, Occurrence, Recent, Schedule } from "./types.ts";
+import type { Schedule } from "./models.ts";
+import type { Job, Occurrence, Recent } from "./types.ts";
 import { SHAPES } from "./ui.tsx";
 import { scheduleHref } from "./whose.ts";
 

@@ -3,7 +3,8 @@ import { effect, signal } from "./signals.ts";
 import { apiUrl, ask, needsSignIn, wordsOf } from "./api.ts";
 import { SECOND } from "./format.ts";
 import { liveState, onReadAgain } from "./live.ts";
-import type { Me, Role, Stats } from "./types.ts";
+import type { Role } from "./models.ts";
+import type { Me, Stats } from "./types.ts";
 
 const STATS_EVERY_MS = 5_000;
 const RANKS: readonly Role[] = ["viewer", "operator", "admin"];

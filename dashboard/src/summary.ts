@@ -1,6 +1,6 @@
 /** Figures for charts and calendars: over time, by day, and what is usual. */
 import { duration, instant, MINUTE } from "./format.ts";
-import type { Day, Job, Point } from "./types.ts";
+import type { CalendarDay, Job, Point } from "./types.ts";
 
 /** Return the value below which a share of the values lies; NaN without values. */
 export function quantile(values: readonly number[], share: number): number {
@@ -56,7 +56,7 @@ export interface DayCount {
 }
 
 /** Count what was decided on each day; a job that failed is counted as that, not as fired. */
-export function perDay(days: readonly Day[]): Map<string, DayCount> {
+export function perDay(days: readonly CalendarDay[]): Map<string, DayCount> {
   return new Map(
     days.map(({ day, outcomes, ended }) => {
       const { fired = 0, skipped = 0, missed = 0, ...rest } = outcomes;

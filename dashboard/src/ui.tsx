@@ -7,7 +7,7 @@ import { clip, countdown, count, duration, inZone, instant, relative, SECOND, sh
 import { lookOf, type Shape } from "./statuses.ts";
 import { now } from "./state.ts";
 import { go, goBack, href } from "./router.ts";
-import type { JobNews } from "./types.ts";
+import type { JobNews } from "./models.ts";
 import { scheduleHref, type Ref } from "./whose.ts";
 
 // --- states: shape, word and colour

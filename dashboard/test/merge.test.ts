@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { isNewer, matches, merged, mergedList } from "../src/merge.ts";
 import { stateAfter, waitBefore } from "../src/live.ts";
-import type { Job, JobNews } from "../src/types.ts";
+import type { JobNews } from "../src/models.ts";
+import type { Job } from "../src/types.ts";
 import { job } from "./samples.ts";
 
 const news = (id: string, changes: Partial<JobNews>): JobNews => {

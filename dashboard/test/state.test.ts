@@ -12,7 +12,8 @@ import { checkArgs } from "../src/runagain.tsx";
 import { lookOf } from "../src/statuses.ts";
 import { boundFor, overdue, perDay, quantile, sinceFirst, spansOf, toneOfDay, windowFor } from "../src/summary.ts";
 import { framesOf } from "../src/trace.ts";
-import type { Attempt, Occurrence, Schedule } from "../src/types.ts";
+import type { Schedule } from "../src/models.ts";
+import type { Attempt, Occurrence, Recent } from "../src/types.ts";
 import { job } from "./samples.ts";
 
 test("addresses survive what names may have in them", () => {
@@ -140,11 +141,11 @@ test("what needs somebody comes first", () => {
 });
 
 test("occurrences show what became of their jobs", () => {
-  const fired: Occurrence = { schedule: "s", instant: "2027-01-01T00:00:00Z", count: 1, outcome: "fired", reason: "", decided_at: "", job_id: "a" };
+  const fired: Occurrence = { schedule: "s", tenant: "default", instant: "2027-01-01T00:00:00Z", count: 1, outcome: "fired", reason: "", decided_at: "", job_id: "a" };
   const [one, other] = joined([fired, { ...fired, job_id: "unknown" }], [job("a", { status: "FAILED" })]);
   assert.equal(stateOfRecent(one!.outcome, one!.status), "FAILED");
   assert.equal(stateOfRecent(other!.outcome, other!.status), "fired");
-  const mark = { at: "", outcome: "fired", reason: "", job_status: "FAILED", job_id: "a", count: 1 };
+  const mark: Recent = { at: "", outcome: "fired", reason: "", job_status: "FAILED", job_id: "a", count: 1 };
   assert.equal(summaryOf([mark, { ...mark, outcome: "skipped", job_status: null, count: 12 }]), "1 failed, 12 skipped");
   assert.equal(summaryOf([]), "none yet");
   assert.equal(lookOf("FAILED").word, "Failed");

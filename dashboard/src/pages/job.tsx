@@ -16,7 +16,8 @@ import { goBack, href } from "../router.ts";
 import { announces, may, stats } from "../state.ts";
 import { isFinal } from "../statuses.ts";
 import { framesOf } from "../trace.ts";
-import type { Attempt, Failure, HistoryEvent, Job, Page, Why } from "../types.ts";
+import type { Page } from "../models.ts";
+import type { Attempt, Failure, HistoryEntry, Job, Why } from "../types.ts";
 import { Badge, Card, Command, Copy, Empty, Facts, Fold, Icon, JobLink, Linked, Loading, Problem, Progress, progressWords, ScheduleLink, Since, Table, Text, Time } from "../ui.tsx";
 import { scheduleHref } from "../whose.ts";
 
@@ -179,7 +180,7 @@ function Course({ job }: { job: Job }) {
         <ol class="steps">
           {steps.map((step, place) => (
             <li key={place} class={`step-${step.state}`}>
-              <Icon shape={step.state === "done" ? "check" : step.state === "running" ? "play" : step.state === "failed" ? "cross" : "ring"} />
+              <Icon shape={step.state === "done" ? "check" : step.state === "running" ? "play" : "ring"} />
               <span>
                 <Text of={step.name} most={80} />
               </span>
@@ -315,7 +316,7 @@ function History({ id, version }: { id: string; version: number }) {
 }
 
 function Events({ id, version }: { id: string; version: number }) {
-  const history = useRead<Page<HistoryEvent>>(apiUrl(["jobs", id, "history"]));
+  const history = useRead<Page<HistoryEntry>>(apiUrl(["jobs", id, "history"]));
   const again = useCalm(history.again, SECOND);
   useEffect(() => again(), [version]);
   if (history.data === null) return history.problem ? <Problem words={history.problem} again={history.again} /> : <Loading what="events" />;

@@ -13,7 +13,8 @@ import { go, href, route } from "../router.ts";
 import { may, seesAll, serverNow, stats } from "../state.ts";
 import { isFinal, lookOf } from "../statuses.ts";
 import { say } from "../toasts.tsx";
-import { STATUSES, type Count, type Job, type Page } from "../types.ts";
+import { STATUSES, type Page } from "../models.ts";
+import type { Job, JobCount } from "../types.ts";
 import { Badge, Command, Empty, JobLink, Loading, Pager, Problem, Progress, ScheduleLink, Select, Since, Table, Text, Time } from "../ui.tsx";
 
 const PAGE = 50;
@@ -141,7 +142,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
   const [fresh, setFresh] = useState<ReadonlySet<string>>(new Set());
   const [selected, setSelected] = useState<ReadonlyMap<string, Job>>(new Map());
   // All that match, also those that are on no page yet; the number is for the eye, the server counts again.
-  const [matching, setMatching] = useState<Count | null>(null);
+  const [matching, setMatching] = useState<JobCount | null>(null);
   const [focus, setFocus] = useState(-1);
   const frame = useRef<HTMLDivElement>(null);
   const isTouched = useRef(false);
@@ -204,7 +205,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
   const selectMatching = async (): Promise<void> => {
     if (!Object.keys(filters).length) return void say({ words: "Set a filter first, so that it is clear which jobs are selected.", tone: "warn" });
     try {
-      setMatching(await ask<Count>(apiUrl(["jobs", "count"], queryOf(filters, serverNow()))));
+      setMatching(await ask<JobCount>(apiUrl(["jobs", "count"], queryOf(filters, serverNow()))));
       setSelected(new Map(jobs?.map((job) => [job.id, job])));
     } catch (error) {
       say({ words: wordsOf(error), tone: "bad" });

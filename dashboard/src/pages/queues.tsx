@@ -5,6 +5,7 @@ import { clip, count, counted, duration, instant, SECOND, shortId, visible } fro
 import { useTitle } from "../hooks.ts";
 import { href } from "../router.ts";
 import { may, now, readStats, seesAll, stats, statsProblem } from "../state.ts";
+import type { Limited } from "../models.ts";
 import type { Node, Stats, Worker } from "../types.ts";
 import { Badge, Card, Collection, Command, DO, Empty, Facts, Fold, Loading, Problem, Since, Table, Text, Time } from "../ui.tsx";
 
@@ -84,7 +85,7 @@ function Queues({ figures }: { figures: Stats }) {
             queue.pending ? duration(queue.oldest_age_seconds * SECOND) : "–",
             <>
               <a href={href(["jobs"], { queue: queue.name, status: "RUNNING" })}>{count(queue.running)}</a>
-              {boundOf(queue.limit, figures.workers && slots)}
+              {boundOf((queue as Limited).limit, figures.workers && slots)}
             </>,
             figures.workers ? workers.length : "–",
             <button type="button" class="small" onClick={() => toggleQueue(queue, after)} aria-label={`${queue.paused ? "Resume" : "Pause"} the queue ${clip(queue.name, 40)}`}>

@@ -17,7 +17,8 @@ import { go, goBack, href, route } from "../router.ts";
 import { may, now, seesAll, serverNow } from "../state.ts";
 import { perDay, quantile } from "../summary.ts";
 import { isFinal } from "../statuses.ts";
-import type { Audit, Calendar, Job, Occurrence, Page, Schedule } from "../types.ts";
+import type { Page, Schedule } from "../models.ts";
+import type { Calendar, Job, LedgerAudit, Occurrence } from "../types.ts";
 import { Badge, Card, Collection, Command, Empty, Facts, JobLink, Legend, Linked, Loading, Problem, Select, Text, Time } from "../ui.tsx";
 import { scheduleCommand, scheduleHref, scheduleLabel, scheduleUrl } from "../whose.ts";
 import { stateOf } from "./schedules.tsx";
@@ -293,7 +294,7 @@ function Occurrences({ schedule, zone, jobs, turn }: { schedule: Schedule; zone:
 function AuditResult({ schedule, turn }: { schedule: Schedule; turn: number }) {
   const [days, setDays] = useState("1");
   const since = useMemo(() => new Date(serverNow() - Number(days) * DAY).toISOString(), [days, Math.floor(turn / 20)]);
-  const audit = useRead<Audit>(apiUrl(["audit"], { schedule: schedule.name, tenant: seesAll.value ? schedule.tenant : undefined, since }));
+  const audit = useRead<LedgerAudit>(apiUrl(["audit"], { schedule: schedule.name, tenant: seesAll.value ? schedule.tenant : undefined, since }));
   useEvery(60 * SECOND, audit.again);
   const found = audit.data;
   const findings = found ? [...found.gaps.map((one) => ({ ...one, kind: "missing" })), ...found.duplicates.map((one) => ({ ...one, kind: "twice" })), ...found.phantoms.map((one) => ({ ...one, kind: "not expected" }))] : [];

@@ -13,7 +13,7 @@ import { onReadAgain } from "../live.ts";
 import { Dots } from "../recent.tsx";
 import { go, href, route } from "../router.ts";
 import { may, now, seesAll, serverNow, stats } from "../state.ts";
-import type { Page, Schedule } from "../types.ts";
+import type { Page, Schedule } from "../models.ts";
 import { Badge, Command, DO, Empty, Loading, Problem, ScheduleLink, Select, Table, Text, Time } from "../ui.tsx";
 import { scheduleHref } from "../whose.ts";
 

@@ -10,7 +10,8 @@ import { clip, visible } from "../format.ts";
 import { useRead, useTitle } from "../hooks.ts";
 import { go, href, route } from "../router.ts";
 import { announces, may, me, seesAll, shortcuts, theme, type Theme } from "../state.ts";
-import type { Action, Page, Role, Token, Webhook } from "../types.ts";
+import type { Page, Role } from "../models.ts";
+import type { AuditLogEntry, Token, Webhook } from "../types.ts";
 import { Badge, Card, Collection, Command, Copy, DO, Facts, Problem, Select, Text, Time, type Column, type Line } from "../ui.tsx";
 
 const MAY: Readonly<Record<Role, string>> = {
@@ -296,7 +297,7 @@ function NewSecret({ hook, onClose }: { hook: Webhook; onClose: () => void }) {
 
 function AuditLog() {
   const { query } = route.value;
-  const read = useRead<Page<Action>>(apiUrl(["audit-log"], { limit: 50, cursor: query["cursor"], actor: query["actor"], action: query["action"], target: query["target"] }));
+  const read = useRead<Page<AuditLogEntry>>(apiUrl(["audit-log"], { limit: 50, cursor: query["cursor"], actor: query["actor"], action: query["action"], target: query["target"] }));
   const field = (label: string, name: string) => (
     <label>
       {label}

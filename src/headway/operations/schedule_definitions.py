@@ -36,7 +36,7 @@ from headway.store.schedule_definitions import REFUSED
 from headway.tasks.definitions import inherited, take_trigger
 from headway.wire.masking import unmasked
 from headway.wire.schedule_requests import NamedSchedule, ScheduleBody
-from headway.wire.schedules import Outcome, ScheduleChange, SchedulePlan, definition_of
+from headway.wire.schedules import Outcome, PlannedInstants, ScheduleChange, SchedulePlan, definition_of
 
 PLAN_SHOWN: Final = 3
 WARNED_OF: Final = 100
@@ -166,7 +166,7 @@ class Change:
             name=self.ref.name,
             tenant=self.ref.tenant,
             action=_ACTIONS[self.outcome],
-            next={"before": before, "after": previews(self.spec, now, PLAN_SHOWN)},
+            next=PlannedInstants(before, previews(self.spec, now, PLAN_SHOWN)),
             definition=definition_of(self.spec),
             dry_run=True,
             warnings=warnings,

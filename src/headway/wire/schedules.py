@@ -272,6 +272,13 @@ def read_schedule_cursor(cursor: str, tenant: str | None) -> ScheduleRef:
     return ScheduleRef(tenant or DEFAULT_TENANT, cursor)
 
 
+class PlannedInstants(Resource):
+    """The next instants of a schedule before a change, and after it."""
+
+    before: list[Preview]
+    after: list[Preview]
+
+
 @example(
     {
         "name": "daily-report",
@@ -290,7 +297,7 @@ class SchedulePlan(Resource):
     name: str
     tenant: str
     action: Literal["create", "change", "nothing"]
-    next: Annotated[dict[str, list[Preview]], msgspec.Meta(description="the next instants `before` and `after`")]
+    next: PlannedInstants
     definition: dict[str, Any]
     dry_run: bool
     warnings: list[str]
