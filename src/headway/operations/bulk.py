@@ -20,7 +20,7 @@ UNKNOWN: Final = "no job has this id"
 
 
 class Bulk:
-    """One thing that a caller does to many jobs."""
+    """A retry or cancellation of many jobs by one caller."""
 
     def __init__(self, caller: Caller, verb: Verb, many: ManyJobs) -> None:
         self._caller = caller
@@ -28,7 +28,7 @@ class Bulk:
         self._many = many
 
     async def run(self) -> ManyOutcome:
-        """Do it to the jobs that a filter chooses, oldest first, or to those that are named."""
+        """Act on the jobs that a filter selects, oldest first, or on those that are named."""
         require_printable(self._many.reason, "reason")
         which, ids = self._many.filter, self._many.ids
         if (which is None) == (ids is None):
@@ -61,7 +61,7 @@ class Bulk:
         found = await self._caller.store.bulk.find(ids, self._verb, tenant=self._caller.tenant)
         fit = sum(is_fit for _, is_fit in found.values())
         unknown = [(job_id, UNKNOWN) for job_id in ids if job_id not in found]
-        # What nothing can be done to is tried as well: the store says why not.
+        # Jobs that do not qualify are tried as well: the store says why not.
         tried = [(job_id, found[job_id][0]) for job_id in ids if job_id in found]
         if self._many.dry_run:
             return _outcome(fit, True, BulkResult((), tuple(unknown)), more=fit > limit)

@@ -1,4 +1,4 @@
-"""Make jobs of requests, and hand them to the queue: one, or many at once, all or none."""
+"""Build jobs from requests and enqueue them: one, or many at once, all or none."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, cast
@@ -55,7 +55,7 @@ async def enqueue_many(caller: Caller, jobs: Sequence[NewJob]) -> EnqueuedJobs:
 
 
 def _bounded(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str]) -> list[Job]:
-    """Return jobs as JSON has them; once they have so many bytes of values, those of the others are left out."""
+    """Convert jobs; omit the values of the remaining jobs once the answer is large enough."""
     items, size = [], 0
     for job in jobs:
         job = listed(job, largest=LISTED_BYTES_MAX if size < BULK_ANSWER_BYTES_MAX else 0)
@@ -97,6 +97,6 @@ async def _new_job(caller: Caller, job: NewJob, key: str | None) -> StoredNewJob
 
 
 async def _earlier(caller: Caller, rows: Sequence[EnqueuedRow]) -> dict[str, StoredJob]:
-    """Return the jobs that were there before: what they are like by now, not what was handed in this time."""
+    """Return the jobs that already had these keys, as they are now, not as they were requested this time."""
     found = {row.earlier.id: row.earlier for row in rows if row.earlier is not None}
     return {job.id: job for job in await caller.job_source.overlaid([*found.values()])} if found else {}

@@ -21,7 +21,7 @@ JOB_BYTES: Final = 1_024  # What a job has as JSON besides its texts, about.
 PAGE_BYTES_MAX: Final = 1 << 20
 JOB_ID: Final = re.compile(r"job_[0-9a-z]{26}")
 
-# Where the job alone can say why it is there; for the others one has to look around.
+# Statuses that the job alone explains; for the others the store has to be read.
 PLAIN: Final = frozenset({Status.COMPLETED, Status.RUNNING, Status.CANCELLED, Status.SCHEDULED})
 
 
@@ -81,7 +81,7 @@ def _instant(text: str | None, what: str) -> Instant | None:
 
 
 async def shown_job(caller: Caller, job: StoredJob, kind: type[Job] = Job) -> Job:
-    """Return a job with all that belongs to it, and why it is where it is."""
+    """Return a job with its whole content, and why it is where it is."""
     now = caller.now
     words = None if job.status in PLAIN else (await explain(caller.store, job, now, tenant=caller.tenant)).why
     name = (await names_of_nodes(caller, [job])).get(job.node or "")
@@ -131,5 +131,5 @@ def jobs_of(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str], *
 
 
 async def names_of_nodes(caller: Caller, jobs: Iterable[StoredJob]) -> Mapping[str, str]:
-    """Return the names of nodes, where any of these jobs has one to tell."""
+    """Return the names of nodes by their ids; empty if none of these jobs runs."""
     return await node_names(caller.store) if any(job.status is Status.RUNNING for job in jobs) else {}

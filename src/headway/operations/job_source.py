@@ -87,5 +87,5 @@ async def overlaid_all(live: LiveView | None, jobs: Sequence[Job]) -> list[Job]:
 
 
 def length_of(job: Job) -> int:
-    """Return how much a job has to say, about."""
+    """Return the approximate size of a job's content."""
     return sum(len(text) for text in (job.args, job.result, job.error, job.detail, job.metadata) if text is not None)

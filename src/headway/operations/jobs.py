@@ -189,7 +189,7 @@ class Jobs(Group):
         return await shown_job(self.caller, job)
 
     async def _changed(self, job: StoredJob, known: tuple[int, int], wait_s: float) -> StoredJob:
-        """Look at a job until it has changed, less and less often."""
+        """Poll a job until it has changed, at growing intervals."""
         clock, rest_s, never = self.caller.clock, FIRST_LOOK_S, asyncio.Event()
         until = clock.monotonic() + wait_s
         while (job.version, serial_of(job)) <= known and not job.status.is_final:

@@ -120,7 +120,10 @@ class Verb:
     @property
     def in_query(self) -> tuple[Parameter, ...]:
         """The parameters of the query, filters one by one."""
-        return (*(field for filters in self.placed("filters") for field in _fields(filters)), *self.placed("query"))
+        return (
+            *(field for filters in self.placed("filters") for field in fields_of(filters.kind)),
+            *self.placed("query"),
+        )
 
     @property
     def body_struct(self) -> Parameter | None:
@@ -220,8 +223,9 @@ def _place(kind: Any) -> str:
     return "filters" if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else "query"
 
 
-def _fields(filters: Parameter) -> typing.Iterator[Parameter]:
-    for field in msgspec.structs.fields(filters.kind):
+def fields_of(filters: type[msgspec.Struct]) -> typing.Iterator[Parameter]:
+    """Yield the fields of filters as parameters of the query."""
+    for field in msgspec.structs.fields(filters):
         yield Parameter(
             name=field.name,
             key=field.encode_name,

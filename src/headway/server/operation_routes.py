@@ -12,7 +12,7 @@ import msgspec
 from headway.core.errors import Conflict, NotFound
 from headway.core.instants import isoformat
 from headway.operations.caller import Caller
-from headway.operations.verbs import Group, Parameter, Verb, verbs_of
+from headway.operations.verbs import Group, Parameter, Verb, fields_of, verbs_of
 from headway.server.web import BODY_BYTES_MAX, BULK_BYTES_MAX, Answer, Call, Handler, Param, Route, etag_of
 from headway.wire import schemas
 from headway.wire.base import EXAMPLES, Page
@@ -136,6 +136,11 @@ def _plain(kind: Any) -> tuple[Any, list[msgspec.Meta]]:
 
 def _note(notes: list[msgspec.Meta], name: str) -> Any:
     return next((value for note in notes if (value := getattr(note, name)) is not None), None)
+
+
+def params_of(filters: type[msgspec.Struct], *names: str) -> tuple[Param, ...]:
+    """Return some fields of filters as parameters of the query of a route that is not an operation."""
+    return tuple(_query_param(field) for field in fields_of(filters) if field.name in names)
 
 
 def _query_param(parameter: Parameter) -> Param:

@@ -22,7 +22,6 @@ from headway.core.errors import JobNotFound, StoreUnavailable
 from headway.core.feed import Change, Line
 from headway.core.instants import SECOND, Instant, parse_duration
 from headway.core.jobs import Job
-from headway.core.lifecycle import Status
 from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.caller import Principal
@@ -32,9 +31,11 @@ from headway.operations.job_source import length_of, serial_of
 from headway.server.fanout import Fanout
 from headway.server.followers import Follower, StreamEvent, StreamPosition, job_event, log_event
 from headway.server.offload import SMALL_BYTES_MAX, Offload
+from headway.server.operation_routes import params_of
 from headway.server.refusals import Refused
 from headway.server.web import Answer, Call, Param, Route
 from headway.wire.base import LISTED_BYTES_MAX
+from headway.wire.job_requests import JobFilter
 from headway.wire.jobs import change_of, job_of
 
 HEARTBEAT_S: Final = 15.0
@@ -44,15 +45,7 @@ SEND_S_MAX: Final = 30.0
 WAIT_S_MAX: Final = 60.0
 REPLAY_BYTES_MAX: Final = 256 << 10  # Of versions that are told again; instead of more, the job as it is.
 
-FILTERS: Final = (
-    Param("status", "only jobs in this state", choices=tuple(Status), example="RUNNING"),
-    Param("type", "only jobs of this task"),
-    Param("queue", "only jobs of this queue"),
-    Param("tenant", "only jobs of this tenant"),
-    Param("schedule", "only jobs of this schedule"),
-    Param("tag", "only jobs with this tag"),
-    Param("key", "only the job with this idempotency key"),
-)
+FILTERS: Final = params_of(JobFilter, "status", "type", "queue", "tenant", "schedule", "tag", "key")
 SINCE: Final = Param("since", "the last version that you know", "int", low=0, high=10**15)
 LIVE: Final = Param("live", "the last `live` that you know of that version", "int", low=0, high=10**15)
 _PLACE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9})\.([0-9]{1,18}))?", re.ASCII)
