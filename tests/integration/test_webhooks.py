@@ -89,7 +89,9 @@ class Office:
         self.clock = Clock()
         sender = Sender(self.clock, LOCAL, seconds_max=seconds_max)
         self.woken = asyncio.Event()
-        self.deliverer = Deliverer(store, Settings(), self.clock, sender=sender, wake=self.woken.set)
+        self.deliverer = Deliverer(
+            store.webhooks, store.feed, Settings(), self.clock, sender=sender, wake=self.woken.set
+        )
 
     async def send(self) -> None:
         """Send what is due, and wait for how it goes."""

@@ -22,10 +22,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.cli.doctor_restored": {
         "headway.store.restore_detection",
     },
-    "headway.cli.lock": {
-        "headway.coordination.locks",
-        "headway.store",
-    },
     "headway.cli.remote": {
         "headway.store",
         "headway.store.audit_log",
@@ -40,9 +36,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "headway.server.routes.dead_letters": {
         "headway.store.failures",
-    },
-    "headway.server.webhook_sender": {
-        "headway.store",
     },
 }
 

@@ -14,21 +14,19 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
 
+from headway import Lock
 from headway.cli.session import Session, new_command
 from headway.cli.text import clean
-from headway.coordination.locks import TTL_DEFAULT, Grants, Lock, Wish
-from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, LeaseLost
 from headway.core.instants import SECOND, DurationLike, parse_duration
 from headway.core.process_tree import descendants_of, start_orphan_reaper
-from headway.store import Store
-from headway.wiring.engines import admission_of, grants_of
+from headway.wiring.locks import LOCK_TTL, hold_lock, lock_wish
 
 NOT_FOUND: Final = 127  # As shells say it.
 NOT_RUNNABLE: Final = 126
@@ -44,7 +42,7 @@ async def lock(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run, behind -- with its arguments.")],
     ttl: Annotated[
         str, typer.Option("--ttl", metavar="DURATION", help="How long others wait after a crash.")
-    ] = TTL_DEFAULT,
+    ] = LOCK_TTL,
     wait: Annotated[
         str | None, typer.Option("--wait", metavar="DURATION", help="How long to wait for the lock; else for ever.")
     ] = None,
@@ -60,7 +58,7 @@ async def lock(
     """
     if wait is not None and no_wait:
         raise DefinitionError("say --wait or --no-wait, not both")
-    wish = Wish.of(name, _seconds(ttl), None if wait is None else _seconds(wait), blocking=not no_wait)
+    wish = lock_wish(name, _seconds(ttl), None if wait is None else _seconds(wait), blocking=not no_wait)
     grace_s = parse_duration(_seconds(grace), what="grace") / SECOND
     program = shutil.which(command[0])
     if program is None:
@@ -70,7 +68,7 @@ async def lock(
     assert waiting is not None
     with _ended_by_signals(waiting) as told:
         try:
-            async with _locks(session, wish) as lock:
+            async with hold_lock(session.settings(), wish) as lock:
                 return await _run(lock, program, command, grace_s)
         except asyncio.CancelledError:
             if told:
@@ -81,26 +79,6 @@ async def lock(
 def _seconds(text: str) -> DurationLike:
     """Read `30` as flock does, and `30s` as we do."""
     return float(text) if text.replace(".", "", 1).isdecimal() else text
-
-
-@asynccontextmanager
-async def _locks(session: Session, wish: Wish) -> AsyncIterator[Lock]:
-    settings = session.settings()
-    clock = Clock(node="lock")
-    store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
-    admission = admission_of(store, settings, clock)
-
-    async def grants() -> Grants:
-        return grants_of(store, admission)
-
-    lock = Lock(wish, grants, clock=clock, holder_name=settings.node)
-    try:
-        yield await lock.acquire()
-    finally:
-        await lock.release()
-        if admission is not None:
-            await admission.close()
-        await store.close()
 
 
 @contextmanager

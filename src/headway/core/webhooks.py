@@ -1,13 +1,13 @@
 """Webhooks: who is notified when jobs end, and the messages that were sent."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, Protocol, get_args
 
 import msgspec
 
 from headway.core.errors import DefinitionError
-from headway.core.instants import Instant
+from headway.core.instants import Duration, Instant
 from headway.core.lifecycle import FINAL
 
 EVENTS: Final = tuple(sorted(f"job.{status.lower()}" for status in FINAL))
@@ -98,3 +98,39 @@ def check_events(events: Sequence[str]) -> tuple[str, ...]:
         wrong = "none" if unknown is None else repr(unknown[:80])
         raise DefinitionError(f"events must be some of {', '.join(EVENTS)} or *, not {wrong}")
     return wanted
+
+
+class Outbox(Protocol):
+    """The messages that wait to be delivered, and whom they are for."""
+
+    async def next_due(self) -> tuple[Instant | None, Instant]:
+        """Return when the next message is due, if any, and the store's time."""
+        ...
+
+    async def claim(
+        self, *, limit: int, lease: Duration, endpoints: Collection[str] = ..., targets: Collection[str] = ...
+    ) -> list[Delivery]:
+        """Take messages that are due under a lease, none of these endpoints and hosts, which are busy."""
+        ...
+
+    async def add_test(self, endpoint: Endpoint, url: str, lease: Duration) -> Delivery:
+        """Add a test message, under a lease."""
+        ...
+
+    async def named(self, ids: Iterable[str]) -> dict[str, Endpoint]:
+        """Return endpoints by their ids."""
+        ...
+
+    async def record(
+        self, delivery: Delivery, outcome: Outcome | None, *, status: str, delay: Duration | None
+    ) -> Delivery | None:
+        """Record what came of a message; None when its lease was lost."""
+        ...
+
+    async def change(self, endpoint_id: str, *, is_on: bool | None = ...) -> Endpoint:
+        """Turn an endpoint on or off."""
+        ...
+
+    async def prune(self, retention: Duration, limit: int) -> int:
+        """Delete old deliveries; return how many."""
+        ...

@@ -19,15 +19,15 @@ from headway.core.backoff import backoff
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, JobNotFound, NotFound, StoreError, StoreFull, StoreUnavailable
 from headway.core.events import RequestFailed, emit
+from headway.core.feed import ChangeFeed
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Duration, Instant
 from headway.core.settings import Settings
 from headway.core.urls import check_url, target_of
-from headway.core.webhooks import Delivery, Endpoint, Outcome
+from headway.core.webhooks import Delivery, Endpoint, Outbox, Outcome
 from headway.operations.job_source import length_of
 from headway.server.offload import Offload
 from headway.server.outbound import Sender, SendResult
 from headway.server.webhook_messages import headers_for, job_message, trial_message
-from headway.store import Store
 from headway.wire.base import LISTED_BYTES_MAX
 
 CONCURRENCY: Final = 64
@@ -98,26 +98,24 @@ class Deliverer:
 
     def __init__(
         self,
-        store: Store,
+        outbox: Outbox,
+        feed: ChangeFeed,
         settings: Settings,
         clock: Clock,
         *,
         sender: Sender | None = None,
         offload: Offload | None = None,
-        lease: Duration = LEASE,
-        concurrency: int = CONCURRENCY,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.counts = Counts()
         self.wake = wake
-        self._store = store
+        self._outbox = outbox
+        self._feed = feed
         self._clock = clock
         self._offload = offload or Offload()
         self._sender = sender or Sender(clock, settings.webhook_allow)
         self._retention = settings.retention
         self._poll_s = settings.poll / SECOND
-        self._lease = lease
-        self._concurrency = concurrency
         self._under_way: dict[asyncio.Task[None], Delivery] = {}
         self._prune_at = clock.monotonic()
 
@@ -125,17 +123,15 @@ class Deliverer:
         """Begin with as much of what is due as there is room for; return the seconds until there may be more."""
         await self._prune()
         sent = self._clock.monotonic()
-        next_at, now = await self._store.webhooks.next_due()
+        next_at, now = await self._outbox.next_due()
         self._clock.observe(now, sent=sent)
         if next_at is None:
             return self._poll_s
         if next_at > now:
             return max(REST_S_MIN, (next_at - now) / SECOND)
-        while (room := min(self._concurrency - len(self._under_way), CLAIM)) > 0:
+        while (room := min(CONCURRENCY - len(self._under_way), CLAIM)) > 0:
             busy = self._busy()
-            claimed = await self._store.webhooks.claim(
-                limit=room, lease=self._lease, endpoints=busy[0], targets=busy[1]
-            )
+            claimed = await self._outbox.claim(limit=room, lease=LEASE, endpoints=busy[0], targets=busy[1])
             await self._begin(claimed)
             if len(claimed) < room:
                 break
@@ -152,7 +148,7 @@ class Deliverer:
 
     async def test(self, endpoint: Endpoint, url: str) -> Delivery:
         """Send a test message to an endpoint, once, and return what came of it."""
-        delivery = await self._store.webhooks.add_test(endpoint, url, self._lease)
+        delivery = await self._outbox.add_test(endpoint, url, LEASE)
         return await self.send_now(delivery, endpoint, again=False)
 
     async def close(self) -> None:
@@ -183,7 +179,7 @@ class Deliverer:
     async def _begin(self, claimed: list[Delivery]) -> None:
         if not claimed:
             return
-        endpoints = await self._store.webhooks.named(delivery.endpoint for delivery in claimed)
+        endpoints = await self._outbox.named(delivery.endpoint for delivery in claimed)
         for delivery in claimed:
             task = asyncio.create_task(self._deliver(delivery, endpoints.get(delivery.endpoint)))
             self._under_way[task] = delivery
@@ -200,7 +196,7 @@ class Deliverer:
             if endpoint is None:
                 await self._give_up(delivery, "the webhook was removed")
             elif endpoint.disabled_at is not None and self._clock.now() - delivery.created_at < PATIENCE:
-                await self._store.webhooks.record(delivery, None, status=WAITING, delay=PAUSE)
+                await self._outbox.record(delivery, None, status=WAITING, delay=PAUSE)
             elif endpoint.disabled_at is not None:
                 await self._give_up(delivery, "the webhook is disabled")
             else:
@@ -226,11 +222,14 @@ class Deliverer:
     async def _body(self, delivery: Delivery) -> bytes:
         if delivery.job_id is None:
             return trial_message(delivery.event, delivery)
-        found = await self._store.feed.jobs([delivery.job_id], largest=LISTED_BYTES_MAX)
+        found = await self._feed.jobs([delivery.job_id], largest=LISTED_BYTES_MAX)
         if found and not found[0].omitted:
             return job_message(delivery.event, found[0])
         async with self._offload.turn(delivery.tenant):
-            job = await self._store.jobs.get(delivery.job_id)
+            whole = await self._feed.jobs([delivery.job_id])
+            if not whole:
+                raise JobNotFound(f"job {delivery.job_id} was pruned")
+            [job] = whole
             return await self._offload.run(length_of(job), job_message, delivery.event, job)
 
     def _url(self, delivery: Delivery, endpoint: Endpoint) -> str | None:
@@ -257,7 +256,7 @@ class Deliverer:
         recorded = await self._write(delivery, outcome, verdict)
         if recorded is not None and answer.code == GONE and not endpoint.is_callbacks:
             with contextlib.suppress(NotFound):  # Somebody has just removed it.
-                await self._store.webhooks.change(endpoint.id, is_on=False)  # It says that it wants nothing more, ever.
+                await self._outbox.change(endpoint.id, is_on=False)  # It says that it wants nothing more, ever.
         return recorded or delivery
 
     async def _write_mistake(self, delivery: Delivery, error: Exception) -> None:
@@ -274,9 +273,7 @@ class Deliverer:
         """Write down how it went, also where the store is away for a moment: to send it twice is worse than to wait."""
         for left in reversed(range(WRITE_TRIES)):
             try:
-                recorded = await self._store.webhooks.record(
-                    delivery, outcome, status=verdict.status, delay=verdict.delay
-                )
+                recorded = await self._outbox.record(delivery, outcome, status=verdict.status, delay=verdict.delay)
                 break
             except (StoreUnavailable, StoreFull):
                 if not left:
@@ -297,7 +294,7 @@ class Deliverer:
 
     async def _prune(self) -> None:
         if self._clock.monotonic() >= self._prune_at:
-            pruned = await self._store.webhooks.prune(self._retention, PRUNE_BATCH)
+            pruned = await self._outbox.prune(self._retention, PRUNE_BATCH)
             if pruned < PRUNE_BATCH:
                 self._prune_at = self._clock.monotonic() + PRUNE_EVERY_S
 

@@ -46,7 +46,7 @@ def new_api(
         store = await open_store()
         view, offload, news, due = live(), Offload(), asyncio.Event(), asyncio.Event()
         fanout = Fanout(store.feed, clock, view, offload, wake=news.set)
-        deliverer = Deliverer(store, settings, clock, offload=offload, wake=due.set)
+        deliverer = Deliverer(store.webhooks, store.feed, settings, clock, offload=offload, wake=due.set)
         quotas, catalogue = Quotas(TenantCounts(store), settings, clock), TaskCatalogue(store, clock, tasks or {})
         reader = JobReader(store, view)
         own = [

@@ -18,7 +18,7 @@ class OneOffSender:
         """Send a test message to an endpoint, once, and return what came of it."""
         from headway.server.webhook_sender import Deliverer  # Imported here, since it takes an HTTP client with it.
 
-        deliverer = Deliverer(self._store, self._settings, self._clock)
+        deliverer = Deliverer(self._store.webhooks, self._store.feed, self._settings, self._clock)
         try:
             return await deliverer.test(endpoint, url)
         finally:

@@ -256,7 +256,7 @@ async def test_the_docs_list_every_metric_and_no_other() -> None:
 
     async with Stage() as stage:
         seat = stage.seat()
-        deliverer = Deliverer(seat.store, Settings(), seat.clock)
+        deliverer = Deliverer(seat.store.webhooks, seat.store.feed, Settings(), seat.clock)
         text = (await Metrics(seat.store, seat.clock, ProcessMetrics(), deliverer.counts).text()).decode()
         said = re.findall(r"^# TYPE (headway_\w+) (\w+)$", text, re.MULTILINE)
         assert sorted(documented()) == sorted(name for name, _ in said)
