@@ -275,6 +275,17 @@ def nothing_is_left_for_later() -> Iterator[str]:
                     yield f"{path.relative_to(ROOT)}:{line + 1}: do it now, or document that it is not done"
 
 
+def walks_through_the_code_exist() -> Iterator[str]:
+    page = ROOT / "docs" / "architecture.md"
+    for file, name in re.findall(r"`([\w/]+\.py):([\w.]+)`", page.read_text()):
+        tree: ast.AST | None = TREES.get("headway." + file.removesuffix(".py").replace("/", "."))
+        for part in name.split("."):
+            found = [node for node in getattr(tree, "body", ()) if getattr(node, "name", None) == part]
+            tree = found[0] if found else None
+        if tree is None:
+            yield f"docs/architecture.md: {file} has no {name}: follow the code again"
+
+
 def every_test_folder_has_tests() -> Iterator[str]:
     for folder in sorted({path.parent for path in TESTS.glob("*/*.py")} - {TESTS / "support"}):
         if not any(folder.rglob("test_*.py")):
@@ -295,6 +306,7 @@ RULES = [
     public_names_exist_and_are_documented,
     nothing_is_left_for_later,
     every_test_folder_has_tests,
+    walks_through_the_code_exist,
 ]
 
 
