@@ -41,12 +41,6 @@ EXCEPTIONS: dict[str, set[str]] = {
 
 # Modules, classes and functions that are larger than the rules allow.
 TOO_LARGE: list[str] = [
-    "headway.client.jobs.JobCalls.enqueue",
-    "headway.client.jobs.JobCalls.jobs",
-    "headway.client.jobs._job_body",
-    "headway.client.operators.Dead.drop_many",
-    "headway.client.operators.Dead.retry_many",
-    "headway.core.lifecycle._settlement",
     "headway.operations.verbs.verb",
     "headway.store.jobs.StoreJobs.page",
 ]

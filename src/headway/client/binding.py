@@ -117,3 +117,10 @@ def items_of(steps: Steps[Any]) -> Steps[Shapes]:
     answer = yield from steps
     items: Shapes = answer["items"] if isinstance(answer, dict) else answer
     return items
+
+
+def require_known(given: Mapping[str, object], options: type, call: str) -> None:
+    """Raise for an option that a call does not have."""
+    if unknown := sorted(given.keys() - options.__annotations__.keys()):
+        known = ", ".join(options.__annotations__)
+        raise TypeError(f"{call}() has no option {unknown[0]!r}; known are {known}")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypedDict, Unpack
 
 from headway.client import follow
-from headway.client.binding import Group, Shapes, W_co, get, items_of, listing, operation, pages, post
+from headway.client.binding import Group, Shapes, W_co, get, items_of, listing, operation, pages, post, require_known
 from headway.client.follow import Event
 from headway.client.progress_bar import draw
 from headway.client.requests import (
@@ -35,36 +35,35 @@ def new_key() -> str:
 _KEYS: Final = Clock()
 
 
-def _job_body(
-    task: str,
-    args: Mapping[str, Any] | None = None,
-    *,
-    delay: DurationLike | None = None,
-    at: InstantLike | None = None,
-    key: str | None = None,
-    queue: str | None = None,
-    priority: int | None = None,
-    tenant: str | None = None,
-    callback_url: str | None = None,
-    max_attempts: int | None = None,
-    timeout: DurationLike | None = None,
-    expires: DurationLike | None = None,
-    tags: Iterable[str] | None = None,
-    metadata: Mapping[str, Any] | None = None,
-) -> Shape:
+class EnqueueOptions(TypedDict, total=False):
+    """The options of a job; the server or the task fills in what is left out."""
+
+    delay: DurationLike | None
+    at: InstantLike | None
+    key: str | None
+    queue: str | None
+    priority: int | None
+    tenant: str | None
+    callback_url: str | None
+    max_attempts: int | None
+    timeout: DurationLike | None
+    expires: DurationLike | None
+    tags: Iterable[str] | None
+    metadata: Mapping[str, Any] | None
+
+
+def _job_body(task: str, args: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]) -> Shape:
+    require_known(options, EnqueueOptions, "enqueue")
+    key, tags, metadata = options.get("key"), options.get("tags"), options.get("metadata")
     body = {
         "type": task,
         "args": dict(args or {}),
-        "delay": duration_text(delay, "delay"),
-        "run_at": instant_text(at, "at"),
+        "delay": duration_text(options.get("delay"), "delay"),
+        "run_at": instant_text(options.get("at"), "at"),
         "key": new_key() if key is None else key,
-        "queue": queue,
-        "priority": priority,
-        "tenant": tenant,
-        "callback_url": callback_url,
-        "max_attempts": max_attempts,
-        "timeout": duration_text(timeout, "timeout"),
-        "expires": duration_text(expires, "expires"),
+        **{name: options.get(name) for name in ("queue", "priority", "tenant", "callback_url", "max_attempts")},
+        "timeout": duration_text(options.get("timeout"), "timeout"),
+        "expires": duration_text(options.get("expires"), "expires"),
         "tags": None if tags is None else list(tags),
         "metadata": None if metadata is None else dict(metadata),
     }
@@ -74,20 +73,20 @@ def _job_body(
 class JobFilters(TypedDict, total=False):
     """Which jobs; the names are those of the API."""
 
-    status: str
-    type: str
-    queue: str
-    tenant: str
-    schedule: str
-    batch: str
-    tag: str
-    key: str
-    created_after: InstantLike
-    created_before: InstantLike
-    finished_after: InstantLike
-    finished_before: InstantLike
-    rerun_of: str
-    q: str
+    status: str | None
+    type: str | None
+    queue: str | None
+    tenant: str | None
+    schedule: str | None
+    batch: str | None
+    tag: str | None
+    key: str | None
+    created_after: InstantLike | None
+    created_before: InstantLike | None
+    finished_after: InstantLike | None
+    finished_before: InstantLike | None
+    rerun_of: str | None
+    q: str | None
 
 
 class JobCalls(Group[W_co]):
@@ -95,41 +94,10 @@ class JobCalls(Group[W_co]):
 
     @operation
     def enqueue(
-        self,
-        task: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        delay: DurationLike | None = None,
-        at: InstantLike | None = None,
-        key: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        tenant: str | None = None,
-        callback_url: str | None = None,
-        max_attempts: int | None = None,
-        timeout: DurationLike | None = None,
-        expires: DurationLike | None = None,
-        tags: Iterable[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        self, task: str, args: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> Steps[Shape]:
-        """Enqueue a job; it is durable when this returns. Without a key it gets one: no try makes a second job."""
-        body = _job_body(
-            task,
-            args,
-            delay=delay,
-            at=at,
-            key=key,
-            queue=queue,
-            priority=priority,
-            tenant=tenant,
-            callback_url=callback_url,
-            max_attempts=max_attempts,
-            timeout=timeout,
-            expires=expires,
-            tags=tags,
-            metadata=metadata,
-        )
-        return _enqueue(body)
+        """Enqueue a job; it is durable when this returns. A job without a key gets one, so no retry makes a second."""
+        return _enqueue(_job_body(task, args, **options))
 
     @operation
     def enqueue_many(self, jobs: Iterable[Mapping[str, Any]]) -> Steps[Shapes]:
@@ -143,44 +111,11 @@ class JobCalls(Group[W_co]):
 
     @listing
     def jobs(
-        self,
-        *,
-        status: str | None = None,
-        type: str | None = None,
-        queue: str | None = None,
-        tenant: str | None = None,
-        schedule: str | None = None,
-        batch: str | None = None,
-        tag: str | None = None,
-        key: str | None = None,
-        created_after: InstantLike | None = None,
-        created_before: InstantLike | None = None,
-        finished_after: InstantLike | None = None,
-        finished_before: InstantLike | None = None,
-        rerun_of: str | None = None,
-        q: str | None = None,
-        before: str | None = None,
-        limit: int | None = None,
+        self, *, before: str | None = None, limit: int | None = None, **filters: Unpack[JobFilters]
     ) -> Flow[Shape]:
         """Iterate over jobs, newest first; pages are read as they are needed."""
-        query = {
-            "status": status,
-            "type": type,
-            "queue": queue,
-            "tenant": tenant,
-            "schedule": schedule,
-            "batch": batch,
-            "tag": tag,
-            "key": key,
-            "created_after": instant_text(created_after, "created_after"),
-            "created_before": instant_text(created_before, "created_before"),
-            "finished_after": instant_text(finished_after, "finished_after"),
-            "finished_before": instant_text(finished_before, "finished_before"),
-            "rerun_of": rerun_of,
-            "q": q,
-            "cursor": before,
-        }
-        return pages("/api/jobs", query, limit)
+        require_known(filters, JobFilters, "jobs")
+        return pages("/api/jobs", {**_job_filters(filters), "cursor": before}, limit)
 
     @operation
     def count(self, /, **filters: Unpack[JobFilters]) -> Steps[Shape]:

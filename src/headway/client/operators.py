@@ -1,8 +1,9 @@
 """The calls on queues, workers, dead letters, tokens and webhooks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import TypedDict, Unpack
 
-from headway.client.binding import Group, W_co, delete, get, listing, operation, pages, post, send
+from headway.client.binding import Group, W_co, delete, get, listing, operation, pages, post, require_known, send
 from headway.client.requests import (
     Flow,
     Request,
@@ -53,6 +54,16 @@ class Workers(Group[W_co]):
         return post(f"/api/workers/{part(name)}/drain")
 
 
+class DeadLetterFilters(TypedDict, total=False):
+    """Which dead letters; `error` is a type, or an error whose numbers and ids may differ."""
+
+    type: str | None
+    queue: str | None
+    tenant: str | None
+    schedule: str | None
+    error: str | None
+
+
 class Dead(Group[W_co]):
     """Dead letters: jobs that have failed for good and that nobody has looked at yet."""
 
@@ -87,17 +98,12 @@ class Dead(Group[W_co]):
         self,
         ids: Iterable[str] | None = None,
         *,
-        type: str | None = None,
-        queue: str | None = None,
-        tenant: str | None = None,
-        schedule: str | None = None,
-        error: str | None = None,
         everything: bool = False,
         dry_run: bool = False,
         limit: int | None = None,
+        **filters: Unpack[DeadLetterFilters],
     ) -> Steps[Shape]:
         """Run dead letters once more, oldest first: those with these ids, those that match, or everything."""
-        filters = {"type": type, "queue": queue, "tenant": tenant, "schedule": schedule, "error": error}
         return _letters("retry", ids, filters, everything, dry_run, limit)
 
     @operation
@@ -105,28 +111,24 @@ class Dead(Group[W_co]):
         self,
         ids: Iterable[str] | None = None,
         *,
-        type: str | None = None,
-        queue: str | None = None,
-        tenant: str | None = None,
-        schedule: str | None = None,
-        error: str | None = None,
         everything: bool = False,
         dry_run: bool = False,
         limit: int | None = None,
+        **filters: Unpack[DeadLetterFilters],
     ) -> Steps[Shape]:
         """Take dead letters off the list: those with these ids, those that match, or everything."""
-        filters = {"type": type, "queue": queue, "tenant": tenant, "schedule": schedule, "error": error}
         return _letters("drop", ids, filters, everything, dry_run, limit)
 
 
 def _letters(
     verb: str,
     ids: Iterable[str] | None,
-    filters: Mapping[str, str | None],
+    filters: DeadLetterFilters,
     everything: bool,
     dry_run: bool,
     limit: int | None,
 ) -> Steps[Shape]:
+    require_known(filters, DeadLetterFilters, f"{verb}_many")
     which = {"ids": None if ids is None else [*ids], **filters, "all": everything}
     return post(f"/api/dead/{verb}", {**which, "dry_run": dry_run, "limit": limit}, missing=JobNotFound)
 

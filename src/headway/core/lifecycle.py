@@ -25,7 +25,7 @@ merely ran beside it is never blamed.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypedDict, Unpack
 
 import msgspec
 
@@ -278,6 +278,17 @@ def _retry_or(
     return _settlement(attempt, Status.RETRYING, outcome, reason, failures=failures, retry_in=wait, error=error)
 
 
+class _More(TypedDict, total=False):
+    """What not every settlement has."""
+
+    failures: int
+    retry_in: Duration
+    error: str
+    parked: str
+    company: int
+    apart_for: Duration
+
+
 _WORDS: Final = {"failed": "raised", "crashed": "crashed", "timed_out": "out of time"}
 
 
@@ -286,32 +297,14 @@ def _failure(attempt: Attempt, status: Status, outcome: str, reason: str, error:
     return _settlement(attempt, status, outcome, reason, failures=failures, error=error)
 
 
-def _settlement(
-    attempt: Attempt,
-    status: Status,
-    outcome: str,
-    reason: str,
-    *,
-    failures: int | None = None,
-    retry_in: Duration = 0,
-    result: str | None = None,
-    error: str | None = None,
-    parked: str | None = None,
-    company: int | None = None,
-    apart_for: Duration | None = None,
-) -> Settlement:
-    return Settlement(
+def _settlement(attempt: Attempt, status: Status, outcome: str, reason: str, **more: Unpack[_More]) -> Settlement:
+    plain = Settlement(
         job_id=attempt.job_id,
         attempt=attempt.attempt,
         status=status,
         outcome=outcome,
         reason=reason,
-        failures=attempt.failures if failures is None else failures,
+        failures=attempt.failures,
         schedule=attempt.schedule,
-        retry_in=retry_in,
-        result=result,
-        error=error,
-        parked=parked,
-        company=company,
-        apart_for=apart_for,
     )
+    return msgspec.structs.replace(plain, **more) if more else plain
