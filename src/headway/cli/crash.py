@@ -1,7 +1,7 @@
-"""`headway demo crash`: two workers, one job, and kill -9 for the one that has it, in the middle.
+"""`headway demo crash`: two workers, one job, and kill -9 for the one that runs it, half way.
 
-The workers are processes like those of `headway worker`; nothing is told to the one that dies, nor to the other. What
-brings the job back is its lease, which nobody extends any more.
+The workers are processes like those of `headway worker`. Neither the one that dies nor the other is told anything. The
+job comes back because its lease is no longer extended and expires.
 """
 
 import asyncio
@@ -48,13 +48,13 @@ class _Scene:
         return self.operations.clock.monotonic() - self.began
 
     def say(self, text: str, style: str = "") -> None:
-        """Add to the story; where nothing is drawn, tell it."""
+        """Add a line to the story; print it when nothing is drawn."""
         self.story.append((self.elapsed, text, style))
         if not self.is_live and not self.out.as_json:
             self.out.say(clean(f"{self.elapsed:5.1f}s  {text}"))
 
     def watch(self, sight: Sight) -> None:
-        """See what is new, and do what this is all about."""
+        """Record what is new, and kill the worker at the right moment."""
         job = sight.job
         state, before = (job.status, job.attempts), self.seen
         if job.status is Status.RUNNING and not self.victim and job.progress >= KILL_AT:
@@ -81,7 +81,7 @@ class _Scene:
 
 
 async def play(session: Session, url: str, seconds: float | None) -> int:
-    """Play the scene; return the exit code."""
+    """Run the demo; return the exit code."""
     clock = Clock(node="demo")
     store = await Store.open(url, clock)
     workers: dict[str, asyncio.subprocess.Process] = {}
@@ -184,7 +184,7 @@ async def _tell_end(session: Session, store: Store, job_id: str) -> None:
 
 
 def run_node() -> None:
-    """Be one of the workers."""
+    """Run as one of the workers."""
     subprocesses.run_as_child(_serve)
 
 

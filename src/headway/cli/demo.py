@@ -1,8 +1,8 @@
 """`headway demo`: the first minute of a newcomer. A scheduler and a worker on a store in a temporary folder, live.
 
-Nothing has to be set up and nothing stays behind. On a terminal a picture shows what runs, what has ended and what
-comes next; in a pipe everything that happens is a line. One of the sample jobs kills its own process, and recovers.
-At the end the audit says whether each instant got exactly one decision, as it can say for any store at any time.
+Nothing has to be set up and nothing stays behind. On a terminal a live view shows what runs, what has ended and what
+comes next; in a pipe everything that happens is a line. One of the sample jobs kills its own process, and recovers. At
+the end the audit checks that each instant got exactly one decision, as it can for any store at any time.
 
 `headway demo crash` kills a whole worker instead, see `crash`.
 """
@@ -74,11 +74,11 @@ class DemoState:
 
     @property
     def url(self) -> str:
-        """Where the dashboard is."""
+        """The address of the dashboard."""
         return f"http://{HOST_DEFAULT}:{self.port}/"
 
     def hear(self, event: EngineEvent) -> None:
-        """Take note of what is decided and done; in a pipe, tell decisions."""
+        """Record decisions and outcomes; in a pipe, print decisions."""
         if isinstance(event, JobsSettled):
             self.completed += event.completed
         if not isinstance(event, SchedulesDecided):
@@ -91,11 +91,11 @@ class DemoState:
                     self.say(decision.instant, name, str(decision.outcome), decision.reason)
 
     async def look(self) -> DemoView:
-        """Read what one frame shows."""
+        """Read the content of one frame."""
         await hear_time(self.store, self.clock)
         schedules = {schedule.name: schedule for schedule in await self.store.schedules.page()}
         jobs = {job.id: job for job in await self.store.jobs.page(limit=JOBS_READ)}
-        if self.hero_id and self.hero_id not in jobs:  # It has scrolled off the page, and the frame still needs it.
+        if self.hero_id and self.hero_id not in jobs:  # It is no longer on the page, and the frame still needs it.
             jobs[self.hero_id] = await self.store.jobs.get(self.hero_id)
         return DemoView(
             now=self.clock.now(),
@@ -110,7 +110,7 @@ class DemoState:
         )
 
     def tell(self, view: DemoView) -> None:
-        """Write a line for every job that has begun or ended since the last look."""
+        """Print a line for every job that has begun or ended since the last look."""
         for job in sorted(view.jobs, key=lambda job: job.updated_at):
             state = (job.status, job.attempt)
             if job.task in QUIET_TASKS or self.told.get(job.id, (Status.PENDING, 0)) == state:
@@ -119,7 +119,7 @@ class DemoState:
             self.say(view.now, job.task, *_news(job, view.now))
 
     def say(self, at: Instant, who: str, what: str, words: str) -> None:
-        """Write one line."""
+        """Print one line."""
         stamp = utc(at // SECOND * SECOND, fine=True)
         self.out.say(clean(f"{stamp}  {who:<13}  {what:<9}  {words}").rstrip())
 
@@ -142,15 +142,15 @@ async def demo(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", metavar="N", min=1, max=86_400, help="Stop after so long; else with Ctrl-C."),
+        typer.Option("--seconds", metavar="N", min=1, max=86_400, help="Stop after this long (default: at Ctrl-C)."),
     ] = None,
     port: PortOption = None,
 ) -> int:
-    """See schedules decided and jobs run, in a minute, with nothing to set up.
+    """Watch schedules being decided and jobs run, in a minute, with nothing to set up.
 
     A scheduler and a worker on a store in a temporary folder, which is removed at the end. One job kills its own
-    process and recovers. `headway demo crash` kills a whole worker. The dashboard is at --port or HEADWAY_PORT; where
-    neither is said, at the usual port or another one that is free.
+    process and recovers. `headway demo crash` kills a whole worker. The dashboard is at --port or HEADWAY_PORT; without
+    either, at the usual port or another free one.
     """
     if scene is not None and scene not in SCENES:
         raise DefinitionError(f"there is no demo {scene[:40]!r}; there are `headway demo` and `headway demo crash`")
@@ -231,7 +231,7 @@ async def _present(show: DemoState, stopping: asyncio.Event, seconds: float | No
 
 
 def _asked_port(flag: str | None) -> int | None:
-    """Return the port that somebody wants; of all other settings the demo has its own."""
+    """Return the configured port; the demo ignores all other settings."""
     environ = {name: os.environ[name] for name in ("HEADWAY_PORT",) if os.environ.get(name)}
     if flag is None and not environ:
         return None
@@ -239,7 +239,7 @@ def _asked_port(flag: str | None) -> int | None:
 
 
 def _free_port(asked: int | None) -> int:
-    """Return the port that is asked for, if it is free, else refuse; without one the usual, or any that is free."""
+    """Return the configured port, or fail when it is taken; by default the usual port, or any free one."""
     if asked is not None:
         with bind(HOST_DEFAULT, asked) as listening:
             return int(listening.getsockname()[1])
@@ -250,7 +250,7 @@ def _free_port(asked: int | None) -> int:
 
 
 def _night_without(now: Instant) -> str:
-    """Say what becomes of the nightly report in the next night that has no 02:30, or has it twice."""
+    """Describe what the nightly report does in the next night with a DST change."""
     spec = ScheduleSpec(task="report", trigger=samples.BERLIN)
     for instant in instants_after(spec, now, 400):
         if note := samples.BERLIN.note(instant):

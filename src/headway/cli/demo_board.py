@@ -1,6 +1,6 @@
-"""The picture of `headway demo`: what runs, what has just ended, what comes next, and the story of the crash.
+"""The live view of `headway demo`: what runs, what has just ended, what comes next, and the story of the crash.
 
-Pure: a `DemoView` and the room there is give lines. Every section keeps its place from frame to frame.
+Pure: a `DemoView` and the size of the terminal give lines. Every section keeps its place from frame to frame.
 """
 
 from collections import Counter
@@ -25,14 +25,14 @@ BAR_WIDTH_MAX: Final = 40
 RUNNING_ROWS: Final = 4
 ENDED_ROWS_MIN: Final = 2
 ENDED_ROWS_MAX: Final = 10
-ROWS_AROUND: Final = 12  # Everything but running, ended and schedules: titles, gaps, the story.
+ROWS_AROUND: Final = 12  # Rows besides running, ended and schedules: titles, gaps, the story.
 ABOUT: Final = "a scheduler and a worker on a SQLite file, with real processes"
-QUIET_TASKS: Final = frozenset({"beat"})  # They end so often that nothing else would be seen.
+QUIET_TASKS: Final = frozenset({"beat"})  # They end so often that they would hide everything else.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoView:
-    """What one frame shows."""
+    """The content of one frame."""
 
     now: Instant
     elapsed: Duration
@@ -46,7 +46,7 @@ class DemoView:
 
 
 def frame(view: DemoView, width: int, height: int) -> list[Line]:
-    """Draw a frame that fits."""
+    """Draw a frame that fits the terminal."""
     room = height - ROWS_AROUND - len(view.schedules)
     running_rows = max(2, min(RUNNING_ROWS, room - ENDED_ROWS_MIN))
     ended_rows = max(ENDED_ROWS_MIN, min(ENDED_ROWS_MAX, room - running_rows))
@@ -136,7 +136,7 @@ def _until(ahead: Duration) -> str:
 
 
 def story(hero: Job | None, now: Instant) -> list[tuple[str, str]]:
-    """Tell of the job that kills its own process, in at most two lines."""
+    """Describe the job that kills its own process, in at most two lines."""
     again = f"▸ Attempt {hero.attempt} runs: batches 1 to {CRASHES_IN - 1} are not repeated." if hero else ""
     killed = f"✗ import_orders killed its own process (SIGKILL) in the middle of batch {CRASHES_IN} of {BATCHES}."
     if hero is None or (hero.attempt <= 1 and hero.status is not Status.RETRYING):
@@ -156,7 +156,7 @@ def _spread(left: str, right: str, width: int) -> Line:
 
 
 def _filled(lines: list[Line], rows: int, empty: str) -> list[Line]:
-    """Keep the height: cut, or fill with empty lines."""
+    """Cut or pad lines to a fixed height."""
     shown = lines[:rows] or [[(f"  {empty}", "quiet")]]
     return [*shown, *([] for _ in range(rows - len(shown)))]
 

@@ -1,7 +1,8 @@
-"""`headway dev`: scheduler and worker on the configured store while you write your app, new when its files change.
+"""`headway dev`: run scheduler and worker on the configured store while you write your app; reload on change.
 
 The parent only watches files; a child does the work, so that a change, a syntax error or a crash never leaves half of
-the old program in memory. It ends with the parent, see `subprocesses`, and the worker's own children end with it.
+the old program in memory. The child exits with the parent (see `subprocesses`), and the worker's own children exit with
+it.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from headway.wiring.processes import run_worker, stopped_by_signals
 LOOK_EVERY_S: Final = 0.5
 KILLED_REST_S: Final = 1.0
 FILES_MAX: Final = 5_000
-GRACE: Final = "1s"  # Who has changed a file does not want to wait for jobs; they are handed back and start again.
+GRACE: Final = "1s"  # After a change nobody wants to wait for jobs; they are handed back and start again.
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
 
 
@@ -33,10 +34,10 @@ async def dev(
     path: Annotated[str | None, typer.Argument(metavar="MODULE:APP", help="The same as --app.")] = None,
     watch: Annotated[Path, typer.Option("--watch", metavar="FOLDER", help="Where its source files are.")] = Path(),
 ) -> None:
-    """Run your app while you write it: its schedules are decided, its jobs are run.
+    """Run your app while you write it: decide its schedules, run its jobs, reload on change.
 
-    Restarts when a Python file or headway.toml in the folder changes, and when somebody has killed it. All of it is on
-    the configured store, by default sqlite:///headway.db in this folder. Ctrl-C ends it.
+    Restarts when a Python file or headway.toml in the folder changes, and when the process was killed. It uses the
+    configured store, by default sqlite:///headway.db in this folder. Ctrl-C ends it.
     """
     options = {"app_path": path or session.app_path, "store_url": session.store_url, "as_json": session.as_json}
     log = EventLog.on_stderr(as_json=session.as_json)
@@ -57,9 +58,9 @@ async def dev(
 async def _watch(
     child: asyncio.subprocess.Process, folder: Path, seen: dict[str, int], log: EventLog, stopping: asyncio.Event
 ) -> str:
-    """Wait until a file changes, and name it; return nothing when the node was killed, or we are to stop.
+    """Wait until a file changes and name it; return nothing when the node was killed, or on a stop.
 
-    A node that has ended by itself is not started again: without a change it would end in the same way.
+    A node that has exited by itself is not restarted: without a change it would exit in the same way.
     """
     clock, is_told = Clock(), False
     while not stopping.is_set():
@@ -75,7 +76,7 @@ async def _watch(
 
 
 def snapshot(folder: Path) -> dict[str, int]:
-    """Return the times at which the source files below a folder were changed; of very many, the first ones."""
+    """Return the modification times of the source files below a folder, up to a limit."""
     times: dict[str, int] = {}
     for entry in _source_files(str(folder)):
         if len(times) >= FILES_MAX:
@@ -83,12 +84,12 @@ def snapshot(folder: Path) -> dict[str, int]:
         try:
             times[entry.path] = entry.stat().st_mtime_ns
         except OSError:
-            continue  # Gone between listing and looking: the next look sees it.
+            continue  # Deleted since it was listed: the next look sees that.
     return times
 
 
 def _changed(before: dict[str, int], after: dict[str, int], folder: Path) -> str:
-    """Name what has changed: the first file of how many."""
+    """Name what has changed: the first file, and how many others."""
     paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     if not paths:
         return ""
@@ -109,20 +110,20 @@ def _source_files(folder: str) -> Iterator["os.DirEntry[str]"]:
 
 
 def run_child() -> None:
-    """Be the child: scheduler and worker, until the parent ends."""
+    """Run as the child: scheduler and worker, until the parent exits."""
     subprocesses.run_as_child(_serve)
 
 
 class DevLog(EventLog):
-    """The log of a developer: what becomes of schedules and jobs, and not how processes come and go."""
+    """A log for developers: events of schedules and jobs, without the starts and stops of processes."""
 
     def __call__(self, event: EngineEvent) -> None:
-        """Tell an event, unless it is part of every start and stop."""
+        """Log an event, unless it is part of every start and stop."""
         match event:
             case ChildStarted() | TermWon() | TermLost() | Draining():
                 return
             case ChildEnded(reason=reason) if "killed by" not in reason and "did not stop" not in reason:
-                return  # Replaced, or it could not import the app, which is told once, by the command.
+                return  # Replaced, or it could not import the app, which the command reports once.
             case _:
                 super().__call__(event)
 

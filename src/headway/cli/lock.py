@@ -1,11 +1,12 @@
-"""`headway lock`: run a command while holding a lock, like flock, over all hosts.
+"""`headway lock`: run a command while holding a lock, like flock, across all hosts.
 
-The command gets the lock's name and token in its environment, and its exit code becomes ours. It is never left alone
-with a lock that is gone: when the lease is lost it gets SIGTERM, and SIGKILL after a grace; when this process is
-killed, a warden ends it. What the command leaves running when it ends is ended, too, before the lock is given back.
+The command gets the lock's name and fencing token in its environment, and its exit code becomes ours. It never runs on
+with a lock that is lost: when the lease is lost it gets SIGTERM, and SIGKILL after a grace period; when this process is
+killed, an orphan reaper kills it. Processes that the command leaves behind are killed, too, before the lock is
+released.
 
-On a terminal the command stays in our process group, so that Ctrl-C and Ctrl-Z work as they do without us. Elsewhere it
-has a group of its own, and signals that we get are passed on to it.
+On a terminal the command stays in our process group, so that Ctrl-C and Ctrl-Z work as usual. Elsewhere it has a group
+of its own, and signals are forwarded to it.
 """
 
 import asyncio
@@ -28,33 +29,36 @@ from headway.core.instants import SECOND, DurationLike, parse_duration
 from headway.core.process_tree import descendants_of, start_orphan_reaper
 from headway.wiring.locks import LOCK_TTL, hold_lock, lock_wish
 
-NOT_FOUND: Final = 127  # As shells say it.
+NOT_FOUND: Final = 127  # As shells do.
 NOT_RUNNABLE: Final = 126
 SIGNALLED: Final = 128
 MARK: Final = "HEADWAY_LOCK_HOLDER"
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)  # Which the terminal tells to everybody in the group.
+FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)  # The terminal sends them to the whole group.
 
 
 async def lock(
     session: Session,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the lock.")],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run, behind -- with its arguments.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="The command to run, after --, with its arguments.")
+    ],
     ttl: Annotated[
-        str, typer.Option("--ttl", metavar="DURATION", help="How long others wait after a crash.")
+        str, typer.Option("--ttl", metavar="DURATION", help="Lease: how long others wait after a crash.")
     ] = LOCK_TTL,
     wait: Annotated[
-        str | None, typer.Option("--wait", metavar="DURATION", help="How long to wait for the lock; else for ever.")
+        str | None, typer.Option("--wait", metavar="DURATION", help="How long to wait for the lock (default: forever).")
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for the lock.")] = False,
     grace: Annotated[
         str, typer.Option("--grace", metavar="DURATION", help="From SIGTERM to SIGKILL when the lock is lost.")
     ] = "10s",
 ) -> int:
-    """Run a command while holding a lock, over all hosts.
+    """Run a command while holding a lock, across all hosts.
 
-    The command finds HEADWAY_LOCK_NAME and HEADWAY_LOCK_TOKEN in its environment; the token only grows. Its exit code
-    is passed through. 75: the lock was not obtained. 76: it was lost, and the command was stopped.
+    The command finds HEADWAY_LOCK_NAME and HEADWAY_LOCK_TOKEN in its environment; the token, a fencing token, only
+    grows. The command's exit code is passed through. 75: the lock was not obtained. 76: it was lost, and the command
+    was stopped.
     """
     if wait is not None and no_wait:
         raise DefinitionError("say --wait or --no-wait, not both")
@@ -77,13 +81,13 @@ async def lock(
 
 
 def _seconds(text: str) -> DurationLike:
-    """Read `30` as flock does, and `30s` as we do."""
+    """Read `30` as flock does, and `30s` as durations elsewhere."""
     return float(text) if text.replace(".", "", 1).isdecimal() else text
 
 
 @contextmanager
 def _ended_by_signals(waiting: "asyncio.Task[object]") -> Iterator[list[int]]:
-    """Have these signals end the waiting for the lock, and remember which it was."""
+    """Let these signals end the wait for the lock, and remember which one did."""
     told: list[int] = []
     loop = asyncio.get_running_loop()
 
@@ -101,12 +105,12 @@ def _ended_by_signals(waiting: "asyncio.Task[object]") -> Iterator[list[int]]:
 
 
 def _heeded() -> list[int]:
-    """Return the signals that we were not started to ignore."""
+    """Return the signals that this process was not started to ignore."""
     return [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 async def _run(lock: Lock, program: str, command: Sequence[str], grace_s: float) -> int:
-    """Run the command to its end, or to that of the lock."""
+    """Run the command until it ends or the lock is lost."""
     mark = f"{lock.name.encode().hex()[:40]}.{lock.token}.{os.getpid()}."
     orphan_reaper = start_orphan_reaper(f"{MARK}={mark}")
     try:
@@ -122,7 +126,7 @@ async def _run(lock: Lock, program: str, command: Sequence[str], grace_s: float)
         return NOT_RUNNABLE
     finally:
         if orphan_reaper is not None:
-            orphan_reaper.kill()  # There is nothing left for it to do.
+            orphan_reaper.kill()  # It has nothing left to do.
             orphan_reaper.wait()
 
 
@@ -142,7 +146,7 @@ async def _attend(child: "_Child", lock: Lock, grace_s: float) -> int:
 
 
 class _SignalForwarder:
-    """Passes signals on to the command, which decides what they mean. Until it is there, they are kept for it."""
+    """Forward signals to the command. Signals that arrive before it has started are kept for it."""
 
     def __init__(self) -> None:
         self._child: _Child | None = None
@@ -151,7 +155,7 @@ class _SignalForwarder:
             asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
 
     def pass_on_to(self, child: "_Child") -> None:
-        """Have them answered by this command."""
+        """Forward signals to this command from now on."""
         self._child = child
         for number in self._kept:
             child.hear(number)
@@ -164,7 +168,7 @@ class _SignalForwarder:
 
 
 class _Child:
-    """The command, with everything that it has started."""
+    """The command and its descendants."""
 
     def __init__(self, process: asyncio.subprocess.Process, mark: str, *, has_group: bool) -> None:
         self._process = process
@@ -173,7 +177,7 @@ class _Child:
 
     @classmethod
     async def start(cls, lock: Lock, program: str, command: Sequence[str], mark: str) -> "_Child":
-        """Start it with the lock in its environment."""
+        """Start the command with the lock in its environment."""
         has_group = not (sys.stdin is not None and sys.stdin.isatty())
         environ = {
             **os.environ,
@@ -192,12 +196,12 @@ class _Child:
         return code if code >= 0 else SIGNALLED - code
 
     def hear(self, number: int) -> None:
-        """Send a signal on, unless the terminal has told it to the command itself."""
+        """Forward a signal, unless the terminal has sent it to the command as well."""
         if self._has_group or number not in FROM_TERMINAL:
             self.signal(number)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command and to what it has started."""
+        """Send a signal to the command and its process group."""
         if self._has_group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
@@ -207,7 +211,7 @@ class _Child:
                 os.kill(pid, number)
 
     def end(self) -> None:
-        """Kill whatever of it is still there."""
+        """Kill whatever is left of it."""
         if self._has_group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,13 +1,13 @@
-"""Log lines from events: one subscriber, one formatter, three looks.
+"""Log lines from events: one subscriber, one formatter, three formats.
 
     on a terminal   22:03:09 decided      schedule=daily-report instant=2026-11-15T06:00:00Z outcome=fired
     in a pipe       2026-11-15T22:03:09.120Z info decided schedule=daily-report instant=2026-11-15T06:00:00Z …
     with --json     {"at": "2026-11-15T22:03:09.120Z", "level": "info", "event": "decided", …}
 
-Lines are written by a thread of their own (`log_writer`): a log that nobody reads stops no loop.
-A line is always one line: data is escaped. Only a traceback has more, each of them escaped; in a pipe each begins with
-the time and the job, with --json it is a field. A tick that decides more than a few instants is told in one line, and a
-store that stays away is told every few seconds, so that the log stays readable and bounded at any load.
+A thread of its own writes the lines (`log_writer`), so a blocked log blocks no loop. A line is always one line: data is
+escaped. Only a traceback has more lines, each of them escaped; in a pipe each begins with the time and the job, with
+--json it is a field. Rate limits keep the log readable and bounded at any load: a tick that decides many instants is
+one line, and a store that stays down is logged every few seconds.
 """
 
 import logging
@@ -62,16 +62,16 @@ FAILURES_EVERY_S: Final = 5.0
 SETTLED_TOLD_MAX: Final = 5
 COMPLETED_EVERY_S: Final = 1.0
 TRACEBACK_LENGTH_MAX: Final = 4_000
-TRACEBACKS_MAX: Final = 5  # In a second,
-JOB_LINES_MAX: Final = 200  # as these.
-CLOSE_S_MAX: Final = 1.0  # A worker has promised to be gone two seconds after its grace.
+TRACEBACKS_MAX: Final = 5  # Per second.
+JOB_LINES_MAX: Final = 200  # Per second.
+CLOSE_S_MAX: Final = 1.0  # A worker must exit within two seconds after its grace period.
 
 Line = tuple[str, str, dict[str, object]]
 LEVEL_STYLES: Final = {"info": "name", "warning": "warn", "error": "bad"}
 
 
 class EventLog:
-    """Writes events as lines; an instance is a subscriber."""
+    """Write events as lines; an instance is a subscriber."""
 
     def __init__(self, write: Callable[[str], None], *, look: str, wall: Callable[[], Instant] = wall_now) -> None:
         self._write = write
@@ -89,7 +89,7 @@ class EventLog:
 
     @classmethod
     def on_stderr(cls, *, as_json: bool) -> "EventLog":
-        """Write to stderr in a thread of its own, in the look that fits; also what libraries log from now on."""
+        """Write to stderr in a thread of its own, in the suitable format; include the logs of libraries."""
         look = "json" if as_json else "terminal" if sys.stderr.isatty() else "plain"
         writer = LogWriter(sys.stderr, lambda lines: log.format("log lines dropped", level="warning", lines=lines))
         log = cls(writer, look=look)
@@ -100,7 +100,7 @@ class EventLog:
         return log
 
     def __call__(self, event: EngineEvent) -> None:
-        """Tell an event."""
+        """Log an event."""
         for level, text, fields in self._lines(event):
             self.write(text, level=level, **fields)
 
@@ -109,12 +109,12 @@ class EventLog:
         self._write(self.format(event, level=level, **fields))
 
     def format(self, event: str, *, level: str = "info", **fields: object) -> str:
-        """Return a line as it is written."""
+        """Format an event as a line."""
         now = self._wall() // MILLISECOND * MILLISECOND
         return self._format(now, level, event, fields)
 
     def _lines(self, event: EngineEvent) -> Iterator[Line]:
-        if isinstance(event, Timed):  # It is for measuring, and comes often.
+        if isinstance(event, Timed):  # For metrics only, and frequent.
             return
         if isinstance(event, TickFailed):
             yield from self._failure(event)
@@ -128,7 +128,7 @@ class EventLog:
             yield from describe(event)
 
     def _failure(self, event: TickFailed) -> Iterator[Line]:
-        """Tell the first failure of a time, then count: six loops that retry would fill the log."""
+        """Log the first failure of an outage, then count: six retrying loops would fill the log."""
         self._failures += 1
         if time.monotonic() - self._failure_told_at < FAILURES_EVERY_S:
             return
@@ -138,13 +138,13 @@ class EventLog:
         yield "warning", "store unavailable", fields
 
     def _wake_mode(self, event: WakeModeChanged) -> Iterator[Line]:
-        """Tell it once: the loops of a process and its API listen apart, and learn the same."""
+        """Log the change once: the loops of a process and its API listen separately and learn the same."""
         told, self._wake_ups_told = self._wake_ups_told, (event.mode, event.reason)
         if told != self._wake_ups_told:
             yield from describe(event)
 
     def _settled(self, event: JobsSettled) -> Iterator[Line]:
-        """Tell each failure of a few, and of successes how many there were, at most once a second."""
+        """Log each of a few failures; count successes and log the total at most once a second."""
         for level, words, fields in describe(event):
             if fields.get("traceback") and not self._may_tell_traceback():
                 fields["traceback"] = None
@@ -156,7 +156,7 @@ class EventLog:
             self._completed = 0
 
     def _logged(self, event: JobLogged) -> Iterator[Line]:
-        """Tell so many lines of jobs in a second, and of more how many there were; all are in the jobs' logs."""
+        """Log a limited number of job lines per second, and how many more there were; the jobs' logs have all."""
         now = time.monotonic()
         if now - self._job_lines_since >= 1.0:
             if self._job_lines > JOB_LINES_MAX:
@@ -166,7 +166,7 @@ class EventLog:
         self._job_lines += len(event.lines)
 
     def _may_tell_traceback(self) -> bool:
-        """Allow a few in a second: where everything fails, the first ones say why."""
+        """Allow a few tracebacks per second: when everything fails, the first ones say why."""
         now = time.monotonic()
         if now - self._tracebacks_since >= 1.0:
             self._tracebacks_since, self._tracebacks = now, 0
@@ -178,7 +178,7 @@ _opened: list[tuple[LogWriter, LibraryLogHandler]] = []
 
 
 def close_logs() -> bool:
-    """Write what waits in the logs of this process, as far as somebody reads them; say whether all was written."""
+    """Flush the logs of this process, as far as they are read; return whether everything was written."""
     is_written = True
     while _opened:
         writer, handler = _opened.pop()
@@ -189,7 +189,7 @@ def close_logs() -> bool:
 
 
 def describe(event: EngineEvent) -> Iterator[Line]:
-    """Say what happened: level, words, fields."""
+    """Describe an event: level, message, fields."""
     match event:
         case TermWon(role=role, token=token):
             yield "info", "leading", {"role": role, "token": token}
@@ -318,7 +318,7 @@ def _plain(at: Instant, level: str, event: str, fields: dict[str, object]) -> st
 
 
 def _in_line(fields: dict[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield the fields that stand in a line of text, which are all that say something but the traceback."""
+    """Yield the fields of a text line: all that are set, except the traceback."""
     return ((name, value) for name, value in fields.items() if value is not None and name != "traceback")
 
 

@@ -1,8 +1,8 @@
-"""Write log lines in a thread of their own, so that a full pipe blocks nobody.
+"""Write log lines in a thread of their own, so that a full pipe never blocks the event loop.
 
-A log that nobody reads (a stuck log driver, Ctrl-S at a terminal) blocks whoever writes to it. That must never be an
-event loop: leases would run out and signals would not be heard. Lines wait in a bounded buffer; those that do not fit
-are dropped and counted, and the next line that is written says how many.
+A log that is not read (a stuck log driver, Ctrl-S at a terminal) blocks its writer. That must never be an event loop:
+leases would expire and signals would not be handled. Lines wait in a bounded buffer. Lines that do not fit are dropped
+and counted, and the next line that is written reports how many.
 """
 
 import logging
@@ -34,7 +34,7 @@ class LogWriter:
         self._thread.start()
 
     def __call__(self, line: str) -> None:
-        """Have a line written soon, or drop and count it when too many wait."""
+        """Queue a line for writing, or drop and count it when the buffer is full."""
         with self._changed:
             if len(self._lines) >= LINES_MAX or self._characters + len(line) > CHARACTERS_MAX:
                 self._dropped += 1
@@ -44,7 +44,7 @@ class LogWriter:
             self._changed.notify_all()
 
     def close(self, within_s: float) -> bool:
-        """Wait until everything was written, for so long at most; say whether it was. Then the thread ends."""
+        """Wait until everything was written, at most this long, and end the thread; return whether it was."""
         with self._changed:
             is_written = self._changed.wait_for(lambda: not self._lines and not self._is_writing, within_s)
             self._is_closed = True
@@ -53,7 +53,7 @@ class LogWriter:
 
     def _run(self) -> None:
         while text := self._take():
-            with suppress(OSError, ValueError):  # The stream is closed: there is nobody to tell.
+            with suppress(OSError, ValueError):  # The stream is closed.
                 self._write(text)
             with self._changed:
                 self._is_writing = False
@@ -76,17 +76,17 @@ class LogWriter:
     def _write(self, text: str) -> None:
         try:
             number = self._stream.fileno()
-        except (OSError, ValueError):  # It is no file but, in a test, a buffer.
+        except (OSError, ValueError):  # In a test it is a buffer, not a file.
             self._stream.write(text)
             return
-        # Not through the stream: the thread would hold its lock when the interpreter ends, which is fatal.
+        # Not through the stream: the thread could hold its lock when the interpreter exits, which is fatal.
         data = memoryview(text.encode(errors="backslashreplace"))
         while data:
             data = data[os.write(number, data) :]
 
 
 class LibraryLogHandler(logging.Handler):
-    """Has what libraries log, and warnings, written by the same thread."""
+    """Write the log records and warnings of libraries with the same thread."""
 
     def __init__(self, write: Callable[[str, str, str], None]) -> None:
         super().__init__(logging.WARNING)

@@ -1,6 +1,6 @@
-"""The sample app of `headway demo`: tasks that take a few seconds and show how far they are, and schedules for them.
+"""The sample app of `headway demo`: tasks that take a few seconds and report progress, and schedules for them.
 
-They do nothing but wait; what they show is real. Each is what a first task of your own could look like.
+They only sleep; what they report is real. Each is what a first task of your own could look like.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ app = Headway(settings=Settings(), name="demo")
 
 @app.task
 async def beat() -> str:
-    """Be over at once."""
+    """End at once."""
     return "tick"
 
 
 @app.task
 async def poll_inbox(ctx: Context, mails: int = 30) -> str:
-    """Wait on the network, as async tasks do; hundreds of these share one process."""
+    """Wait for the network, as async tasks do; hundreds of these share one process."""
     for _ in ctx.track(range(mails), "Reading mail"):
         await asyncio.sleep(0.12)
     return f"{mails} mails"
@@ -47,7 +47,7 @@ async def poll_inbox(ctx: Context, mails: int = 30) -> str:
 
 @app.task
 def thumbnails(ctx: Context, images: int = 60) -> str:
-    """Take longer than the time between two instants of its schedule."""
+    """Take longer than the interval of its schedule."""
     for _ in ctx.track(range(images), "Scaling"):
         time.sleep(0.11)
     return f"{images} images"
@@ -55,7 +55,7 @@ def thumbnails(ctx: Context, images: int = 60) -> str:
 
 @app.task(timeout="5m", retry=Retry(max_attempts=3, backoff="1s..5s"))
 def transcode(ctx: Context, video: str = "holiday.mp4") -> dict[str, Any]:
-    """Go through named steps, of which none that is done is repeated, whatever happens to the worker."""
+    """Go through named steps; finished steps are not repeated, whatever happens to the worker."""
     ctx.metadata["input"] = video
     with ctx.steps(*STEPS) as steps:
         for name, weight in STEPS:
@@ -67,7 +67,7 @@ def transcode(ctx: Context, video: str = "holiday.mp4") -> dict[str, Any]:
 
 @app.task(retry=Retry(max_attempts=3, backoff="2s"))
 def import_orders(ctx: Context, crash: bool = True) -> dict[str, Any]:
-    """Import batches, each kept once it is done; the first attempt kills its own process in the middle."""
+    """Import batches, each stored once it is done; the first attempt kills its own process half way."""
     imported: list[int] = []
     for number in ctx.track(range(1, BATCHES + 1), "Importing batches"):
         if crash and ctx.attempt == 1 and number == CRASHES_IN:
@@ -79,7 +79,7 @@ def import_orders(ctx: Context, crash: bool = True) -> dict[str, Any]:
 
 @app.task
 def report(ctx: Context, day: str = "today") -> str:
-    """Be short, and have others do the rest."""
+    """Do little, and enqueue jobs for the rest."""
     for percent, step in ((10, "Reading"), (60, "Writing")):
         ctx.progress(percent, step)
         ctx.log(f"{step} the figures of {day}")
@@ -91,7 +91,7 @@ def report(ctx: Context, day: str = "today") -> str:
 
 @app.task(retry=Retry(max_attempts=5, backoff="2s..8s"))
 async def sync_customers(ctx: Context, source: str = "crm.example") -> str:
-    """Depend on somebody who does not always answer: the third attempt succeeds."""
+    """Depend on an unreliable service: the third attempt succeeds."""
     ctx.log(f"asking {source} for what has changed")
     for page in ctx.track(range(10), "Fetching pages"):
         await asyncio.sleep(0.2)
@@ -102,7 +102,7 @@ async def sync_customers(ctx: Context, source: str = "crm.example") -> str:
 
 @app.task(retry=Retry(max_attempts=2, backoff="2s"))
 async def send_invoice(ctx: Context, customer: int = 4711) -> str:
-    """Fail, however often it is tried, until somebody looks after it: it ends among the dead letters."""
+    """Fail on every attempt: the job ends in the dead-letter queue."""
     ctx.log(f"writing the invoice of customer {customer}")
     await asyncio.sleep(0.5)
     address = ADDRESSES.get(customer)

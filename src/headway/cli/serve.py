@@ -1,12 +1,12 @@
-"""`headway scheduler`, `headway worker`, `headway serve`: one process in one role or both, to its last lease.
+"""`headway scheduler`, `headway worker`, `headway serve`: run one process in one role or in all of them.
 
-Start: open the store (and wait for it while it is down), bring the app's schedules into it, run the node. A worker
-starts a child first, since its process imports the app and the supervisor's never does: the child tells which tasks
-and schedules there are, and which store.
+Start: open the store (and wait for it while it is down), write the app's schedules to it, run the node. A worker starts
+a child first, since only its process imports the app, never the supervisor's: the child reports which tasks and
+schedules there are, and which store.
 
-Stop, at SIGTERM or SIGINT: decide no more and take no more jobs, let what runs end within the grace, hand back the rest
-and the leases, say goodbye, exit with 0. At a second signal jobs are handed back at once; a third one ends the
-process without a word, and then the leases run out by themselves.
+Graceful shutdown, at SIGTERM or SIGINT: stop deciding and claiming, let running jobs end within the grace period, hand
+back the rest and the leases, deregister the node, exit with 0. A second signal hands jobs back at once. A third one
+kills the process, and its leases expire by themselves.
 """
 
 from typing import Annotated
@@ -17,7 +17,7 @@ from headway.cli.log import EventLog
 from headway.cli.session import Session, new_command
 from headway.wiring.processes import run_scheduler, run_worker
 
-NodeOption = Annotated[str | None, typer.Option("--node", metavar="NAME", help="What people call this process.")]
+NodeOption = Annotated[str | None, typer.Option("--node", metavar="NAME", help="The display name of this node.")]
 ModeOption = Annotated[
     str | None,
     typer.Option(
@@ -28,16 +28,21 @@ ModeOption = Annotated[
 ]
 ShardsOption = Annotated[
     str | None,
-    typer.Option("--shards", "--scheduler-shards", metavar="N", help="Over how many leases schedules are spread."),
+    typer.Option(
+        "--shards", "--scheduler-shards", metavar="N", help="Number of shards (leases) over which schedules are spread."
+    ),
 ]
 LeaseOption = Annotated[
-    str | None, typer.Option("--leader-lease", metavar="DURATION", help="How long a silent leader is waited for.")
+    str | None,
+    typer.Option(
+        "--leader-lease", metavar="DURATION", help="Leader lease: how long until a silent leader is replaced."
+    ),
 ]
 PollOption = Annotated[
-    str | None, typer.Option("--poll", metavar="DURATION", help="How often to look where no wake-up arrives.")
+    str | None, typer.Option("--poll", metavar="DURATION", help="Poll interval when no notification arrives.")
 ]
 QueuesOption = Annotated[
-    str | None, typer.Option("--queues", metavar="A,B", help="Take jobs only from these queues; else from all.")
+    str | None, typer.Option("--queues", metavar="A,B", help="Claim jobs only from these queues (default: all).")
 ]
 ConcurrencyOption = Annotated[
     str | None, typer.Option("--concurrency", metavar="N", help="How many async jobs run at the same time (100).")
@@ -46,14 +51,17 @@ ProcessesOption = Annotated[
     str | None, typer.Option("--processes", metavar="N", help="How many processes run def tasks (one per core).")
 ]
 WorkerLeaseOption = Annotated[
-    str | None, typer.Option("--worker-lease", metavar="DURATION", help="How long a silent worker is waited for.")
+    str | None,
+    typer.Option(
+        "--worker-lease", metavar="DURATION", help="Worker lease: how long until a silent worker loses its jobs."
+    ),
 ]
 HostOption = Annotated[
     str | None,
-    typer.Option("--host", metavar="ADDRESS", help="Where the API listens (127.0.0.1); others want a token."),
+    typer.Option("--host", metavar="ADDRESS", help="Bind address of the API (127.0.0.1); others require a token."),
 ]
 PortOption = Annotated[
-    str | None, typer.Option("--port", metavar="N", help="The port of the API (8480); 0 takes a free one.")
+    str | None, typer.Option("--port", metavar="N", help="Port of the API (8480); 0 picks a free one.")
 ]
 GraceOption = Annotated[
     str | None, typer.Option("--grace", metavar="DURATION", help="How long running jobs may take after SIGTERM.")
@@ -70,8 +78,8 @@ async def scheduler(
 ) -> None:
     """Decide the schedules of the store, as one of any number of schedulers.
 
-    With --app (or HEADWAY_APP) the schedules declared in the app are brought into the store first. What happens is
-    told on stderr. SIGTERM and Ctrl-C hand the leases over, so that the next scheduler decides at once.
+    With --app (or HEADWAY_APP) the schedules declared in the app are written to the store first. Logs go to stderr.
+    SIGTERM and Ctrl-C hand over the leases, so that the next scheduler decides at once.
     """
     settings = session.settings(
         node=node,
@@ -95,7 +103,7 @@ async def worker(
 ) -> None:
     """Run the jobs of the app's tasks, as one of any number of workers.
 
-    Needs --app (or HEADWAY_APP), or tasks in headway.toml. User code runs in child processes; this one keeps the
+    Needs --app (or HEADWAY_APP), or tasks in headway.toml. User code runs in child processes; this process keeps the
     leases, whatever happens there. SIGTERM and Ctrl-C let running jobs end within --grace; a second signal hands them
     back.
     """
@@ -127,9 +135,9 @@ async def serve(
     host: HostOption = None,
     port: PortOption = None,
 ) -> None:
-    """Be scheduler, worker and API in one process, as one of any number of them.
+    """Run scheduler, worker and API in one process, as one of any number of them.
 
-    Needs --app (or HEADWAY_APP), or tasks in headway.toml. The app's schedules are brought into the store first. Where
+    Needs --app (or HEADWAY_APP), or tasks in headway.toml. The app's schedules are written to the store first. Where
     another process has the API's port already, this one leaves the API to it, and takes over when that one ends.
     """
     settings = session.loaded(

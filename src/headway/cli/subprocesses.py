@@ -1,7 +1,7 @@
-"""Processes of our own that end when we do, however we do.
+"""Subprocesses that exit when their parent does, for whatever reason.
 
-Such a process gets its options as one line on its standard input, since a store's password must not stand in the list
-of processes, and it stops in good order when that input ends: also when its parent is killed.
+Such a process gets its options as one line on its standard input, since a store's password must not be visible in the
+process list. It shuts down gracefully when that input ends, also when its parent is killed.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ STOP_S_MAX: Final = 5.0
 
 
 async def start(entry: str, options: dict[str, Any]) -> asyncio.subprocess.Process:
-    """Start a process at `module:function`, which is one that calls `run_as_child`."""
+    """Start a process at `module:function`, which must call `run_as_child`."""
     module, _, function = entry.partition(":")
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", f"from {module} import {function}; {function}()"),
         stdin=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for the parent, which then ends the child in good order.
+        start_new_session=True,  # Ctrl-C goes to the parent only, which then stops the child gracefully.
     )
     assert child.stdin is not None
     child.stdin.write(json.dumps(options).encode() + b"\n")
@@ -28,7 +28,7 @@ async def start(entry: str, options: dict[str, Any]) -> asyncio.subprocess.Proce
 
 
 async def stop(child: asyncio.subprocess.Process) -> None:
-    """Have a process stop, and wait until it has."""
+    """Stop a process and wait until it has exited."""
     assert child.stdin is not None
     child.stdin.close()
     try:
@@ -40,7 +40,7 @@ async def stop(child: asyncio.subprocess.Process) -> None:
 
 
 def run_as_child(work: Callable[[dict[str, Any], asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Be such a process: do the work, with its options, until the event is set."""
+    """Run as such a process: do the work, with its options, until the event is set."""
     from headway.cli.root import guarded
 
     options: dict[str, Any] = json.loads(sys.stdin.readline())
@@ -56,7 +56,7 @@ def run_as_child(work: Callable[[dict[str, Any], asyncio.Event], Coroutine[Any, 
 @contextmanager
 def _until_input_ends(stopping: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), stopping.set)  # Nothing more is ever written, so readable means ended.
+    loop.add_reader(sys.stdin.fileno(), stopping.set)  # Nothing more is ever written, so readable means closed.
     try:
         yield
     finally:

@@ -35,9 +35,9 @@ from headway.worker.child_pool import ChildPool
 from headway.worker.ipc import Hello
 
 INTERRUPTED: Final = 130
-SKIPPED_TOLD: Final = 20  # Of the declared schedules that belong to somebody else.
+SKIPPED_TOLD: Final = 20  # Warnings about declared schedules of another owner.
 CHILD_POOL_GOODBYE_S: Final = 0.3
-PORT_REST_S: Final = 2.0  # Between two looks whether the port of the API is free.
+PORT_REST_S: Final = 2.0  # Between two attempts to bind the port of the API.
 
 
 class ProcessLog(Protocol):
@@ -55,7 +55,7 @@ class ProcessLog(Protocol):
 async def run_scheduler(
     settings: Settings, app: TaskRegistry | None, log: ProcessLog, stopping: asyncio.Event | None = None
 ) -> None:
-    """Run a scheduler until a signal, or the caller's event, ends it."""
+    """Run a scheduler until a signal, or the caller's event, stops it."""
     stopping = stopping or asyncio.Event()
     clock = Clock()
     clock.node = new_node_id(clock)
@@ -83,10 +83,10 @@ async def run_worker(
     api: str | None = None,
     stopping: asyncio.Event | None = None,
 ) -> None:
-    """Run a worker, which may be a scheduler and an API too, until a signal or the caller's event ends it.
+    """Run a worker, and optionally a scheduler and an API, until a signal or the caller's event stops it.
 
-    `store` is the one that was asked for; without it the app has one. The API `may` be served, where its port is free,
-    or it `must`.
+    `store` is the one from the command line; without it the app names one. The API `may` be served, where its port is
+    free, or it `must`.
     """
     if settings.app is None and not Definitions.load().tasks:
         raise InvalidConfig("a worker needs tasks: --app module:app, HEADWAY_APP, or [tasks.…] in headway.toml")
@@ -141,7 +141,7 @@ async def _work(
                 listening = _bind(settings, log, must=api == "must")
                 group.create_task(_serve_api_when_free(store, settings, clock, listening, log, stopping, node))
             await run_node(node, stopping, hurrying)
-            stopping.set()  # It may have been asked to leave by others; then the API leaves too.
+            stopping.set()  # The node may have been drained remotely; the API stops with it.
     finally:
         await store.close()
 
@@ -174,7 +174,7 @@ async def run_api(settings: Settings, tasks: Mapping[str, Task[Any, Any]], log: 
 
 
 def _bind(settings: Settings, log: ProcessLog, *, must: bool) -> socket.socket | None:
-    """Bind the port of the API; where nobody insists on it, it may belong to another process of ours."""
+    """Bind the port of the API; unless it is required, another Headway process may have it."""
     from headway.server.http_server import bind
 
     try:
@@ -195,7 +195,7 @@ async def _serve_api_when_free(
     stopping: asyncio.Event,
     node: EngineNode,
 ) -> None:
-    """Serve the API once its port is free: the process that has it may end, and then somebody has to answer."""
+    """Serve the API once its port is free: the process that has it may exit, and then this one takes over."""
     from headway.server.http_server import bind
 
     while listening is None:
@@ -227,7 +227,7 @@ async def serve_api(
 
 
 def _after_greeting(log: ProcessLog, child_pool: ChildPool) -> Callable[[EngineEvent], None]:
-    """Leave out how the first child ended when it could not load the app: the command ends with the same words."""
+    """Suppress the exit of the first child when it could not load the app: the command reports the same error."""
 
     def hear(event: EngineEvent) -> None:
         has_app = child_pool.hello is not None and child_pool.hello.error is None
@@ -238,7 +238,7 @@ def _after_greeting(log: ProcessLog, child_pool: ChildPool) -> Callable[[EngineE
 
 
 async def _hello(child_pool: ChildPool, stopping: asyncio.Event) -> Hello | None:
-    """Wait for the first child to tell what is in the app; None when we are stopped before."""
+    """Wait until the first child reports what is in the app; None when stopped before that."""
     waits = [asyncio.ensure_future(child_pool.greeted.wait()), asyncio.ensure_future(stopping.wait())]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -251,8 +251,8 @@ async def _hello(child_pool: ChildPool, stopping: asyncio.Event) -> Hello | None
 
 
 async def run_node(node: EngineNode, stopping: asyncio.Event, hurrying: asyncio.Event | None = None) -> None:
-    """Run a node until it ends, or an event ends it."""
-    gc.freeze()  # What is imported stays; to look through all of it now and then would stop everything for 10 ms.
+    """Run a node until it ends, or an event stops it."""
+    gc.freeze()  # Exclude imported objects from garbage collection, which would pause everything for 10 ms.
 
     async def stop_when_told() -> None:
         await stopping.wait()
@@ -268,7 +268,7 @@ async def run_node(node: EngineNode, stopping: asyncio.Event, hurrying: asyncio.
 
 
 async def open_store(settings: Settings, clock: Clock, stopping: asyncio.Event, log: ProcessLog) -> Store | None:
-    """Open the store, as often as it takes; None when we are stopped before it answers."""
+    """Open the store, retrying until it answers; None when stopped before that."""
     rest_s = RETRY_REST_S_MIN
     while not stopping.is_set():
         try:
@@ -290,9 +290,9 @@ def _exposures(url: str) -> Iterable[str]:
 async def _synchronise(
     store: Store, owner: str, declared: Mapping[str, ScheduleSpec], stopping: asyncio.Event, log: ProcessLog
 ) -> list[str]:
-    """Bring the app's schedules into the store; one that goes away meanwhile is waited for.
+    """Write the app's schedules to the store; wait for the store while it is down.
 
-    What belongs to somebody else stays as it is. Return what to tell of it.
+    Schedules of another owner are left unchanged. Return the warnings about them.
     """
     clock = Clock()
     while not stopping.is_set():
@@ -318,7 +318,7 @@ async def _synchronise(
 def stopped_by_signals(
     stopping: asyncio.Event, log: ProcessLog, hurrying: asyncio.Event | None = None
 ) -> Iterator[None]:
-    """Set one event after the other at SIGTERM, SIGINT or SIGHUP; at the signal after the last, leave at once."""
+    """Set one event after another at SIGTERM, SIGINT or SIGHUP; after the last one, exit at once."""
     events = [stopping] if hurrying is None else [stopping, hurrying]
 
     def hear(name: str) -> Callable[[], None]:
@@ -333,7 +333,7 @@ def stopped_by_signals(
 
     loop = asyncio.get_running_loop()
     signals = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Ignored under nohup; else the terminal is gone.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Ignored under nohup; otherwise the terminal is gone.
         signals.append(signal.SIGHUP)
     for number in signals:
         loop.add_signal_handler(number, hear(number.name))
