@@ -156,7 +156,7 @@ async def test_credentials_and_tls(open_at: OpenEngine) -> None:
 
 
 async def test_a_user_needs_no_more_rights_than_the_documented_ones(redis: RedisServer, open_at: OpenEngine) -> None:
-    documented = COORDINATION.read_text().partition("with the rights to ")[2].partition(" |")[0]
+    documented = COORDINATION.read_text().partition("with permission for ")[2].partition(" |")[0]
     rights = [f"+{right.lower().replace(' ', '|')}" for right in re.findall("`([A-Z ]+)`", documented)]
     with redis.client() as client:
         keys = "~{headway:}* &{headway:}*".split()
