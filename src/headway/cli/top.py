@@ -14,21 +14,23 @@ from typing import Annotated, Final
 
 import msgspec
 import typer
+from msgspec import UNSET
 
 from headway.cli.output import console
 from headway.cli.queues import queue_state
-from headway.cli.session import Desk, Session, new_command
+from headway.cli.session import Session, new_command
 from headway.cli.status import attention, located, nodes_of, schedulers_of
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import Line, bar, painted
 from headway.core.errors import Denied, StoreUnavailable
 from headway.core.instants import SECOND, Instant, parse_instant
-from headway.core.job_details import left_words, read_detail
-from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.schedule_names import schedule_label
+from headway.operations.everything import Operations
 from headway.operations.overview import LATE
-from headway.wire.jobs import job_of
+from headway.wire.base import PAGE_MAX
+from headway.wire.job_requests import JobFilter
+from headway.wire.jobs import Detail, Job
 from headway.wire.nodes import Worker
 from headway.wire.overview import ComingSchedule, Stats
 
@@ -69,31 +71,27 @@ async def top(
 
     q or Ctrl-C leaves. In a pipe, or with --once, it writes one frame.
     """
-    async with session.open() as desk:
+    async with session.operations() as operations:
         if session.as_json or once or not session.out.on_terminal:
-            _write(session, await gather(desk))
+            _write(session, await gather(operations))
         else:
-            await _live(desk, every)
+            await _live(operations, every)
 
 
-async def gather(desk: Desk) -> Picture:
+async def gather(operations: Operations) -> Picture:
     """Read what one frame shows."""
-    stats = await desk.operations.monitoring.stats()
+    stats = await operations.monitoring.stats()
     if stats.tenant is not None:
         raise Denied("this shows what concerns all tenants; a token for all of them is needed")
-    return Picture(stats=stats, running=await desk.told(await desk.store.jobs.running(RUNNING_READ)))
+    found = await operations.jobs.list(JobFilter(status=Status.RUNNING), limit=PAGE_MAX)
+    longest_first = sorted(found.items, key=lambda job: (job.started_at or "", job.id))
+    return Picture(stats=stats, running=longest_first[:RUNNING_READ])
 
 
 def _write(session: Session, picture: Picture) -> None:
     if session.as_json:
-        names = _names(picture.stats)
-        session.out.json(
-            {
-                **msgspec.to_builtins(located(session, picture.stats)),
-                "running": [job_of(job, picture.now, node_name=names.get(job.node or "")) for job in picture.running],
-                "health": health(picture.stats),
-            }
-        )
+        figures = msgspec.to_builtins(located(session, picture.stats))
+        session.out.json({**figures, "running": picture.running, "health": health(picture.stats)})
     elif session.out.on_terminal:
         screen = console()
         lines = frame(picture, screen.size.width, HEIGHT_PIPED, keys="")
@@ -103,7 +101,7 @@ def _write(session: Session, picture: Picture) -> None:
             session.out.say("".join(clean(piece) for piece, _ in line).rstrip())
 
 
-async def _live(desk: Desk, every: float) -> None:
+async def _live(operations: Operations, every: float) -> None:
     from rich.live import Live
 
     screen = console()
@@ -116,15 +114,14 @@ async def _live(desk: Desk, every: float) -> None:
     ):
         while not leaving.is_set():
             try:
-                await desk.hear_time()
-                picture = await gather(desk)
+                picture = await gather(operations)
             except StoreUnavailable as error:
                 if picture is None:
                     raise
                 picture = replace(picture, trouble=f"the store does not answer: {error}")
             size = screen.size
             live.update(painted(frame(picture, size.width, size.height), screen.encoding), refresh=True)
-            await desk.clock.rest(every, leaving)
+            await operations.clock.rest(every, leaving)
 
 
 @contextmanager
@@ -285,28 +282,30 @@ def _running_lines(picture: Picture, width: int) -> list[Line]:
     if not jobs:
         return [[("running", "name"), ("  nothing", "quiet")]]
     names = _names(stats)
-    task_width = max(8, min(WIDTH_TASK_MAX, width - 62, max(len(clean(job.task)) for job in jobs)))
+    task_width = max(8, min(WIDTH_TASK_MAX, width - 62, max(len(clean(job.type)) for job in jobs)))
     lines = [_job_line(job, picture.now, names, task_width, width) for job in jobs]
     return [[("running", "name"), (_spread("running", right, width) if right else "", "quiet")], *lines]
 
 
 def _job_line(job: Job, now: Instant, names: dict[str, str], task_width: int, width: int) -> Line:
     """Draw one job: the id whole, for it is what other commands want; the rest as far as there is room."""
-    detail, left = read_detail(job), left_words(job, now)
+    detail = job.detail or Detail()
+    left = "" if job.eta_seconds is None else f"{span(job.eta_seconds * SECOND)} left"
     bar_width = max(BAR_WIDTH_MIN, min(BAR_WIDTH, width - task_width - 56))
-    line: Line = [(f"  {job.id}  ", "quiet"), (_fit(job.task, task_width), "name"), ("  ", "")]
-    if job.progress or detail.step or detail.done is not None:
+    line: Line = [(f"  {job.id}  ", "quiet"), (_fit(job.type, task_width), "name"), ("  ", "")]
+    if job.progress or detail.step or detail.done is not UNSET:
         line += [*bar(job.progress / 100, bar_width), (f" {job.progress:>3}%", "name")]
     else:
         line += [(" " * (bar_width + 5), "")]
     if job.cancel_requested_at is not None:
         return [*line, (f"  {'asked to stop':>13}", "warn")]
-    if job.lease_until is not None and job.lease_until < now:
+    if job.node not in names:
         return [*line, (f"  {'worker lost':>13}", "bad")]
-    elapsed = span(max(0, now - (job.started_at or now)) // SECOND * SECOND)
+    started_at = now if job.started_at is None else parse_instant(job.started_at)
+    elapsed = span(max(0, now - started_at) // SECOND * SECOND)
     line.append((f"  {left or 'for ' + elapsed:>13}", "time" if left else "quiet"))
     used = sum(len(piece) for piece, _ in line)
-    words = "  ".join(part for part in (names.get(job.node or "", job.node or ""), detail.step or "") if part)
+    words = "  ".join(part for part in (names[job.node], detail.step or "") if part)
     return [*line, (f"  {_cut_text(clean(words), width - used - 2)}" if width - used > 8 else "", "quiet")]
 
 

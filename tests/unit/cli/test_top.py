@@ -6,7 +6,7 @@ import pytest
 
 from headway.cli.top import Picture, frame, health
 from headway.cli.watch import painted
-from headway.core.instants import HOUR, MINUTE, SECOND, Instant, parse_instant
+from headway.core.instants import HOUR, MINUTE, Instant, parse_instant
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.nodes import Node
@@ -14,6 +14,8 @@ from headway.core.schedule_names import ScheduleRef
 from headway.operations.monitoring import stats_of
 from headway.operations.overview import Overview
 from headway.store.facts import Facts
+from headway.wire.jobs import Job as WireJob
+from headway.wire.jobs import job_of
 from headway.wire.overview import DeadTask, Stats
 from headway.wire.queues import Queue
 
@@ -60,7 +62,7 @@ def figures(**more: Any) -> Stats:
     return stats_of(overview(**more), {}, HOUR)
 
 
-def running(number: int = 0, **more: Any) -> Job:
+def running(number: int = 0, **more: Any) -> WireJob:
     values: dict[str, Any] = {
         "id": f"job_01m7gxtfzz0x2k0xvkn46xq{number:03}",
         "task": "video.transcode",
@@ -80,7 +82,7 @@ def running(number: int = 0, **more: Any) -> Job:
         "progress": 68,
         "detail": '{"step": "720p", "eta": 239}',
     }
-    return Job(**(values | more))
+    return job_of(Job(**(values | more)), NOW)
 
 
 def drawn(picture: Picture, width: int = 120, height: int = 40) -> list[str]:
@@ -139,7 +141,7 @@ def test_what_is_not_as_it_should_be_is_said() -> None:
 def test_a_job_says_when_it_shall_stop_or_has_lost_its_worker() -> None:
     asked = drawn(Picture(stats=figures(), running=[running(cancel_requested_at=NOW)]), width=80)
     assert any(line.endswith("  asked to stop") for line in asked)
-    lost = drawn(Picture(stats=figures(), running=[running(lease_until=NOW - SECOND)]), width=80)
+    lost = drawn(Picture(stats=figures(), running=[running(node="node_gone")]), width=80)
     assert any(line.endswith("  worker lost") for line in lost)
     silent = drawn(Picture(stats=figures(), running=[running(detail=None, progress=0)]))
     assert any("for 1m  web-1" in line for line in silent)
