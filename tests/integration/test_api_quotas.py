@@ -114,6 +114,10 @@ def test_a_tenant_gets_its_share_and_no_more(tmp_path: Path) -> None:
         assert globex.put("/api/schedules/first", json=DAILY).status_code == 201
         assert globex.put("/api/schedules/first", json={**DAILY, "cron": "0 7 * * *"}).status_code == 200
         assert _refusal(globex.put("/api/schedules/second", json=DAILY)) == (429, "quota", True)
+        named = [{"name": name, **DAILY} for name in ("first", "second")]
+        assert _refusal(globex.put("/api/schedules", json={"schedules": named})) == (429, "quota", True)
+        assert globex.get("/api/schedules/first").json()["trigger"]["expr"] == "0 7 * * *"  # None of them was written.
+        assert globex.put("/api/schedules?dry_run=1", json={"schedules": named}).status_code == 200
         _places_count(globex)
         _many_retries_count(acme)
         assert globex.post("/api/jobs/cancel", json={"filter": {"status": "PENDING"}, "limit": 1}).json()["done"] == 1

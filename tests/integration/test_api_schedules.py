@@ -156,6 +156,54 @@ def test_a_schedule_of_an_app_is_changed_only_on_purpose(home: House) -> None:
     assert home.root.delete("/api/schedules/filed?owner=file:a.toml").status_code == 200
 
 
+def test_many_schedules_are_put_at_once(home: House) -> None:
+    args = {"user": "me", "password": "s3cret"}
+    many = {"schedules": [{"name": f"many-{n}", **DAILY, "args": args} for n in range(3)]}
+    planned = home.acme.put("/api/schedules?dry_run=1", json=many).json()
+    assert ([item["outcome"] for item in planned["items"]], planned["dry_run"]) == (["created"] * 3, True)
+    assert home.acme.get("/api/schedules?q=many-").json()["items"] == []
+    made = home.acme.put("/api/schedules?owner=file:a.toml", json=many)
+    assert made.status_code == 200
+    first = made.json()["items"][0]
+    assert (first["name"], first["tenant"], first["outcome"], first["before"]) == ("many-0", "acme", "created", None)
+    assert (first["trigger"]["expr"], first["previous_trigger"], len(first["after"])) == ("0 6 * * *", None, 3)
+    assert first["warnings"] == ["no worker is alive"]
+    found = home.acme.get("/api/schedules?q=many-").json()["items"]
+    assert {(item["owner"], item["args"]["password"]) for item in found} == {("file:a.toml", "***")}
+    again = {"schedules": [{"name": item["name"], **DAILY, "args": item["args"]} for item in found[:2]]}
+    again["schedules"][1]["cron"] = "0 7 * * *"
+    second = home.acme.put("/api/schedules?owner=file:a.toml", json=again).json()["items"]
+    assert [item["outcome"] for item in second] == ["unchanged", "changed"]
+    assert second[1]["previous_trigger"]["expr"] == "0 6 * * *"
+    stored = home.on_store(lambda store: store.schedules.get("many-1", tenant="acme"))
+    assert '"password":"s3cret"' in stored.spec.args
+    trail = home.root.get("/api/trail", params={"actor": "acme", "action": "schedule.put"})
+    assert [item["target"] for item in trail.json()["items"][:4]] == ["many-1", "many-2", "many-1", "many-0"]
+    assert "s3cret" not in trail.text
+
+
+def test_many_schedules_are_put_all_or_none(home: House) -> None:
+    put(home.acme, "none-taken?owner=shop")
+    fine = {"name": "none-fine", **DAILY}
+    for wrong, words, status in (
+        ({"name": "none-taken", **DAILY}, "'acme/none-taken' belongs to shop; take_over=1", 409),
+        ({"name": "none-cron", **DAILY, "cron": "61 * * * *"}, "'none-cron': ", 422),
+        ({"name": "none-over", "task": "t", "at": "2020-01-01T00:00:00Z"}, "'none-over' has no instant", 422),
+        ({"name": "none-fine", **DAILY}, "'acme/none-fine' is there twice", 422),
+        ({"name": "none-tenant", **DAILY, "tenant": "globex"}, "tenant", 403),
+        ({"name": "none-tenant", **DAILY, "unknown": 1}, "unknown", 422),
+        ({"name": "x" * 300, **DAILY}, "schedule name", 422),
+    ):
+        assert words in error_of(home.acme.put("/api/schedules", json={"schedules": [fine, wrong]}), status)
+        assert home.acme.get("/api/schedules/none-fine").status_code == 404
+    for bad in ([], [fine] * 501):
+        assert "schedules" in error_of(home.acme.put("/api/schedules", json={"schedules": bad}), 422)
+    both = {"schedules": [fine, {"name": "none-taken", **DAILY}]}
+    assert home.acme.put("/api/schedules?take_over=1", json=both).status_code == 200
+    assert home.acme.get("/api/schedules/none-taken").json()["owner"] == ""
+    assert home.viewer.put("/api/schedules?dry_run=1", json=both).status_code == 403
+
+
 BAD_BODIES = [
     ({}, "task"),
     ({"task": "t"}, "say when"),

@@ -196,7 +196,6 @@ LISTS = [
     Probe("GET", "/api/deliveries", "/api/deliveries?job=<dead>"),
     Probe("GET", "/api/tokens"),
     Probe("GET", "/api/audit-log"),
-    Probe("GET", "/api/audit-log"),
     Probe("GET", "/api/audit-log", "/api/audit-log?target=<token>"),
     Probe("GET", "/api/trail"),
     Probe("GET", "/api/trail", "/api/trail?target=<token>"),

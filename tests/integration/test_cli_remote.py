@@ -372,6 +372,30 @@ def test_schedules_and_queues_are_steered_the_same(both: Both, tmp_path: Path) -
             assert remote == stored
 
 
+def test_files_of_many_schedules_are_applied_the_same(both: Both, tmp_path: Path) -> None:
+    """More than one request, and more than are shown with their instants."""
+    results = []
+    for name, run in (("many-store", both.on_store), ("many-server", both.through_api)):
+        file = tmp_path / f"{name}.toml"
+        table = '[schedules.{0}-{1:03}]\ntask = "report"\nevery = "1h"\nargs = {{ n = {1} }}\n'
+        file.write_text("".join(table.format(name, number) for number in range(520)))
+        apply = ("schedules", "apply", "-f", str(file))
+        steps = [run(*apply, "--dry-run"), run(*apply, "--json"), run(*apply)]
+        file.write_text(file.read_text().replace("1h", "2h", 3).partition(f"[schedules.{name}-519]")[0])
+        steps += [run(*apply), run(*apply, "--prune", "--dry-run"), run(*apply, "--prune", "--yes")]
+        steps += [run("schedules", "list", "--owner", f"file:{name}.toml", "--json")]
+        file.write_text(file.read_text() + "[schedules.wrong]\ntask = 'x'\nat = '2020-01-01'\n")
+        steps += [run(*apply), run("schedules", "apply", "-f", str(file), "--owner", "other", "--json")]
+        texts = [f"{step.code} {step.out} {step.err}".replace(name, "NAME") for step in steps]
+        results.append([STAMP.sub("T", SPAN.sub("…", text)) for text in texts])
+    for stored, remote in zip(*results, strict=True):
+        assert remote == stored
+    assert [text[0] for text in results[0]] == [*"000000024"]
+    assert results[0][3].count(" changed: ") == 3
+    assert "NAME-519 would be removed" in results[0][4]
+    assert results[0][6].count('"name"') == 519
+
+
 def test_dead_letters_are_steered_the_same(both: Both, place: Place) -> None:
     hand, results = JobFactory(place.store), []
     for run in (both.on_store, both.through_api):

@@ -124,6 +124,11 @@ VERBS: dict[str, tuple[tuple[str, ...], str, dict[str, Any] | None]] = {
     "dead.drop": (("dead", "drop", "--queue", "TARGET", "--yes"), "/api/dead/drop", {"queue": "TARGET"}),
     "queue.pause": (("queues", "pause", "TARGET", "--reason", "full"), "/api/queues/TARGET/pause", {"reason": "full"}),
     "queue.resume": (("queues", "resume", "TARGET"), "/api/queues/TARGET/resume", None),
+    "schedule.put": (
+        ("schedules", "put", "TARGET", "--task", "report", "--every", "1h", "-a", "token=secret", "--jitter", "2m"),
+        "/api/schedules/TARGET",
+        {"task": "report", "every": "1h", "args": {"token": "secret"}, "jitter": "2m"},
+    ),
     "schedule.pause": (
         ("schedules", "pause", "TARGET", "--reason", "full"),
         "/api/schedules/TARGET/pause",
@@ -154,6 +159,7 @@ VERBS: dict[str, tuple[tuple[str, ...], str, dict[str, Any] | None]] = {
     "deliveries.replay": (("webhooks", "replay", "TARGET"), "/api/deliveries/TARGET/replay", None),
 }
 METHODS = {
+    "schedule.put": "PUT",
     **dict.fromkeys(("schedule.remove", "tokens.revoke", "webhooks.remove"), "DELETE"),
     "webhooks.change": "PUT",
 }
@@ -190,6 +196,8 @@ def prepare(home: House, verb: str, way: str) -> str:
         return name
     if kind == "tokens":
         return name if verb == "tokens.create" else _token(home)
+    if verb == "schedule.put":
+        return name
     if kind == "schedule":
         home.on_store(lambda store: store.schedules.put(name, SPEC, author="test"))
         if verb == "schedule.resume":

@@ -211,11 +211,13 @@ async def drafted_changes(
         if made.ref in drafts:
             raise InvalidSchedule(f"schedule {str(made.ref)!r} is there twice")
         drafts[made.ref] = made
+        await caller.clock.yield_to_loop()
     found, changes = await caller.store.schedules.find(drafts), []
     for ref, made in drafts.items():
         change = Change(ref, found.get(ref), _named_spec(made, found.get(ref)), owner)
         change.check(caller.now, take_over=take_over)
         changes.append(change)
+        await caller.clock.yield_to_loop()
     return changes
 
 

@@ -165,11 +165,12 @@ class Schedules(Group):
         now = self.caller.now
         if not dry_run:
             outcomes = await write_changes(self.caller, changes, owner=owner, take_over=take_over)
-        items = [
-            change.report(now, outcomes[change.ref], warnings.get((change.spec.task, change.spec.queue), []))
-            for change in changes
-        ]
-        return AppliedSchedules(items, dry_run)
+        applied = AppliedSchedules([], dry_run)
+        for change in changes:
+            warned = warnings.get((change.spec.task, change.spec.queue), [])
+            applied.items.append(change.report(now, outcomes[change.ref], warned))
+            await self.caller.clock.yield_to_loop()
+        return applied
 
     @verb("POST /api/schedules/preview", id="preview_rule", role="viewer", is_repeatable=True, errors=_MISSING)
     async def preview_rule(self, rule: PreviewBody) -> Previews:
