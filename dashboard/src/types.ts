@@ -224,6 +224,24 @@ export interface DrainingWorker {
   draining: boolean;
 }
 
+/** A dead letter that was dropped. */
+export interface DroppedLetter {
+  id: string;
+  dropped: boolean;
+}
+
+/** The dead letters that were dropped; of a dry run, those that would be. */
+export interface DroppedLetters {
+  count: number;
+  ids: string[];
+  dropped: string[];
+  refused: RefusedLetter[];
+  more: boolean;
+  dry_run: boolean;
+  /** of a dry run: the letters by task and error */
+  errors?: LetterCount[];
+}
+
 /** Jobs that were enqueued, and those whose keys were used before. */
 export interface EnqueuedJobs {
   items: Job[];
@@ -244,6 +262,20 @@ export interface ErrorCount {
   count: number;
 }
 
+/** Failed jobs of one task with the same error. Errors that differ only in numbers and ids are the same. */
+export interface ErrorGroup {
+  type: string;
+  /** the error, with … for numbers and ids */
+  error: string;
+  count: number;
+  /** the id of the newest job */
+  newest: string;
+  /** the error of the newest job */
+  example: string;
+  newest_at: string;
+  oldest_at: string;
+}
+
 /** A schedule whose last jobs all failed. */
 export interface FailingSchedule {
   schedule: string;
@@ -256,6 +288,17 @@ export interface Failure {
   type: string;
   message: string;
   traceback?: string;
+}
+
+/** Failed jobs by task and error, most first. */
+export interface Failures {
+  items: ErrorGroup[];
+  /** how many groups there are, also those not listed */
+  groups: number;
+  /** how many jobs were counted */
+  total: number;
+  /** false where there are more than were counted */
+  is_exact: boolean;
 }
 
 /** Something that has happened to a job. */
@@ -385,17 +428,20 @@ export interface LedgerAudit {
   next_cursor: string | null;
 }
 
-/** Which dead letters: some by their ids, those that match filters, or all. */
-export interface LettersBody {
-  ids?: string[] | null;
+/** How many of the chosen letters have the same task and error. */
+export interface LetterCount {
+  type: string;
+  error: string;
+  count: number;
+}
+
+/** Which dead letters: those that have all of this in common. */
+export interface LetterFilter {
   type?: string | null;
   queue?: string | null;
-  tenant?: string | null;
   schedule?: string | null;
+  tenant?: string | null;
   error?: string | null;
-  all?: boolean;
-  dry_run?: boolean;
-  limit?: number;
 }
 
 /** A line that a job has logged. One that is told live has no number yet. */
@@ -419,6 +465,21 @@ export interface ManyJobs {
   limit?: number;
   dry_run?: boolean;
   reason?: string;
+}
+
+/** Many dead letters: those with these ids, those that match filters, or all. */
+export interface ManyLetters {
+  type?: string | null;
+  queue?: string | null;
+  schedule?: string | null;
+  tenant?: string | null;
+  error?: string | null;
+  ids?: string[] | null;
+  all?: boolean;
+  chosen_by?: LetterFilter | null;
+  dry_run?: boolean;
+  /** how many at most; without `dry_run` at most 1,000 */
+  limit?: number;
 }
 
 /** What became of many jobs; a few of those that were refused are named. */
@@ -656,11 +717,35 @@ export interface RefusedJob {
   reason: string;
 }
 
+/** A dead letter to which it could not be done, and why. */
+export interface RefusedLetter {
+  id: string;
+  error: string;
+}
+
 /** A schedule that was removed. */
 export interface RemovedSchedule {
   schedule: string;
   tenant: string;
   removed: boolean;
+}
+
+/** A dead letter and the job that repeats it. */
+export interface RetriedLetter {
+  id: string;
+  rerun: string;
+}
+
+/** The dead letters that were retried; of a dry run, those that would be. */
+export interface RetriedLetters {
+  count: number;
+  ids: string[];
+  retried: RetriedLetter[];
+  refused: RefusedLetter[];
+  more: boolean;
+  dry_run: boolean;
+  /** of a dry run: the letters by task and error */
+  errors?: LetterCount[];
 }
 
 export interface RetryJob {

@@ -325,7 +325,10 @@ def test_many_letters_are_chosen_on_purpose(home: House) -> None:
     assert "tenant" in error_of(home.acme.post("/api/dead/retry", json={"tenant": "globex"}), 403)
     assert error_of(home.acme.post("/api/dead/retry", json={"ids": [ids[0], foreign]}), 404)
     dry = home.acme.post("/api/dead/retry", json={"queue": "group", "dry_run": True}).json()
+    errors = dry.pop("errors")
+    assert [(one["type"], one["count"]) for one in errors] == [("report", 3)]
     assert dry == {"count": 3, "ids": ids, "retried": [], "refused": [], "more": False, "dry_run": True}
+    assert "dry_run" in error_of(home.acme.post("/api/dead/retry", json={"queue": "group", "limit": 1_001}), 422)
     done = home.acme.post("/api/dead/retry", json={"queue": "group", "limit": 2}).json()
     assert [pair["id"] for pair in done["retried"]] == ids[1:]  # Oldest first, of the newest.
     assert (done["count"], done["more"], done["refused"]) == (2, True, [])
@@ -338,6 +341,11 @@ def test_many_letters_are_chosen_on_purpose(home: House) -> None:
     assert everybodys["count"] == 2
     trails = home.root.get("/api/trail", params={"action": "dead.drop", "limit": "2"}).json()["items"]
     assert {item["tenant"] for item in trails} == {"acme", "globex"}  # Each tenant finds its own.
+    [named] = fail(home, 1, queue="named", tenant="acme")
+    body = {"ids": [named], "chosen_by": {"queue": "named", "error": "OSError"}}
+    assert home.acme.post("/api/dead/drop", json=body).json()["dropped"] == [named]
+    [entry] = home.root.get("/api/trail", params={"action": "dead.drop", "limit": "1"}).json()["items"]
+    assert entry["detail"] == {"filters": body["chosen_by"], "letters": [named]}
     assert home.viewer.post("/api/dead/drop", json={"all": True}).status_code == 403
 
 

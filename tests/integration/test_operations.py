@@ -22,16 +22,19 @@ from headway.client.remote_operations import RemoteOperations
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError
 from headway.core.instants import DAY
-from headway.core.lifecycle import Status
+from headway.core.jobs import NewJob as Enqueued
+from headway.core.lifecycle import Raised, Status
 from headway.core.nodes import Node
 from headway.core.settings import Settings
 from headway.operations.caller import Caller, Principal
 from headway.operations.everything import LocalOperations, Operations
 from headway.operations.verbs import Group, Verb, verbs_of
 from headway.store import Store
+from headway.wire.dead_letters import FailureFilter, LetterFilter, ManyLetters
 from headway.wire.job_requests import JobFilter, ManyJobs, NewJob, NewJobs
 from headway.wire.schedule_requests import NamedSchedule, PreviewBody, ScheduleBody, SchedulesBody
 from headway.wiring.webhooks import OneOffSender
+from tests.conformance.arrange import run_one
 from tests.support.api import api_process
 from tests.support.waiting import DEADLINE_S
 
@@ -57,6 +60,7 @@ PASSING = {
     "token",
     "token_id",
 }
+IDS_OF_JOBS = Clock()
 HOOK = "http://127.0.0.1:1/hook"  # Nothing listens there.
 
 Call = Callable[[Operations], Awaitable[Any]]
@@ -170,6 +174,19 @@ async def _revoke_newest(on: Operations) -> Any:
     return await on.tokens.revoke(newest.id)
 
 
+LETTERS = ("failing", "rerun", "rerun-one", "dropped", "dropped-one")  # A queue with dead letters for each scenario.
+
+
+def with_letter(queue: str, call: Callable[[Operations, str], Awaitable[Any]]) -> Scenario:
+    """Call an operation on the oldest job of a queue with dead letters."""
+
+    async def on_it(on: Operations) -> Any:
+        found = (await on.jobs.list(JobFilter(queue=queue))).items
+        return await call(on, found[-1].id if found else "job_nobody")
+
+    return Scenario(on_it)
+
+
 SCENARIOS: dict[str, Scenario] = {
     "enqueue": Scenario(
         lambda on: on.jobs.enqueue(
@@ -251,6 +268,15 @@ SCENARIOS: dict[str, Scenario] = {
         lambda on: on.audit_log.list(action="queue.pause", target="logged", limit=5),
         [lambda on: on.queues.pause("logged", reason="why")],
     ),
+    "list_failures": Scenario(lambda on: on.failures.list(FailureFilter(queue="failing"))),
+    "list_dead": Scenario(lambda on: on.dead_letters.list(LetterFilter(queue="failing", error="OSError"), limit=1)),
+    "retry_dead_group": Scenario(
+        lambda on: on.dead_letters.retry_many(ManyLetters(queue="rerun", limit=1)),
+        [lambda on: on.dead_letters.retry_many(ManyLetters(queue="rerun", limit=10_000, dry_run=True))],
+    ),
+    "drop_dead_group": Scenario(lambda on: on.dead_letters.drop_many(ManyLetters(queue="dropped", error="OSError"))),
+    "retry_dead": with_letter("rerun-one", lambda on, id: on.dead_letters.retry(id)),
+    "drop_dead": with_letter("dropped-one", lambda on, id: on.dead_letters.drop(id)),
 }
 
 
@@ -324,6 +350,10 @@ async def _furnish(path: Path) -> None:
     """Let a worker live for as long as these tests take."""
     async with _opened(path) as store:
         state = {"worker": {"tasks": ["report"], "queues": ["*"], "slots": 4, "running": 1, "children": 1}}
+        for number, queue in enumerate((*LETTERS, *LETTERS)):
+            await store.queue.enqueue([Enqueued(id=IDS_OF_JOBS.new_id("job"), task="report", queue=queue)])
+            error = f'{{"type": "OSError", "message": "disk {number} is full"}}'
+            await run_one(store, Raised(error, retryable=False), queue)
         await store.nodes.beat(Node(id="node_1", name="web-1", roles=("worker",), version="1", state=state))
     with contextlib.closing(sqlite3.connect(path, timeout=DEADLINE_S)) as connection, connection:
         connection.execute("update headway_nodes set beat_at = beat_at + ? where name = 'web-1'", [DAY])

@@ -5,10 +5,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "headway.cli.crash": {
         "headway.store",
     },
-    "headway.cli.dead": {
-        "headway.server.routes.dead_letters",
-        "headway.store.failures",
-    },
     "headway.cli.demo": {
         "headway.server.http_server",
         "headway.store",
@@ -24,18 +20,11 @@ EXCEPTIONS: dict[str, set[str]] = {
     },
     "headway.cli.remote": {
         "headway.store",
-        "headway.store.audit_log",
-        "headway.store.failures",
     },
     "headway.cli.session": {
         "headway.store",
-        "headway.store.audit_log",
-        "headway.store.failures",
         "headway.store.sqlite",
         "headway.store.transaction",
-    },
-    "headway.server.routes.dead_letters": {
-        "headway.store.failures",
     },
 }
 

@@ -11,16 +11,14 @@ import pytest
 
 from headway.adapters.redis import live_progress as live
 from headway.cli import log, log_writer
-from headway.cli.dead import LIST_MAX
 from headway.core.instants import HOUR, SECOND
 from headway.operations import series
 from headway.server import followers, live_fanout, outbound
 from headway.server import webhook_sender as deliverer
-from headway.server.routes import dead_letters as letters
 from headway.server.routes import streams as follow
 from headway.store import bulk as store_bulk
 from headway.store import failures, queue, statements, webhooks
-from headway.wire import base
+from headway.wire import base, dead_letters
 from headway.wire import job_requests as bulk
 from headway.worker import reporter
 
@@ -142,7 +140,7 @@ def test_things_that_are_counted_are_as_many_as_are_named(page: str) -> None:
 
 def test_bounds_that_must_be_alike_are() -> None:
     """What one part takes at once, the next must be able to hand on."""
-    assert letters.GROUP_MAX == constant("actions.tsx", "LETTERS_AT_ONCE") == bulk.GROUP_MAX
-    assert failures.COUNTED_MAX == LIST_MAX
+    assert dead_letters.LETTERS_AT_ONCE == constant("actions.tsx", "LETTERS_AT_ONCE") == bulk.GROUP_MAX
+    assert failures.COUNTED_MAX == dead_letters.LETTERS_PLANNED_MAX
     assert live.LINES_MAX == followers.LIVE_LINES_MAX
     assert live.TELL_EVERY_S == live_fanout.LIVE_EVERY_S

@@ -1,29 +1,40 @@
-"""`headway dead`: jobs that have failed for good and that nobody has looked at yet.
+"""`headway dead`: dead letters, the jobs that failed for good and await review.
 
 Retrying one makes a new job, linked to it; dropping one only takes it off this list. Either way the failed job stays
 what it is, for as long as history is kept.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
 
+import msgspec
 import typer
 
 from headway.cli.output import Column
 from headway.cli.parsing import YesOption, confirm
 from headway.cli.schedule_names import job_label, with_tenant
-from headway.cli.session import AUTHOR, PAGE, Desk, Session, command, new_group, paged
+from headway.cli.session import PAGE, Session, command, new_group
 from headway.cli.text import away, clean, count
-from headway.core.errors import DefinitionError, HeadwayError, NotFinal, NotFound, StoreError
-from headway.core.instants import Instant
+from headway.core.errors import DefinitionError, JobNotFound
+from headway.core.failures import ERROR_TEXT_MAX
+from headway.core.instants import Instant, parse_instant
 from headway.core.job_details import error_line
-from headway.core.jobs import Job
-from headway.operations import audit_log as deeds
-from headway.server.routes.dead_letters import group_shape
-from headway.store.failures import ERROR_TEXT_MAX, DeadLetter, ErrorGroup, dead_letter_of
+from headway.operations.verbs import pages
+from headway.wire.dead_letters import (
+    LETTERS_PLANNED_MAX,
+    DroppedLetters,
+    ErrorGroup,
+    FailureFilter,
+    LetterFilter,
+    ManyLetters,
+    RefusedLetter,
+    RetriedLetter,
+    RetriedLetters,
+)
+from headway.wire.jobs import Job
 
-LIST_MAX: Final = 10_000
 KINDS_TOLD: Final = 20
 FAILED: Final = 1
 
@@ -47,7 +58,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="All that match; without 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say which dead letters are meant.")]
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="These jobs.")]
 
-Filters = Mapping[str, str | None]
+Outcome = TypeVar("Outcome", RetriedLetters, DroppedLetters)
 
 
 @command(app, "list")
@@ -59,26 +70,29 @@ async def list_(
     schedule: ScheduleOption = None,
     error: ErrorOption = None,
     before: Annotated[str | None, typer.Option("--before", metavar="ID", help="Older than this job.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=LIST_MAX, help="How many.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=LETTERS_PLANNED_MAX, help="How many.")
+    ] = 50,
     by_error: Annotated[
         bool, typer.Option("--by-error", help="Count them by task and error; numbers and ids in it may differ.")
     ] = False,
 ) -> None:
     """List dead letters, newest first."""
-    filters = with_tenant({"task": task, "queue": queue, "tenant": tenant, "schedule": schedule})
-    is_filtered = any(value is not None for value in (*filters.values(), error, before))
+    which = _filters(task, queue, tenant, schedule, error)
     if by_error:
         if error is not None or before is not None:
             raise DefinitionError("--by-error counts all errors: leave out --error and --before")
-        await _list_groups(session, filters, limit)
+        failed = FailureFilter(type=which.type, queue=which.queue, schedule=which.schedule, tenant=which.tenant)
+        await _list_groups(session, failed, limit)
         return
-    async with session.open() as desk:
-        found = await _jobs(desk, filters, error, before, limit + 1)
-        now, shapes = desk.now, [desk.job_shape(job) for job in found[:limit]]
+    async with session.operations() as operations:
+        listed = pages(operations.dead_letters.list, which, cursor=before, most=limit + 1)
+        found = [job async for job in listed]
+        now = operations.now
     if session.as_json:
-        session.out.json(shapes)
+        session.out.json(found[:limit])
     elif not found:
-        session.out.say("no dead letter matches" if is_filtered else "no dead letters")
+        session.out.say("no dead letter matches" if which.given() or before else "no dead letters")
     else:
         columns = [
             Column("id", "quiet"),
@@ -93,27 +107,14 @@ async def list_(
         session.out.note(f"there are more: --before {found[limit - 1].id}")
 
 
-async def _jobs(desk: Desk, filters: Filters, error: str | None, before: str | None, limit: int) -> list[Job]:
-    if error is None:
-        return await paged(desk.store.jobs.dead, filters, before, limit)
-    letters, _ = await desk.store.failures.letters(error=_error(error), before=before, limit=limit, **filters)
-    found: list[Job] = []
-    for start in range(0, len(letters), PAGE):
-        found += await desk.store.failures.jobs([letter.id for letter in letters[start : start + PAGE]])
-    return found
-
-
-async def _list_groups(session: Session, filters: Filters, limit: int) -> None:
-    async with session.open() as desk:
-        groups = await desk.store.failures.groups(
-            task=filters["task"], queue=filters["queue"], tenant=filters["tenant"], schedule=filters["schedule"]
-        )
-        now = desk.now
+async def _list_groups(session: Session, which: FailureFilter, limit: int) -> None:
+    async with session.operations() as operations:
+        found = await operations.failures.list(which, limit=limit)
+        now = operations.now
     if session.as_json:
-        session.out.json([group_shape(group) for group in groups[:limit]])
-    elif not groups:
-        is_filtered = any(value is not None for value in filters.values())
-        session.out.say("no dead letter matches" if is_filtered else "no dead letters")
+        session.out.json(found.items)
+    elif not found.items:
+        session.out.say("no dead letter matches" if which.given() else "no dead letters")
     else:
         columns = [
             Column("jobs", right=True),
@@ -121,24 +122,25 @@ async def _list_groups(session: Session, filters: Filters, limit: int) -> None:
             Column("newest", "time"),
             Column("error", wraps=True),
         ]
-        session.out.table(columns, [_group_row(group, now) for group in groups[:limit]])
-    if len(groups) > limit:
-        session.out.note(f"there are {len(groups) - limit:,} more groups: --limit {len(groups)}")
+        session.out.table(columns, [_group_row(group, now) for group in found.items])
+    if found.groups > len(found.items):
+        session.out.note(f"there are {found.groups - len(found.items):,} more groups: --limit {found.groups}")
 
 
 def _group_row(group: ErrorGroup, now: Instant) -> tuple[object, ...]:
-    return group.jobs, group.task, away(group.newest_at, now), group.error
+    return group.count, group.type, away(parse_instant(group.newest_at), now), group.error
 
 
 def _row(job: Job, now: Instant) -> tuple[object, ...]:
-    ended = job.finished_at if job.finished_at is not None else now
+    ended = now if job.finished_at is None else parse_instant(job.finished_at)
+    error = "" if job.error is None else error_line(msgspec.json.encode(job.error).decode())
     return (
         job.id,
         job.status,
-        job.task,
+        job.type,
         job_label(job.tenant, job.schedule),
         away(ended, now),
-        error_line(job.error) or job.reason,
+        error or job.reason,
     )
 
 
@@ -155,42 +157,44 @@ async def retry(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> int:
-    """Run dead letters once more, each as a new job linked to it, oldest first.
+    """Retry dead letters, each as a new job linked to it, oldest first.
 
     \b
     headway dead retry job_01m7…                        these
-    headway dead retry --task report                    all of a task; says the count and asks first
+    headway dead retry --task report                    all of a task; shows the number and asks first
     headway dead retry --task report --error OSError    those that failed with this error
     """
-    filters = with_tenant(
-        {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule, "error": _error(error)}
-    )
-    done: list[dict[str, str]] = []
-    refused: list[dict[str, str]] = []
-    async with session.open() as desk:
-        letters, more = await _chosen(desk, ids, filters, everything)
+    which = _which(ids, _filters(task, queue, tenant, schedule, error), everything)
+    done: list[RetriedLetter] = []
+    refused: list[RefusedLetter] = []
+    async with session.operations() as operations:
+        plan = await _planned(operations.dead_letters.retry_many, which)
         if dry_run:
-            return _tell_plan(session, "run again", letters, more)
-        if letters and not ids:
-            confirm(f"This runs {_some(letters)} again.", yes=yes)
-        for letter in letters:
-            try:
-                done.append({"id": letter.id, "rerun": (await desk.retry_dead(letter)).id})
-            except StoreError:
-                raise
-            except HeadwayError as refusal:  # Gone or retried by somebody else meanwhile; the others are still to do.
-                refused.append({"id": letter.id, "error": str(refusal)})
+            return _tell_plan(session, "run again", plan)
+        if plan.ids and not ids:
+            confirm(f"This runs {_some(plan.ids)} again.", yes=yes)
+        for part in _parts(plan.ids):
+            outcome = await operations.dead_letters.retry_many(ManyLetters(ids=part, chosen_by=which.filters()))
+            done += outcome.retried
+            refused += outcome.refused
     if session.as_json:
-        answer = {"count": len(done), "ids": [pair["id"] for pair in done], "retried": done, "refused": refused}
-        session.out.json({**answer, "more": more, "dry_run": False})
+        told = RetriedLetters(
+            count=len(done),
+            ids=[letter.id for letter in done],
+            retried=done,
+            refused=refused,
+            more=plan.more,
+            dry_run=False,
+        )
+        session.out.json(told)
     else:
-        for pair in done if ids else ():
-            session.out.say(f"{pair['rerun']} runs {pair['id']} again")
+        for letter in done if ids else ():
+            session.out.say(f"{letter.rerun} runs {letter.id} again")
         if not ids:
-            session.out.say(f"{count(len(done), 'job')} enqueued" if letters else "no dead letter matches")
-    _tell_rest(session, more)
+            session.out.say(f"{count(len(done), 'job')} enqueued" if plan.ids else "no dead letter matches")
+    _tell_rest(session, plan.more)
     for each in refused:
-        session.out.note(clean(f"{each['id']}: {each['error']}"))
+        session.out.note(clean(f"{each.id}: {each.error}"))
     return FAILED if refused else 0
 
 
@@ -208,84 +212,105 @@ async def drop(
     yes: YesOption = False,
 ) -> int:
     """Take dead letters off the list. The jobs stay in the history; nothing runs again."""
-    filters = with_tenant(
-        {"task": task, "queue": queue, "tenant": tenant, "schedule": schedule, "error": _error(error)}
-    )
+    which = _which(ids, _filters(task, queue, tenant, schedule, error), everything)
     dropped: list[str] = []
-    async with session.open() as desk:
-        letters, more = await _chosen(desk, ids, filters, everything)
+    refused: list[RefusedLetter] = []
+    async with session.operations() as operations:
+        plan = await _planned(operations.dead_letters.drop_many, which)
         if dry_run:
-            return _tell_plan(session, "be dropped", letters, more)
-        if letters:
-            confirm(f"This drops {_some(letters)}.", yes=yes)
-        said = {"type" if name == "task" else name: value for name, value in filters.items()}
-        given = {name: value for name, value in said.items() if value is not None and name != "tenant"}
-        for owner in sorted({letter.tenant for letter in letters}):
-            theirs = [letter.id for letter in letters if letter.tenant == owner]
-            for start in range(0, len(theirs), PAGE):
-                acting = desk.acting(deeds.drop_dead_group(owner, given))
-                dropped += await acting.queue.drop_dead(theirs[start : start + PAGE], author=AUTHOR)
+            return _tell_plan(session, "be dropped", plan)
+        if plan.ids:
+            confirm(f"This drops {_some(plan.ids)}.", yes=yes)
+        for part in _parts(plan.ids):
+            outcome = await operations.dead_letters.drop_many(ManyLetters(ids=part, chosen_by=which.filters()))
+            dropped += outcome.dropped
+            refused += outcome.refused
     if session.as_json:
-        session.out.json(
-            {"count": len(dropped), "ids": dropped, "dropped": dropped, "refused": [], "more": more, "dry_run": False}
+        told = DroppedLetters(
+            count=len(dropped), ids=dropped, dropped=dropped, refused=refused, more=plan.more, dry_run=False
         )
+        session.out.json(told)
     else:
-        session.out.say(f"{_some(dropped)} dropped" if letters else "no dead letter matches")
-    _tell_rest(session, more)
+        session.out.say(f"{_some(dropped)} dropped" if plan.ids else "no dead letter matches")
+    _tell_rest(session, plan.more)
     return 0
 
 
-def _tell_plan(session: Session, verb: str, letters: Sequence[DeadLetter], more: bool) -> int:
-    """Say what would be touched: all ids for programs, the count of each error for people."""
+# --- which dead letters
+
+
+def _filters(
+    task: str | None, queue: str | None, tenant: str | None, schedule: str | None, error: str | None
+) -> LetterFilter:
+    if error is not None and not 0 < len(error) <= ERROR_TEXT_MAX:
+        raise DefinitionError(f"--error must have 1 to {ERROR_TEXT_MAX:,} characters")
+    given = with_tenant({"type": task, "queue": queue, "tenant": tenant, "schedule": schedule})
+    return LetterFilter(**given, error=error)
+
+
+def _which(ids: list[str] | None, filters: LetterFilter, everything: bool) -> ManyLetters:
+    is_filtered = bool(filters.given())
+    if ids and (is_filtered or everything):
+        raise DefinitionError("say which: ids, or filters, or --all")
+    if not ids and not is_filtered and not everything:
+        raise DefinitionError("say which: ids, a filter such as --task, or --all")
+    if ids:
+        named = {given if given.startswith("job_") else f"job_{given}" for given in ids}
+        return ManyLetters(ids=sorted(named))
+    return ManyLetters(**msgspec.structs.asdict(filters), all=everything and not is_filtered, limit=LETTERS_PLANNED_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The letters that are meant, oldest first, by their errors, and whether there are more."""
+
+    ids: list[str]
+    errors: Counter[tuple[str, str]]
+    more: bool
+
+
+async def _planned(act: Callable[[ManyLetters], Awaitable[Outcome]], which: ManyLetters) -> _Plan:
+    """Find the letters that are meant by a dry run; refuse ids that are no dead letters."""
+    asked = [which] if which.ids is None else [ManyLetters(ids=part) for part in _parts(which.ids)]
+    ids: list[str] = []
+    errors: Counter[tuple[str, str]] = Counter()
+    more = False
+    for one in asked:
+        found = await act(msgspec.structs.replace(one, dry_run=True))
+        if found.refused:
+            raise JobNotFound(found.refused[0].error)
+        ids += found.ids
+        errors.update({(kind.type, kind.error): kind.count for kind in found.errors or ()})
+        more = more or found.more
+    return _Plan(ids, errors, more)
+
+
+def _parts(ids: Sequence[str]) -> Iterator[list[str]]:
+    return (list(ids[start : start + PAGE]) for start in range(0, len(ids), PAGE))
+
+
+# --- output
+
+
+def _tell_plan(session: Session, verb: str, plan: _Plan) -> int:
+    """Show what would be touched: all ids for programs, the number of each error for people."""
     if session.as_json:
-        ids = [letter.id for letter in letters]
-        session.out.json({"count": len(ids), "ids": ids, "more": more, "dry_run": True})
+        session.out.json({"count": len(plan.ids), "ids": plan.ids, "more": plan.more, "dry_run": True})
         return 0
-    session.out.say(f"{_some(letters)} would {verb}" if letters else "no dead letter matches")
-    kinds = Counter((letter.task, letter.kind) for letter in letters).most_common()
+    session.out.say(f"{_some(plan.ids)} would {verb}" if plan.ids else "no dead letter matches")
+    kinds = plan.errors.most_common()
     for (task, kind), number in kinds[:KINDS_TOLD]:
         session.out.say(clean(f"  {number:>6,}  {task}  {kind}"))
     if len(kinds) > KINDS_TOLD:
         session.out.say(f"  and {count(len(kinds) - KINDS_TOLD, 'other error')}")
-    _tell_rest(session, more)
+    _tell_rest(session, plan.more)
     return 0
 
 
 def _tell_rest(session: Session, more: bool) -> None:
     if more:
-        session.out.note(f"at most {LIST_MAX:,} are taken at once; there are more")
+        session.out.note(f"at most {LETTERS_PLANNED_MAX:,} are taken at once; there are more")
 
 
-def _some(letters: Sequence[object]) -> str:
+def _some(letters: Sequence[str]) -> str:
     return count(len(letters), "dead letter")
-
-
-def _error(text: str | None) -> str | None:
-    if text is not None and not 0 < len(text) <= ERROR_TEXT_MAX:
-        raise DefinitionError(f"--error must have 1 to {ERROR_TEXT_MAX:,} characters")
-    return text
-
-
-async def _chosen(
-    desk: Desk, ids: list[str] | None, filters: Filters, everything: bool
-) -> tuple[list[DeadLetter], bool]:
-    """Return the dead letters that are meant, oldest first, and whether there are more of them."""
-    filtered = any(value is not None for value in filters.values())
-    if ids and (filtered or everything):
-        raise DefinitionError("say which: ids, or filters, or --all")
-    if not ids and not filtered and not everything:
-        raise DefinitionError("say which: ids, a filter such as --task, or --all")
-    if not ids:
-        found, following = await desk.store.failures.letters(limit=LIST_MAX, **filters)
-        return found[::-1], following is not None
-    letters = {letter.id: letter for letter in [await _letter(desk, given) for given in ids]}
-    return [letters[letter_id] for letter_id in sorted(letters)], False
-
-
-async def _letter(desk: Desk, given: str) -> DeadLetter:
-    job = await desk.store.jobs.get(given if given.startswith("job_") else f"job_{given}")
-    if not job.status.is_final:
-        raise NotFinal(f"{job.id} is {job.status}; it is no dead letter")
-    if job.status not in ("FAILED", "TIMED_OUT") or job.reviewed_at is not None:
-        raise NotFound(f"{job.id} is no dead letter: {job.status}" + (", reviewed" if job.reviewed_at else ""))
-    return dead_letter_of(job)

@@ -11,7 +11,7 @@ them the two are the same: a `Desk`.
 import contextlib
 import inspect
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from headway.operations.everything import Operations
     from headway.operations.task_catalogue import TaskLike
     from headway.store import Store
-    from headway.store.audit_log import AuditEntry
-    from headway.store.failures import DeadLetter
-    from headway.wire.shapes import Shape
 
 PAGE: Final = 200
 AUTHOR: Final = "cli"  # Who did it, in the ledger.
@@ -89,15 +86,6 @@ class Desk:
         """The store's time."""
         return self.clock.now()
 
-    def job_shape(self, job: "Job", *, names: Mapping[str, str] | None = None, why: str | None = None) -> "Shape":
-        """Write a job; without a `why` it says what the job alone can tell."""
-        import msgspec
-
-        from headway.wire.jobs import job_of
-
-        shown: Shape = msgspec.to_builtins(job_of(job, self.now, why=why, node_name=(names or {}).get(job.node or "")))
-        return shown
-
     @property
     def operations(self) -> "Operations":
         """The operations on the store."""
@@ -110,20 +98,6 @@ class Desk:
         who, jobs = Principal(AUTHOR, "*", "admin"), StoredJobs(self.store, self.told)
         tasks = TaskCatalogue(self.store, self.clock, self.tasks) if self.tasks else None
         return LocalOperations(Caller(who, origin(), self.store, self.clock, tasks, sender=self.sender, jobs=jobs))
-
-    def acting(self, deed: "AuditEntry | Sequence[AuditEntry]") -> "Store":
-        """Return the store for something that is done here: what it writes goes into the trail with it."""
-        from headway.operations.audit_log import origin
-        from headway.store.audit_log import Actor
-
-        return self.store.auditing(Actor(AUTHOR, origin()), deed, self.clock)
-
-    async def retry_dead(self, letter: "DeadLetter") -> "Job":
-        """Run a dead letter once more, unless somebody has dealt with it meanwhile; return the new job."""
-        from headway.operations import audit_log as deeds
-
-        acting = self.acting(deeds.retry_dead(letter))
-        return await acting.queue.retry(letter.id, author=AUTHOR, only_dead=True)
 
     async def told(self, jobs: "Sequence[Job]") -> "list[Job]":
         """Return jobs with what they have said live, if it is to be had within a moment and newer than the store."""
@@ -267,20 +241,6 @@ def no_store(url: str) -> "StoreUnavailable":
         f"there is no store at {path_of(url)} yet; `headway migrate` makes one, --store or HEADWAY_STORE names another"
         + hint
     )
-
-
-async def paged(
-    read: "Callable[..., Awaitable[list[Job]]]", filters: Mapping[str, str | None], before: str | None, limit: int
-) -> "list[Job]":
-    """Read jobs page by page, newest first, until there are enough or no more."""
-    found: list[Job] = []
-    while len(found) < limit:
-        page = await read(**filters, before=before, limit=min(limit - len(found), PAGE))
-        found += page
-        if not page:
-            break
-        before = page[-1].id
-    return found
 
 
 async def hear_time(store: "Store", clock: "Clock") -> float:

@@ -14,6 +14,7 @@ from headway.client.requests import Request, ask, body_of, part, query_of
 from headway.core.clock import Clock
 from headway.core.errors import Conflict, DefinitionError, NotFound, StoreError
 from headway.operations.access import AuditLog, Identity, Tokens
+from headway.operations.dead_letters import DeadLetters, FailedJobs
 from headway.operations.everything import Operations
 from headway.operations.jobs import Jobs
 from headway.operations.ledger_audit import Ledger
@@ -44,6 +45,8 @@ class RemoteOperations(Operations):
         self.audit_log = _remote(AuditLog, client)
         self.webhooks = _remote(Webhooks, client)
         self.deliveries = _remote(Deliveries, client)
+        self.dead_letters = _remote(DeadLetters, client)
+        self.failures = _remote(FailedJobs, client)
         self.purge = _remote(Purge, client)
         self.schedules = _remote(Schedules, client)
         self.ledger = _remote(Ledger, client)

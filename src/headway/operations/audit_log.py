@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headway.core.failures import DeadLetter
 from headway.core.instants import Instant
 from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.nodes import Node
@@ -19,7 +20,6 @@ from headway.core.settings import mask_url
 from headway.core.webhooks import Delivery, Endpoint
 from headway.store.audit_log import AuditEntry
 from headway.store.bulk import BulkResult
-from headway.store.failures import DeadLetter
 from headway.store.schedules import Triggered
 from headway.wire.base import stamp
 from headway.wire.schedules import short_definition

@@ -4,6 +4,7 @@ from headway.core.clock import Clock
 from headway.core.instants import Instant
 from headway.operations.access import AuditLog, Identity, Tokens
 from headway.operations.caller import Caller
+from headway.operations.dead_letters import DeadLetters, FailedJobs
 from headway.operations.jobs import Jobs
 from headway.operations.ledger_audit import Ledger
 from headway.operations.monitoring import Monitoring
@@ -28,6 +29,8 @@ class Operations:
     audit_log: AuditLog
     webhooks: Webhooks
     deliveries: Deliveries
+    dead_letters: DeadLetters
+    failures: FailedJobs
     purge: Purge
     schedules: Schedules
     ledger: Ledger
@@ -53,6 +56,8 @@ class LocalOperations(Operations):
         self.audit_log = AuditLog(caller)
         self.webhooks = Webhooks(caller)
         self.deliveries = Deliveries(caller)
+        self.dead_letters = DeadLetters(caller)
+        self.failures = FailedJobs(caller)
         self.purge = Purge(caller)
         self.schedules = Schedules(caller)
         self.ledger = Ledger(caller)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from headway.core.failures import ErrorGroup
 from headway.core.instants import DAY, HOUR, SECOND, Instant
 from headway.core.nodes import Lease, Node
 from headway.core.schedule_names import ScheduleRef
@@ -17,7 +18,6 @@ from headway.operations.store_trouble import OK, SHARD_PREFIX
 from headway.operations.worker_state import Worker, workers_of
 from headway.store import Store
 from headway.store.facts import Facts
-from headway.store.failures import ErrorGroup
 from headway.store.metrics import MissedInstants, OpenTransaction
 from headway.store.restore_detection import Sign
 from headway.wire.overview import DeadTask, ErrorCount

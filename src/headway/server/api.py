@@ -25,6 +25,7 @@ from headway.core.ports import WakeUps
 from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
 from headway.operations.caller import Principal
+from headway.operations.dead_letters import DeadLetters, FailedJobs
 from headway.operations.webhooks import Deliveries, Webhooks
 from headway.server.admission import admit, check_origin
 from headway.server.operation_routes import routes_of
@@ -43,9 +44,6 @@ from headway.server.routes import (
     session,
 )
 from headway.server.routes import (
-    dead_letters as letters,
-)
-from headway.server.routes import (
     streams as follow,
 )
 from headway.server.routes.websocket import WebSocketSession
@@ -57,7 +55,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *follow.ROUTES,
     *schedules.ROUTES,
     *operations.ROUTES,
-    *letters.ROUTES,
+    *routes_of(FailedJobs, "operations"),
+    *routes_of(DeadLetters, "operations"),
     *routes_of(Webhooks, "webhooks"),
     *routes_of(Deliveries, "webhooks"),
     *access.ROUTES,

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from headway.store.failures import HEAD, error_kind, error_text, is_meant
+from headway.core.failures import error_kind, error_text, is_meant
+from headway.store.failures import HEAD
 
 
 def stored(kind: str, message: str, traceback: str = "Traceback …\n" * 200) -> str:
