@@ -9,15 +9,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.server.http_server",
         "headway.store",
     },
-    "headway.cli.doctor": {
-        "headway.store.facts",
-        "headway.store.file_access",
-        "headway.store.migrations",
-        "headway.store.sqlite",
-    },
-    "headway.cli.doctor_restored": {
-        "headway.store.restore_detection",
-    },
     "headway.cli.remote": {
         "headway.store",
     },

@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import zoneinfo
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -26,30 +26,17 @@ from headway.core.schedule_names import ScheduleRef, schedule_name
 from headway.core.settings import Settings, mask_url
 from headway.operations.attention import faults as faults_of
 from headway.operations.ledger_audit import audit_all
-from headway.store.facts import Facts, facts
-from headway.store.file_access import exposures
-from headway.store.migrations import schema_version, steps_for
-from headway.store.sqlite import path_of
+from headway.operations.store_checks import Finding, check_database, check_schema, connection_is_encrypted
 from headway.wire.overview import Alert
 from headway.wiring.engines import engine_of
 
 SKEW_S_MAX: Final = 1.0
 LATENCY_S_MAX: Final = 0.25
 AUDIT_S_MAX: Final = 10.0
-POSTGRES_MIN: Final = 13
 FOUND: Final = 1
 MARKS: Final = {"ok": ("✓", "good"), "warn": ("!", "warn"), "bad": ("✗", "bad")}
 # Not settings of the product, but known to it.
 OTHER_VARIABLES: Final = frozenset({"HEADWAY_DEBUG", "HEADWAY_SERVER"})
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found: `ok`, `warn` or `bad`, in a sentence that names the cure."""
-
-    check: str
-    mark: str
-    text: str
 
 
 Check = Callable[[Session, Desk], AsyncIterator[Finding]]
@@ -138,9 +125,7 @@ def _zone_version(folder: Path) -> str:
 
 
 async def _schema(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    present, wanted = await schema_version(desk.store.driver), steps_for(desk.store.driver)[-1].version
-    newer = f", newer than the {wanted} of this program: upgrade it soon" if present > wanted else ""
-    yield Finding("schema", "warn" if newer else "ok", f"schema version {present}{newer}")
+    yield await check_schema(desk.store)
 
 
 async def _clock(session: Session, desk: Desk) -> AsyncIterator[Finding]:
@@ -154,51 +139,15 @@ async def _clock(session: Session, desk: Desk) -> AsyncIterator[Finding]:
 
 
 async def _database(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    known = await facts(desk.store.driver)
-    findings = _sqlite(known, session.settings()) if known.kind == "sqlite" else _postgres(known)
-    for finding in findings:
+    for finding in await check_database(desk.store, session.settings()):
         yield finding
-
-
-def _sqlite(known: Facts, settings: Settings) -> Iterator[Finding]:
-    yield Finding("database", "ok", f"SQLite {known.version}: one host only; PostgreSQL for more")
-    if known.settings.get("journal_mode", "wal") != "wal":
-        yield Finding("journal", "warn", f"journal mode is {known.settings['journal_mode']}, not WAL: readers block")
-    if settings.sqlite_synchronous == "full":
-        yield Finding("durability", "ok", "synchronous=full: what was acknowledged survives a power cut")
-    else:
-        yield Finding("durability", "warn", "synchronous=normal: a power cut can lose the last acknowledged writes")
-    exposed = list(exposures(path_of(settings.store)))
-    for words in exposed:
-        yield Finding("permissions", "warn", words)
-    if not exposed:
-        yield Finding("permissions", "ok", "only this user can read and write the files of the store")
-
-
-def _postgres(known: Facts) -> Iterator[Finding]:
-    too_old = int(known.version.split(".")[0]) < POSTGRES_MIN
-    advice = f": too old, upgrade to {POSTGRES_MIN} or later" if too_old else ""
-    yield Finding("database", "bad" if too_old else "ok", f"PostgreSQL {known.version}{advice}")
-    if known.settings["default_transaction_read_only"] == "on":
-        yield Finding("read_only", "bad", "the database is read-only: connect to the primary")
-    lossy = {
-        "synchronous_commit": "acknowledged jobs can be lost in a crash (promise S5)",
-        "fsync": "a crash can corrupt",
-    }
-    off = {name: cost for name, cost in lossy.items() if known.settings[name] == "off"}
-    for name, cost in off.items():
-        yield Finding("durability", "warn", f"{name}=off: {cost}; switch it on")
-    if not off:
-        level = known.settings["synchronous_commit"]
-        yield Finding("durability", "ok", f"synchronous_commit={level}: what was acknowledged survives a crash")
 
 
 async def _exposure(session: Session, desk: Desk) -> AsyncIterator[Finding]:
     """Warn of what others on the network could read or do."""
     settings = session.settings()
-    known = await facts(desk.store.driver)
-    if known.kind == "postgresql":
-        is_safe, words = exposure.plain_store(settings.store, known.settings.get("encrypted") == "on")
+    if (is_encrypted := await connection_is_encrypted(desk.store)) is not None:
+        is_safe, words = exposure.plain_store(settings.store, is_encrypted)
         yield Finding("encryption", "ok" if is_safe else "warn", words)
     for words in exposure.plain_servers(settings):
         yield Finding("encryption", "warn", words)

@@ -1,6 +1,7 @@
 """`headway doctor --restored`: what has to be done after a backup was restored, in one go."""
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 from headway.cli.session import AUTHOR, Desk, Session
@@ -9,7 +10,6 @@ from headway.core.errors import Conflict
 from headway.operations.audit_log import origin
 from headway.operations.job_context import alive
 from headway.operations.queues import read_queues
-from headway.store.restore_detection import Recovered
 
 NAMES_SHOWN: Final = 5
 NEXT: Final = (
@@ -23,7 +23,7 @@ async def recover(session: Session) -> None:
     async with session.open() as desk:
         await _refuse_while_nodes_live(desk)
         done = await desk.store.origin.recover()
-        await _record(desk, done)
+        await _record(desk, {"token": done.token, "jobs": done.jobs})
         pending = sum(queue.pending for queue in await read_queues(desk.store))
         jobs = {"PENDING": pending, **await desk.store.statistics.waiting()}
     if session.as_json:
@@ -47,12 +47,12 @@ async def _refuse_while_nodes_live(desk: Desk) -> None:
         )
 
 
-async def _record(desk: Desk, done: Recovered) -> None:
+async def _record(desk: Desk, done: Mapping[str, int]) -> None:
     await desk.store.audit_log.record(
         actor=AUTHOR,
         tenant="*",
         origin=origin(),
         action="store.restored",
         target="store",
-        detail=json.dumps({"token": done.token, "jobs": done.jobs}),
+        detail=json.dumps(done),
     )
