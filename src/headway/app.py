@@ -20,6 +20,7 @@ from headway.core.job_summary import glance
 from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.lifecycle import Status
 from headway.core.occurrences import Occurrence
+from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import Schedule
 from headway.core.settings import Settings
 from headway.core.sync_bridge import blocking_twin
@@ -31,7 +32,9 @@ from headway.operations.caller import Caller, Principal
 from headway.operations.job_actions import cancel_job, retry_job
 from headway.operations.job_context import why
 from headway.operations.job_reads import visible_job
+from headway.operations.schedule_definitions import Change, write_change
 from headway.operations.schedule_sync import sync_schedules
+from headway.operations.schedules import Schedules
 from headway.tasks.definitions import Definitions
 from headway.tasks.handles import JobHandle
 from headway.tasks.options import Options
@@ -246,25 +249,19 @@ class Headway(Connections, TaskRegistry):
     ) -> Schedule:
         """Create or change a schedule at run time. No app owns it, so `sync` never removes it."""
         spec = self._spec(task, trigger, args, policies)
-        schedules = (await self.store()).schedules
-        try:
-            before = (await schedules.get(check_name(name, "schedule name"), tenant=spec.tenant)).spec
-        except ScheduleNotFound:
-            before = None
-        acting = await self._audited(self._author, audit_log.put_schedule(name, before, spec))
-        await acting.schedules.put(name, spec, author=self._author)
-        return await schedules.get(name, tenant=spec.tenant)
+        ref, caller = ScheduleRef(spec.tenant, check_name(name, "schedule name")), await self._caller()
+        old = (await caller.store.schedules.find([ref])).get(ref)
+        await write_change(caller, Change(ref, old, spec, owner=""))
+        return await caller.store.schedules.get(name, tenant=spec.tenant)
 
     put_schedule_sync = blocking_twin(put_schedule)
 
     async def remove_schedule(self, name: str, *, tenant: str = DEFAULT_TENANT) -> bool:
         """Remove a schedule of a tenant from now on; False when there was none."""
         try:
-            found = await (await self.store()).schedules.get(name, tenant=tenant)
+            return (await Schedules(await self._caller()).remove(name, tenant=tenant)).removed
         except ScheduleNotFound:
             return False
-        acting = await self._audited(self._author, audit_log.remove_schedule(found))
-        return await acting.schedules.remove(name, author=self._author, tenant=tenant)
 
     remove_schedule_sync = blocking_twin(remove_schedule)
 

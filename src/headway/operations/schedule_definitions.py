@@ -235,6 +235,20 @@ def _named_spec(made: Draft, old: Schedule | None) -> ScheduleSpec:
         raise InvalidSchedule(f"schedule {made.ref.name[:60]!r}: {error}") from None
 
 
+async def write_change(caller: Caller, change: Change, *, expected: int | None = None, take_over: bool = False) -> str:
+    """Write one definition, perhaps only over the expected revision; return what became of the schedule."""
+    await caller.admit_schedules(1 if change.old is None else 0)
+    entry = audit_log.put_schedule(change.ref.name, None if change.old is None else change.old.spec, change.spec)
+    return await caller.acting(entry).schedules.put(
+        change.ref.name,
+        change.spec,
+        owner=change.owner,
+        author=caller.name,
+        expected_revision=expected,
+        take_over=take_over,
+    )
+
+
 async def write_changes(
     caller: Caller, changes: Sequence[Change], *, owner: str, take_over: bool
 ) -> dict[ScheduleRef, Outcome]:

@@ -40,6 +40,7 @@ from headway.operations.schedule_definitions import (
     expected_revision,
     tenant_of,
     warnings_of,
+    write_change,
     write_changes,
 )
 from headway.operations.schedule_instants import preview_spec, previews, zone_of
@@ -440,11 +441,7 @@ class Schedules(Group):
         [warnings] = (await warnings_of(caller, [change.spec])).values()
         if dry_run:
             return change.plan(caller.now, warnings)
-        await caller.admit_schedules(1 if old is None else 0)
-        entry = audit_log.put_schedule(name, None if old is None else old.spec, change.spec)
-        outcome: Any = await caller.acting(entry).schedules.put(
-            name, change.spec, owner=owner, author=caller.name, expected_revision=expected, take_over=take_over
-        )
+        outcome: Any = await write_change(caller, change, expected=expected, take_over=take_over)
         shown = self._shown(await caller.store.schedules.show(name, tenant=made.ref.tenant))
         return msgspec.structs.replace(shown, outcome=outcome, warnings=warnings)
 

@@ -20,10 +20,8 @@ from headway.core.instants import DurationLike
 from headway.core.jobs import EnqueuedRow, NewJob
 from headway.core.settings import Settings
 from headway.core.sync_bridge import Portal, run_inline
-from headway.operations.audit_log import origin
 from headway.queue.background_announcer import BackgroundAnnouncer
 from headway.store import Store
-from headway.store.audit_log import Actor, AuditEntry
 from headway.store.caller_transaction import run_inside, run_inside_async
 from headway.store.queue import enqueue
 from headway.store.sqlite import path_of
@@ -194,10 +192,6 @@ class Connections:
         assert admission is not None
         self._admissions[loop] = admission
         return grants_of(store, admission)
-
-    async def _audited(self, author: str, deed: AuditEntry) -> Store:
-        """Return the store for one action of a user, which the audit log records in the same transaction."""
-        return (await self.store()).auditing(Actor(author, origin()), deed, self._clock)
 
     async def _insert(self, jobs: list[NewJob], tx: Any = None) -> list[EnqueuedRow]:
         """Insert jobs, all or none; inside the caller's transaction when `tx` is its connection."""
