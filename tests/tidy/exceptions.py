@@ -9,9 +9,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.server.http_server",
         "headway.store",
     },
-    "headway.cli.remote": {
-        "headway.store",
-    },
     "headway.cli.session": {
         "headway.store",
         "headway.store.sqlite",

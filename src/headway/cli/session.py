@@ -4,8 +4,8 @@
 function, plain or async, whose first parameter is the `Session`; `command` gives it the global options and runs it.
 
 Which store? `--store`, else the one of the app when there is an app, else HEADWAY_STORE, headway.toml, the default.
-With `--server`, or HEADWAY_SERVER and no `--store`, commands that look and steer talk to an API instead (`remote`). For
-them the two are the same: a `Desk`.
+With `--server`, or HEADWAY_SERVER and no `--store`, commands use the operations of a server instead (`remote`). Both
+are the same `Operations`, so a command does not know the difference. A `Desk` is an open store.
 """
 
 import contextlib
@@ -117,10 +117,6 @@ class Desk:
         while self._views:
             await self._views.pop().close()
 
-    async def hear_time(self) -> None:
-        """Tell the clock the store's time."""
-        await hear_time(self.store, self.clock)
-
 
 @dataclass(slots=True)
 class Session:
@@ -190,12 +186,6 @@ class Session:
         from headway.wiring.engines import opened_store
         from headway.wiring.webhooks import OneOffSender
 
-        if self.server is not None:
-            from headway.cli.remote import remote_desk
-
-            async with remote_desk(self.server, self.token) as desk:
-                yield desk
-            return
         settings = self.settings()
         if missing != "create" and is_missing(settings.store):
             if missing == "refuse":
@@ -211,6 +201,12 @@ class Session:
     @asynccontextmanager
     async def operations(self, missing: Missing = "refuse") -> "AsyncIterator[Operations]":
         """Open the operations, on the store or on the server."""
+        if self.server is not None:
+            from headway.cli.remote import open_operations
+
+            async with open_operations(self.server, self.token) as operations:
+                yield operations
+            return
         async with self.open(missing) as desk:
             yield desk.operations
 

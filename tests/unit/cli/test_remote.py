@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.cli.remote import _set_right
+from headway.cli.remote import _adjust
 from headway.core.clock import Clock
 from headway.core.instants import HOUR, SECOND, parse_instant
 
@@ -18,8 +18,8 @@ NOW = parse_instant("2027-01-31T06:00:00.123456Z")
         (NOW + HOUR, NOW - 123_456 + SECOND),
     ],
 )
-def test_a_wrong_clock_is_set_right_no_further_than_needed(wall: int, expected: int) -> None:
+def test_a_wrong_clock_is_adjust_no_further_than_needed(wall: int, expected: int) -> None:
     clock = Clock(wall=lambda: wall)
     told = NOW - 123_456  # In whole seconds.
-    _set_right(clock, told, told + SECOND)
+    _adjust(clock, told, told + SECOND)
     assert clock.now() == expected
