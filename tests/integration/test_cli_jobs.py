@@ -397,6 +397,10 @@ def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, hand: JobFactory)
     page = cli("dead", "list", "-n", "1", "--json")
     assert (len(page.json), page.err) == (1, f"there are more: --before {third}\n")
 
+    for before in (third, third[4:]):
+        assert [job["id"] for job in cli("dead", "list", "--before", before, "--json").json] == [second, first]
+    assert cli("dead", "list", "--before", "job_0", "--json").json == []
+
     done = cli("dead", "retry", third, "--json").json
     assert (done["count"], done["retried"][0]["id"]) == (1, third)
     assert cli("jobs", "show", done["retried"][0]["rerun"], "--json").json["rerun_of"] == third

@@ -37,6 +37,7 @@ from headway.wire.jobs import Job
 
 KINDS_TOLD: Final = 20
 FAILED: Final = 1
+JOB_ID_LENGTH: Final = 30
 
 app = new_group(help="List, retry and drop dead letters: jobs that failed for good and await review.")
 
@@ -86,7 +87,7 @@ async def list_(
         await _list_groups(session, failed, limit)
         return
     async with session.operations() as operations:
-        listed = pages(operations.dead_letters.list, which, cursor=before, most=limit + 1)
+        listed = pages(operations.dead_letters.list, which, cursor=_cursor(before), most=limit + 1)
         found = [job async for job in listed]
         now = operations.now
     if session.as_json:
@@ -248,6 +249,15 @@ def _filters(
     return LetterFilter(**given, error=error)
 
 
+def _job_id(text: str) -> str:
+    return text if text.startswith("job_") else f"job_{text}"
+
+
+def _cursor(before: str | None) -> str | None:
+    """Return the id before which a list begins; the beginning of an id is enough."""
+    return None if before is None else _job_id(before).ljust(JOB_ID_LENGTH, "0")
+
+
 def _which(ids: list[str] | None, filters: LetterFilter, everything: bool) -> ManyLetters:
     is_filtered = bool(filters.given())
     if ids and (is_filtered or everything):
@@ -255,8 +265,7 @@ def _which(ids: list[str] | None, filters: LetterFilter, everything: bool) -> Ma
     if not ids and not is_filtered and not everything:
         raise DefinitionError("say which: ids, a filter such as --task, or --all")
     if ids:
-        named = {given if given.startswith("job_") else f"job_{given}" for given in ids}
-        return ManyLetters(ids=sorted(named))
+        return ManyLetters(ids=sorted(set(map(_job_id, ids))))
     return ManyLetters(**msgspec.structs.asdict(filters), all=everything and not is_filtered, limit=LETTERS_PLANNED_MAX)
 
 
