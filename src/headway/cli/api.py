@@ -11,7 +11,7 @@ from headway.wiring.processes import run_api
 
 
 async def api(session: Session, host: HostOption = None, port: PortOption = None) -> None:
-    """Serve the API: look, follow and steer over HTTP.
+    """Serve the HTTP API and the dashboard.
 
     On 127.0.0.1 no token is needed until the first one is made with `headway tokens create`; any other address needs
     one before it is listened on. /docs describes every path.

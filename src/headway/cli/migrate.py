@@ -5,7 +5,7 @@ from headway.core.settings import mask_url
 
 
 async def migrate(session: Session) -> None:
-    """Bring the store to the schema of this program.
+    """Migrate the store to the schema of this version.
 
     Safe to run at any time, by several at once, and while schedulers run.
     """

@@ -150,8 +150,11 @@ def _unshown(error: BaseException, worse: BaseException) -> str:
 
 def _name_of(error: BaseException) -> str:
     kind = type(error)
-    is_plain = kind.__module__ in ("builtins", "__main__")
-    return storable(kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}", MESSAGE_LENGTH_MAX)
+    if kind.__module__ in ("builtins", "__main__"):
+        return storable(kind.__qualname__, MESSAGE_LENGTH_MAX)
+    # Users know our own errors by their public name, whatever module they are in.
+    module = "headway" if kind.__module__.startswith("headway.") else kind.__module__
+    return storable(f"{module}.{kind.__qualname__}", MESSAGE_LENGTH_MAX)
 
 
 def _shown(say: Callable[[], str]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import headway
 from headway import Cancel, Context, Headway, Retry
 from headway.core.errors import LeaseLost
 from headway.core.jobs import ERROR_BYTES_MAX, RESULT_BYTES_MAX
@@ -242,3 +243,9 @@ def test_a_traceback_begins_with_the_task(name: str) -> None:
     lines = json.loads(ended.error)["traceback"].splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1].endswith(f"in {name}")
+
+
+def test_errors_of_ours_have_their_public_names() -> None:
+    for error, name in ((LeaseLost("gone"), "headway.LeaseLost"), (ValueError("no"), "ValueError")):
+        assert json.loads(error_json(error))["type"] == name
+        assert "." not in name or hasattr(headway, name.partition(".")[2])
