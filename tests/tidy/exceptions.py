@@ -9,11 +9,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "headway.server.http_server",
         "headway.store",
     },
-    "headway.cli.session": {
-        "headway.store",
-        "headway.store.sqlite",
-        "headway.store.transaction",
-    },
 }
 
 # Modules, classes and functions that are larger than the rules allow.

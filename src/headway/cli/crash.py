@@ -12,7 +12,7 @@ from typing import Any, Final
 from headway.cli import samples, subprocesses
 from headway.cli.log import EventLog
 from headway.cli.output import Column, Output, console
-from headway.cli.session import Desk, Session, hear_time
+from headway.cli.session import Session
 from headway.cli.text import clean, span
 from headway.cli.watch import FAILED, Line, Sight, frame, painted, sights
 from headway.core.clock import Clock
@@ -21,6 +21,7 @@ from headway.core.lifecycle import Status
 from headway.core.settings import Settings
 from headway.operations.everything import Operations
 from headway.store import Store
+from headway.wiring.local_operations import OpenStore, read_time
 from headway.wiring.processes import run_worker, stopped_by_signals
 
 NAMES: Final = ("one", "two")
@@ -86,13 +87,13 @@ async def play(session: Session, url: str, seconds: float | None) -> int:
     store = await Store.open(url, clock)
     workers: dict[str, asyncio.subprocess.Process] = {}
     try:
-        desk = Desk(store, clock, await hear_time(store, clock))
+        opened = OpenStore(store, clock, await read_time(store, clock))
         job = samples.app.new_job(TASK, {}, samples.transcode.defaults)
         job_id = (await store.queue.enqueue([job]))[0].id
         for name in NAMES:
             workers[name] = await subprocesses.start("headway.cli.crash:run_node", {"store": url, "name": name})
         is_live = session.out.on_terminal and not session.as_json
-        scene = _Scene(session.out, desk.operations, clock.monotonic(), workers, is_live)
+        scene = _Scene(session.out, opened.operations, clock.monotonic(), workers, is_live)
         scene.say(f"two workers on one store: {' and '.join(f'{name} ({workers[name].pid})' for name in workers)}")
         await _follow(scene, job_id, seconds)
         await _tell_end(session, store, job_id)

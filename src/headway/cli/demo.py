@@ -25,7 +25,7 @@ from headway.cli.demo_board import QUIET_TASKS, DemoView, frame
 from headway.cli.log import EventLog
 from headway.cli.output import Column, Output, console, stop_writing
 from headway.cli.serve import PortOption
-from headway.cli.session import Session, hear_time, new_command
+from headway.cli.session import Session, new_command
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import painted
 from headway.core.clock import Clock
@@ -42,6 +42,7 @@ from headway.operations.schedule_instants import instants_after
 from headway.server.http_server import bind
 from headway.store import Store
 from headway.wire.ledger_audit import LedgerAudit
+from headway.wiring.local_operations import read_time
 from headway.wiring.processes import run_worker
 
 FRAME_S: Final = 0.25
@@ -92,7 +93,7 @@ class DemoState:
 
     async def look(self) -> DemoView:
         """Read the content of one frame."""
-        await hear_time(self.store, self.clock)
+        await read_time(self.store, self.clock)
         schedules = {schedule.name: schedule for schedule in await self.store.schedules.page()}
         jobs = {job.id: job for job in await self.store.jobs.page(limit=JOBS_READ)}
         if self.hero_id and self.hero_id not in jobs:  # It is no longer on the page, and the frame still needs it.
@@ -176,7 +177,7 @@ async def _play(session: Session, url: str, seconds: float | None, port: int | N
     free = _free_port(port)
     store = await Store.open(url, clock)
     try:
-        await hear_time(store, clock)
+        await read_time(store, clock)
         show = DemoState(out, store, clock, clock.monotonic(), note=_night_without(clock.now()), port=free)
         if not out.as_json and not out.on_terminal:
             out.say("A scheduler and a worker on a SQLite file. import_orders will kill its own process half way.")

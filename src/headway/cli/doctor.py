@@ -18,7 +18,7 @@ import typer
 from headway.cli import doctor_network as exposure
 from headway.cli.audit import verdict
 from headway.cli.doctor_restored import recover
-from headway.cli.session import Desk, Session, new_command
+from headway.cli.session import Session, new_command
 from headway.cli.text import clean, count, span
 from headway.core.errors import EngineUnavailable, HeadwayError
 from headway.core.instants import HOUR, SECOND
@@ -29,6 +29,7 @@ from headway.operations.ledger_audit import audit_all
 from headway.operations.store_checks import Finding, check_database, check_schema, connection_is_encrypted
 from headway.wire.overview import Alert
 from headway.wiring.engines import engine_of
+from headway.wiring.local_operations import OpenStore
 
 SKEW_S_MAX: Final = 1.0
 LATENCY_S_MAX: Final = 0.25
@@ -39,7 +40,7 @@ MARKS: Final = {"ok": ("✓", "good"), "warn": ("!", "warn"), "bad": ("✗", "ba
 OTHER_VARIABLES: Final = frozenset({"HEADWAY_DEBUG", "HEADWAY_SERVER"})
 
 
-Check = Callable[[Session, Desk], AsyncIterator[Finding]]
+Check = Callable[[Session, OpenStore], AsyncIterator[Finding]]
 
 
 async def doctor(
@@ -74,17 +75,17 @@ async def examine(session: Session) -> AsyncIterator[Finding]:
     try:
         settings = session.settings()
         yield Finding("store", "ok", f"store {mask_url(settings.store)}")
-        async with session.open() as desk:
+        async with session.open() as opened:
             for check in CHECKS:
-                async for finding in _guarded(check, session, desk):
+                async for finding in _guarded(check, session, opened):
                     yield finding
     except HeadwayError as error:
         yield Finding("store", "bad", str(error))
 
 
-async def _guarded(check: Check, session: Session, desk: Desk) -> AsyncIterator[Finding]:
+async def _guarded(check: Check, session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
     try:
-        async for finding in check(session, desk):
+        async for finding in check(session, opened):
             yield finding
     except HeadwayError as error:
         yield Finding(check.__name__.strip("_"), "bad", str(error))
@@ -124,40 +125,40 @@ def _zone_version(folder: Path) -> str:
     return "version unknown"
 
 
-async def _schema(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    yield await check_schema(desk.store)
+async def _schema(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
+    yield await check_schema(opened.store)
 
 
-async def _clock(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    skew_s = desk.clock.skew_s()
+async def _clock(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
+    skew_s = opened.clock.skew_s()
     text = f"clock skew to the store {abs(skew_s) * 1000:,.0f} ms"
     if abs(skew_s) > SKEW_S_MAX:
         text += ": decisions go by the store's clock, but log lines of this machine are off; run a time service"
     yield Finding("clock", "warn" if abs(skew_s) > SKEW_S_MAX else "ok", text)
-    slow = desk.latency_s > LATENCY_S_MAX
-    yield Finding("latency", "warn" if slow else "ok", f"the store answers in {desk.latency_s * 1000:,.1f} ms")
+    slow = opened.latency_s > LATENCY_S_MAX
+    yield Finding("latency", "warn" if slow else "ok", f"the store answers in {opened.latency_s * 1000:,.1f} ms")
 
 
-async def _database(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    for finding in await check_database(desk.store, session.settings()):
+async def _database(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
+    for finding in await check_database(opened.store, session.settings()):
         yield finding
 
 
-async def _exposure(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+async def _exposure(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
     """Warn of what others on the network could read or do."""
     settings = session.settings()
-    if (is_encrypted := await connection_is_encrypted(desk.store)) is not None:
+    if (is_encrypted := await connection_is_encrypted(opened.store)) is not None:
         is_safe, words = exposure.plain_store(settings.store, is_encrypted)
         yield Finding("encryption", "ok" if is_safe else "warn", words)
     for words in exposure.plain_servers(settings):
         yield Finding("encryption", "warn", words)
-    _, has_token = await desk.store.tokens.exist()
+    _, has_token = await opened.store.tokens.exist()
     is_shut, words = exposure.open_api(settings, has_token=has_token)
     yield Finding("api", "ok" if is_shut else "warn", words)
 
 
-async def _wake_ups(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    watch = await desk.store.watch(lambda _: None)
+async def _wake_ups(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
+    watch = await opened.store.watch(lambda _: None)
     try:
         mode = watch.mode
     finally:
@@ -173,18 +174,18 @@ async def _wake_ups(session: Session, desk: Desk) -> AsyncIterator[Finding]:
         yield Finding("wake_ups", "ok", "notifications arrive" if mode == "notify" else "the file is watched")
 
 
-async def _coordination(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+async def _coordination(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
     """Take a lock that nobody else wants, and give it back."""
     settings = session.settings()
     if settings.coordination == "store":
         return
     where = mask_url(settings.coordination)
-    engine = engine_of(settings, desk.clock, node="doctor")
-    holder, began = desk.clock.new_id("doctor"), desk.clock.monotonic()
+    engine = engine_of(settings, opened.clock, node="doctor")
+    holder, began = opened.clock.new_id("doctor"), opened.clock.monotonic()
     try:
         await engine.acquire(f"doctor/{holder}", holder=holder, duration=settings.leader_lease)
         await engine.release([f"doctor/{holder}"], holder=holder)
-        took_ms = (desk.clock.monotonic() - began) * 1_000
+        took_ms = (opened.clock.monotonic() - began) * 1_000
         yield Finding("coordination", "ok", f"{where} grants and takes back a lock in {took_ms:,.1f} ms")
     except EngineUnavailable as error:
         if settings.coordination_fallback == "store":
@@ -195,7 +196,7 @@ async def _coordination(session: Session, desk: Desk) -> AsyncIterator[Finding]:
         await engine.close()
 
 
-async def _app(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+async def _app(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
     app = session.app()
     if app is None:
         return
@@ -204,7 +205,7 @@ async def _app(session: Session, desk: Desk) -> AsyncIterator[Finding]:
     for key, spec in app.declared.items():
         ref = ScheduleRef(spec.tenant, schedule_name(key))
         try:
-            stored = await desk.store.schedules.get(ref.name, tenant=ref.tenant)
+            stored = await opened.store.schedules.get(ref.name, tenant=ref.tenant)
         except HeadwayError:
             differing.append(str(ref))
         else:
@@ -217,16 +218,16 @@ async def _app(session: Session, desk: Desk) -> AsyncIterator[Finding]:
         yield Finding("sync", "ok", f"{count(len(app.declared), 'schedule')} in the store as declared")
 
 
-async def _restored(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    for sign in await desk.store.origin.signs():
+async def _restored(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
+    for sign in await opened.store.origin.signs():
         what = "a backup was restored, or data was lost" if sign.is_sure else "perhaps a backup was restored"
         cure = "stop all nodes and run `headway doctor --restored`"
         harmless = "" if sign.is_sure else "; it does no harm after a fail-over that lost nothing"
         yield Finding("restored", "bad" if sign.is_sure else "warn", f"{what}: {sign.words}: {cure}{harmless}")
 
 
-async def _overview(session: Session, desk: Desk) -> AsyncIterator[Finding]:
-    overview = await desk.operations.monitoring.overview()
+async def _overview(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
+    overview = await opened.operations.monitoring.overview()
     faults = [fault for fault in faults_of(overview) if fault.code != "restored"]  # Reported by another check.
     for fault in faults:
         yield Finding("running", "warn", f"{fault.message}; {_cure(fault)}")
@@ -240,10 +241,10 @@ def _cure(fault: Alert) -> str:
     return f"`{fault.cure}`" if fault.cure.startswith("headway ") else fault.cure
 
 
-async def _audit(session: Session, desk: Desk) -> AsyncIterator[Finding]:
+async def _audit(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
     try:
         async with asyncio.timeout(AUDIT_S_MAX):
-            report = await audit_all(desk.store, since=desk.now - HOUR)
+            report = await audit_all(opened.store, since=opened.now - HOUR)
     except TimeoutError:
         limit = span(round(AUDIT_S_MAX) * SECOND)
         yield Finding("audit", "warn", f"the audit of the last hour takes longer than {limit}; see `headway audit`")

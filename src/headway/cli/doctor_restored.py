@@ -4,12 +4,13 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from headway.cli.session import AUTHOR, Desk, Session
+from headway.cli.session import AUTHOR, Session
 from headway.cli.text import clean, count
 from headway.core.errors import Conflict
 from headway.operations.audit_log import origin
 from headway.operations.job_context import alive
 from headway.operations.queues import read_queues
+from headway.wiring.local_operations import OpenStore
 
 NAMES_SHOWN: Final = 5
 NEXT: Final = (
@@ -20,12 +21,12 @@ NEXT: Final = (
 
 async def recover(session: Session) -> None:
     """Give no token twice, take the database for what it is now, and show what is about to run."""
-    async with session.open() as desk:
-        await _refuse_while_nodes_live(desk)
-        done = await desk.store.origin.recover()
-        await _record(desk, {"token": done.token, "jobs": done.jobs})
-        pending = sum(queue.pending for queue in await read_queues(desk.store))
-        jobs = {"PENDING": pending, **await desk.store.statistics.waiting()}
+    async with session.open() as opened:
+        await _refuse_while_nodes_live(opened)
+        done = await opened.store.origin.recover()
+        await _record(opened, {"token": done.token, "jobs": done.jobs})
+        pending = sum(queue.pending for queue in await read_queues(opened.store))
+        jobs = {"PENDING": pending, **await opened.store.statistics.waiting()}
     if session.as_json:
         session.out.json({"token": done.token, "jobs_raised": done.jobs, "jobs": jobs})
         return
@@ -38,8 +39,8 @@ async def recover(session: Session) -> None:
         session.out.say(line, "warn")
 
 
-async def _refuse_while_nodes_live(desk: Desk) -> None:
-    if nodes := await alive(desk.store):
+async def _refuse_while_nodes_live(opened: OpenStore) -> None:
+    if nodes := await alive(opened.store):
         names = ", ".join(clean(node.name) for node in nodes[:NAMES_SHOWN])
         raise Conflict(
             f"{count(len(nodes), 'node')} ran here a moment ago ({names}): stop all nodes, and all programs that"
@@ -47,8 +48,8 @@ async def _refuse_while_nodes_live(desk: Desk) -> None:
         )
 
 
-async def _record(desk: Desk, done: Mapping[str, int]) -> None:
-    await desk.store.audit_log.record(
+async def _record(opened: OpenStore, done: Mapping[str, int]) -> None:
+    await opened.store.audit_log.record(
         actor=AUTHOR,
         tenant="*",
         origin=origin(),

@@ -8,12 +8,13 @@ import typer
 
 from headway.app import Headway
 from headway.cli.parsing import ArgOption, ArgsOption, TimeoutOption, read_args, read_timeout
-from headway.cli.session import AUTHOR, Desk, Session, hear_time, new_command
+from headway.cli.session import AUTHOR, Session, new_command
 from headway.cli.watch import stay, tell
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, TaskNotFound
 from headway.core.instants import parse_duration, parse_start
 from headway.wire.job_requests import NewJob
+from headway.wiring.local_operations import OpenStore, read_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -97,9 +98,9 @@ async def _operations(session: Session, job: NewJob) -> "AsyncIterator[Operation
     app, job.type = _resolve(session, job.type)
     async with app:
         store, clock = await app.store(), Clock(node=AUTHOR)
-        desk = Desk(store, clock, await hear_time(store, clock), redis=app.settings.redis, tasks=app.tasks)
-        async with aclosing(desk):
-            yield desk.operations
+        redis, latency_s = app.settings.redis, await read_time(store, clock)
+        async with aclosing(OpenStore(store, clock, latency_s, redis, tasks=app.tasks)) as opened:
+            yield opened.operations
 
 
 def _resolve(session: Session, task: str) -> tuple[Headway, str]:

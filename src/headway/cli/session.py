@@ -4,14 +4,13 @@
 function, plain or async, whose first parameter is the `Session`; `command` gives it the global options and runs it.
 
 Which store? `--store`, else the one of the app when there is an app, else HEADWAY_STORE, headway.toml, the default.
-With `--server`, or HEADWAY_SERVER and no `--store`, commands use the operations of a server instead (`remote`). Both
-are the same `Operations`, so a command does not know the difference. A `Desk` is an open store.
+With `--server`, or HEADWAY_SERVER and no `--store`, the operations are those of a server (`remote`).
 """
 
 import contextlib
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -22,18 +21,12 @@ from headway.cli.output import Output, stop_writing
 
 if TYPE_CHECKING:
     from headway.app import Headway
-    from headway.core.clock import Clock
-    from headway.core.errors import StoreUnavailable
-    from headway.core.instants import Instant
-    from headway.core.jobs import Job
-    from headway.core.ports import LiveView, WebhookSender
     from headway.core.settings import Settings
     from headway.operations.everything import Operations
-    from headway.operations.task_catalogue import TaskLike
-    from headway.store import Store
+    from headway.wiring.local_operations import OpenStore
 
 PAGE: Final = 200
-AUTHOR: Final = "cli"  # Who did it, in the ledger.
+AUTHOR: Final = "cli"  # The actor in the audit log.
 
 # What to do where an embedded store does not exist yet: say so, make it, or look into an empty one for a dry run.
 Missing: TypeAlias = Literal["refuse", "create", "imagine"]
@@ -66,56 +59,6 @@ _GLOBALS: Final[dict[str, tuple[Any, object]]] = {
 _ON_THE_STORE: Final = frozenset(
     ("api", "demo", "dev", "doctor", "lock", "migrate", "purge", "scheduler", "serve", "worker")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """An open store with the clock that knows its time, and what takes more than one question to find out."""
-
-    store: "Store"
-    clock: "Clock"
-    latency_s: float = 0.0
-    url: str = ""
-    redis: str | None = None  # Where running jobs say live how far they are.
-    sender: "WebhookSender | None" = None
-    tasks: "Mapping[str, TaskLike] | None" = None  # Those of the app, where it is known.
-    _views: "list[LiveView]" = field(default_factory=list, repr=False)  # The one that was opened to hear them.
-
-    @property
-    def now(self) -> "Instant":
-        """The store's time."""
-        return self.clock.now()
-
-    @property
-    def operations(self) -> "Operations":
-        """The operations on the store."""
-        from headway.operations.audit_log import origin
-        from headway.operations.caller import Caller, Principal
-        from headway.operations.everything import LocalOperations
-        from headway.operations.job_source import StoredJobs
-        from headway.operations.task_catalogue import TaskCatalogue
-
-        who, jobs = Principal(AUTHOR, "*", "admin"), StoredJobs(self.store, self.told)
-        tasks = TaskCatalogue(self.store, self.clock, self.tasks) if self.tasks else None
-        return LocalOperations(Caller(who, origin(), self.store, self.clock, tasks, sender=self.sender, jobs=jobs))
-
-    async def told(self, jobs: "Sequence[Job]") -> "list[Job]":
-        """Return jobs with what they have said live, if it is to be had within a moment and newer than the store."""
-        from headway.core.lifecycle import Status
-        from headway.operations.job_source import overlaid_all
-
-        if self.redis is None or not any(job.status is Status.RUNNING for job in jobs):
-            return list(jobs)
-        if not self._views:
-            from headway.wiring.engines import live_view_at
-
-            self._views.append(live_view_at(self.redis, self.clock))
-        return await overlaid_all(self._views[0], jobs)
-
-    async def aclose(self) -> None:
-        """Hear running jobs no more. The store is closed by who opened it."""
-        while self._views:
-            await self._views.pop().close()
 
 
 @dataclass(slots=True)
@@ -180,23 +123,17 @@ class Session:
         return Settings.load({"store": self.store_url, "app": self.app_path, **flags})
 
     @asynccontextmanager
-    async def open(self, missing: Missing = "refuse") -> AsyncIterator[Desk]:
-        """Open the store and hear its time. A file that is missing is made only where something is to be written."""
-        from headway.core.clock import Clock
-        from headway.wiring.engines import opened_store
-        from headway.wiring.webhooks import OneOffSender
+    async def open(self, missing: Missing = "refuse") -> "AsyncIterator[OpenStore]":
+        """Open the store. A missing file is created only where something is to be written."""
+        from headway.wiring.local_operations import is_missing, no_store, open_local
 
         settings = self.settings()
         if missing != "create" and is_missing(settings.store):
             if missing == "refuse":
                 raise no_store(settings.store)
             settings = replace(settings, store="sqlite://")
-        clock = Clock(node=AUTHOR)
-        async with opened_store(settings, clock) as store:
-            sender = OneOffSender(store, settings, clock)
-            desk = Desk(store, clock, await hear_time(store, clock), settings.store, settings.redis, sender)
-            async with contextlib.aclosing(desk):
-                yield desk
+        async with open_local(settings) as opened:
+            yield opened
 
     @asynccontextmanager
     async def operations(self, missing: Missing = "refuse") -> "AsyncIterator[Operations]":
@@ -207,46 +144,8 @@ class Session:
             async with open_operations(self.server, self.token) as operations:
                 yield operations
             return
-        async with self.open(missing) as desk:
-            yield desk.operations
-
-
-def is_missing(url: str) -> bool:
-    """Say whether an embedded store is not there yet; looking into it would make an empty one."""
-    from headway.store.sqlite import path_of
-
-    if not url.startswith("sqlite://") or (path := path_of(url)) == ":memory:":
-        return False
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False  # To open it tells what is wrong.
-    return False
-
-
-def no_store(url: str) -> "StoreUnavailable":
-    """Say that there is nothing to look into, and what to do."""
-    from headway.core.errors import StoreUnavailable
-    from headway.core.process_tree import MARK
-    from headway.store.sqlite import path_of
-
-    hint = "; tasks do not inherit HEADWAY_STORE unless HEADWAY_TASK_ENV names it" if MARK in os.environ else ""
-    return StoreUnavailable(
-        f"there is no store at {path_of(url)} yet; `headway migrate` makes one, --store or HEADWAY_STORE names another"
-        + hint
-    )
-
-
-async def hear_time(store: "Store", clock: "Clock") -> float:
-    """Tell the clock the store's time; return how many seconds the answer took."""
-    from headway.store.transaction import call
-
-    sent = clock.monotonic()
-    rows = await store.driver.fetch(call("time"))
-    clock.observe(rows[0]["now"], sent=sent)
-    return clock.monotonic() - sent
+        async with self.open(missing) as opened:
+            yield opened.operations
 
 
 def new_group(*, help: str, cls: Any = None, epilog: str | None = None) -> typer.Typer:
