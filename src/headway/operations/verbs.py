@@ -16,8 +16,9 @@ import re
 import sys
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar, cast
+from dataclasses import dataclass, replace
+from dataclasses import field as default_field
+from typing import Annotated, Any, Final, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -94,15 +95,15 @@ class Verb:
     details: str
     parameters: tuple[Parameter, ...]
     result: Any
-    is_repeatable: bool | Callable[[Mapping[str, Any]], bool]
-    idempotent_by: str | None
-    errors: tuple[type[HeadwayError], ...]
-    is_bulk: bool
-    created: Callable[[Any], bool] | None
-    location: Callable[[Any], str] | None
-    stable: Callable[[Any, Caller], Any] | None
-    aliases: Mapping[str, str]
-    etag: Callable[[Any], str | None] | None
+    is_repeatable: bool | Callable[[Mapping[str, Any]], bool] = False
+    idempotent_by: str | None = None
+    errors: tuple[type[HeadwayError], ...] = ()
+    is_bulk: bool = False
+    created: Callable[[Any], bool] | None = None
+    location: Callable[[Any], str] | None = None
+    stable: Callable[[Any, Caller], Any] | None = None
+    aliases: Mapping[str, str] = default_field(default_factory=dict)
+    etag: Callable[[Any], str | None] | None = None
 
     def placed(self, place: str) -> tuple[Parameter, ...]:
         """Return the parameters in the path, the query, the headers or the body."""
@@ -133,38 +134,36 @@ class Verb:
         return body[0] if is_struct else None
 
 
-def verb(
-    route: str,
-    *,
-    id: str,
-    role: str,
-    status: int = 200,
-    is_repeatable: bool | Callable[[Mapping[str, Any]], bool] = False,
-    idempotent_by: str | None = None,
-    errors: tuple[type[HeadwayError], ...] = (),
-    is_bulk: bool = False,
-    created: Callable[[Any], bool] | None = None,
-    location: Callable[[Any], str] | None = None,
-    stable: Callable[[Any, Caller], Any] | None = None,
-    aliases: Mapping[str, str] | None = None,
-    etag: Callable[[Any], str | None] | None = None,
-) -> Callable[[F], F]:
-    """Declare an operation; it refuses callers without the role.
+class VerbOptions(TypedDict, total=False):
+    """What the declaration of an operation may say beyond its route, id and role.
 
     `is_repeatable` says, perhaps by the arguments, that sending it twice does what sending it once does.
     `idempotent_by` names the parameter that makes it repeatable; remote callers fill it in. `errors` are those that
     refusals mean, a `NotFound`, a `Conflict` and a `DefinitionError`: a remote caller knows only their status.
     `is_bulk` allows large bodies. `created` says of a result that it is new (201), and `location` where it is. `stable`
     returns what the ETag is made of, for results with fields that change as time passes; `etag` returns an ETag of
-    another form.
-    `aliases` are old paths that keep working, each with its old operation id.
+    another form. `aliases` are old paths that keep working, each with its old operation id.
     """
+
+    is_repeatable: bool | Callable[[Mapping[str, Any]], bool]
+    idempotent_by: str
+    errors: tuple[type[HeadwayError], ...]
+    is_bulk: bool
+    created: Callable[[Any], bool]
+    location: Callable[[Any], str]
+    stable: Callable[[Any, Caller], Any]
+    aliases: Mapping[str, str]
+    etag: Callable[[Any], str | None]
+
+
+def verb(route: str, *, id: str, role: str, status: int = 200, **options: Unpack[VerbOptions]) -> Callable[[F], F]:
+    """Declare an operation; it refuses callers without the role."""
     method, path = route.split(" ", 1)
 
     def declare(function: F) -> F:
         summary, _, details = (inspect.getdoc(function) or "").partition("\n")
         hints = typing.get_type_hints(function, include_extras=True)
-        declared = Verb(
+        plain = Verb(
             name=function.__name__,
             id=id,
             method=method,
@@ -175,16 +174,10 @@ def verb(
             details=" ".join(details.split()),
             parameters=tuple(_parameters(function, hints, method, {*_PATH_PART.findall(path)})),
             result=hints.get("return"),
-            is_repeatable=is_repeatable or method != "POST",
-            idempotent_by=idempotent_by,
-            errors=errors,
-            is_bulk=is_bulk,
-            created=created,
-            location=location,
-            stable=stable,
-            etag=etag,
-            aliases=aliases or {},
         )
+        declared = replace(plain, **options)
+        if method != "POST":
+            declared = replace(declared, is_repeatable=True)
 
         @functools.wraps(function)
         async def checked(group: Group, *args: Any, **given: Any) -> Any:

@@ -2,10 +2,29 @@
 
 import re
 from dataclasses import dataclass
+from typing import TypedDict
 
 from headway.core.instants import Instant
 from headway.core.tenants import DEFAULT_TENANT
 from headway.store.transaction import as_json
+
+
+class JobFilterValues(TypedDict, total=False):
+    """The values of a `JobFilter`."""
+
+    status: str | None
+    task: str | None
+    queue: str | None
+    tenant: str | None
+    schedule: str | None
+    key: str | None
+    tag: str | None
+    words: str | None
+    since: Instant | None
+    until: Instant | None
+    finished_after: Instant | None
+    finished_before: Instant | None
+    rerun_of: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,10 @@
 """Read jobs with their attempts, events and logs. Nothing here writes."""
 
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from headway.core.errors import JobNotFound
-from headway.core.instants import Instant
 from headway.core.jobs import Job
-from headway.store.job_filter import JobFilter, has_index, tenant_of
+from headway.store.job_filter import JobFilter, JobFilterValues, has_index, tenant_of
 from headway.store.job_rows import ANY_SIZE, read_job, read_listed_job
 from headway.store.transaction import Driver, as_json, call
 
@@ -32,41 +31,10 @@ class StoreJobs:
         return read_job(rows[0])
 
     async def page(
-        self,
-        *,
-        status: str | None = None,
-        task: str | None = None,
-        queue: str | None = None,
-        tenant: str | None = None,
-        schedule: str | None = None,
-        key: str | None = None,
-        tag: str | None = None,
-        words: str | None = None,
-        since: Instant | None = None,
-        until: Instant | None = None,
-        finished_after: Instant | None = None,
-        finished_before: Instant | None = None,
-        rerun_of: str | None = None,
-        before: str | None = None,
-        limit: int = 50,
+        self, *, before: str | None = None, limit: int = 50, **filters: Unpack[JobFilterValues]
     ) -> list[Job]:
-        """Read a page of jobs, newest first; `words` may be anywhere in task, key, schedule, id or reason."""
-        chosen = JobFilter(
-            status=status,
-            task=task,
-            queue=queue,
-            tenant=tenant,
-            schedule=schedule,
-            key=key,
-            tag=tag,
-            words=words,
-            since=since,
-            until=until,
-            finished_after=finished_after,
-            finished_before=finished_before,
-            rerun_of=rerun_of,
-        )
-        return await self.chosen(chosen, before=before, limit=limit)
+        """Read a page of jobs, newest first."""
+        return await self.chosen(JobFilter(**filters), before=before, limit=limit)
 
     async def chosen(
         self, chosen: JobFilter, *, before: str | None = None, limit: int = 50, largest: int = ANY_SIZE
