@@ -15,13 +15,11 @@ from headway.cli.output import Column, Output, console
 from headway.cli.session import Session
 from headway.cli.text import clean, span
 from headway.cli.watch import FAILED, Line, Sight, frame, painted, sights
-from headway.core.clock import Clock
 from headway.core.instants import SECOND, parse_instant
 from headway.core.lifecycle import Status
 from headway.core.settings import Settings
 from headway.operations.everything import Operations
-from headway.store import Store
-from headway.wiring.local_operations import OpenStore, read_time
+from headway.wiring.local_operations import OpenStore, open_local
 from headway.wiring.processes import run_worker, stopped_by_signals
 
 NAMES: Final = ("one", "two")
@@ -83,24 +81,21 @@ class _Scene:
 
 async def play(session: Session, url: str, seconds: float | None) -> int:
     """Run the demo; return the exit code."""
-    clock = Clock(node="demo")
-    store = await Store.open(url, clock)
     workers: dict[str, asyncio.subprocess.Process] = {}
-    try:
-        opened = OpenStore(store, clock, await read_time(store, clock))
-        job = samples.app.new_job(TASK, {}, samples.transcode.defaults)
-        job_id = (await store.queue.enqueue([job]))[0].id
-        for name in NAMES:
-            workers[name] = await subprocesses.start("headway.cli.crash:run_node", {"store": url, "name": name})
-        is_live = session.out.on_terminal and not session.as_json
-        scene = _Scene(session.out, opened.operations, clock.monotonic(), workers, is_live)
-        scene.say(f"two workers on one store: {' and '.join(f'{name} ({workers[name].pid})' for name in workers)}")
-        await _follow(scene, job_id, seconds)
-        await _tell_end(session, store, job_id)
-        return 0 if scene.seen[0] is Status.COMPLETED else FAILED
-    finally:
-        await asyncio.gather(*(subprocesses.stop(worker) for worker in workers.values()))
-        await store.close()
+    async with open_local(replace(Settings(), store=url)) as opened:
+        try:
+            job = samples.app.new_job(TASK, {}, samples.transcode.defaults)
+            job_id = (await opened.store.queue.enqueue([job]))[0].id
+            for name in NAMES:
+                workers[name] = await subprocesses.start("headway.cli.crash:run_node", {"store": url, "name": name})
+            is_live = session.out.on_terminal and not session.as_json
+            scene = _Scene(session.out, opened.operations, opened.clock.monotonic(), workers, is_live)
+            scene.say(f"two workers on one store: {' and '.join(f'{name} ({workers[name].pid})' for name in workers)}")
+            await _follow(scene, job_id, seconds)
+            await _tell_end(session, opened, job_id)
+            return 0 if scene.seen[0] is Status.COMPLETED else FAILED
+        finally:
+            await asyncio.gather(*(subprocesses.stop(worker) for worker in workers.values()))
 
 
 async def _follow(scene: _Scene, job_id: str, seconds: float | None) -> None:
@@ -154,7 +149,8 @@ def picture(
     return lines[: height - 1]
 
 
-async def _tell_end(session: Session, store: Store, job_id: str) -> None:
+async def _tell_end(session: Session, opened: OpenStore, job_id: str) -> None:
+    store = opened.store
     out, names = session.out, {node.id: node.name for node in await store.nodes.alive(3600 * SECOND)}
     job, attempts = await store.jobs.get(job_id), await store.jobs.attempts(job_id)
     if session.as_json:

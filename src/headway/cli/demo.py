@@ -28,7 +28,6 @@ from headway.cli.serve import PortOption
 from headway.cli.session import Session, new_command
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import painted
-from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, InvalidConfig
 from headway.core.events import EngineEvent, JobsSettled, SchedulesDecided, subscribed
 from headway.core.instants import SECOND, Instant
@@ -39,11 +38,9 @@ from headway.core.schedules import ScheduleSpec
 from headway.core.settings import HOST_DEFAULT, PORT_DEFAULT, Settings
 from headway.operations.ledger_audit import audit_all
 from headway.operations.schedule_instants import instants_after
-from headway.server.http_server import bind
-from headway.store import Store
 from headway.wire.ledger_audit import LedgerAudit
-from headway.wiring.local_operations import read_time
-from headway.wiring.processes import run_worker
+from headway.wiring.local_operations import OpenStore, open_local, read_time
+from headway.wiring.processes import free_port, run_worker
 
 FRAME_S: Final = 0.25
 JOBS_READ: Final = 100
@@ -63,8 +60,7 @@ class DemoState:
     """What the demo has seen so far."""
 
     out: Output
-    store: Store
-    clock: Clock
+    opened: OpenStore
     began: float
     decided: dict[str, Counter[str]] = field(default_factory=dict)
     told: dict[str, tuple[Status, int]] = field(default_factory=dict)
@@ -93,14 +89,14 @@ class DemoState:
 
     async def look(self) -> DemoView:
         """Read the content of one frame."""
-        await read_time(self.store, self.clock)
-        schedules = {schedule.name: schedule for schedule in await self.store.schedules.page()}
-        jobs = {job.id: job for job in await self.store.jobs.page(limit=JOBS_READ)}
+        await read_time(self.opened.store, self.opened.clock)
+        schedules = {schedule.name: schedule for schedule in await self.opened.store.schedules.page()}
+        jobs = {job.id: job for job in await self.opened.store.jobs.page(limit=JOBS_READ)}
         if self.hero_id and self.hero_id not in jobs:  # It is no longer on the page, and the frame still needs it.
-            jobs[self.hero_id] = await self.store.jobs.get(self.hero_id)
+            jobs[self.hero_id] = await self.opened.store.jobs.get(self.hero_id)
         return DemoView(
-            now=self.clock.now(),
-            elapsed=round((self.clock.monotonic() - self.began) * SECOND),
+            now=self.opened.clock.now(),
+            elapsed=round((self.opened.clock.monotonic() - self.began) * SECOND),
             jobs=list(jobs.values()),
             schedules=[schedules[name] for name in samples.app.declared if name in schedules],
             decided=self.decided,
@@ -173,21 +169,17 @@ async def demo(
 
 
 async def _play(session: Session, url: str, seconds: float | None, port: int | None) -> int:
-    out, clock = session.out, Clock(node="demo")
-    free = _free_port(port)
-    store = await Store.open(url, clock)
-    try:
-        await read_time(store, clock)
-        show = DemoState(out, store, clock, clock.monotonic(), note=_night_without(clock.now()), port=free)
+    out, free = session.out, _free_port(port)
+    async with open_local(replace(Settings(), store=url)) as opened:
+        clock = opened.clock
+        show = DemoState(out, opened, clock.monotonic(), note=_night_without(clock.now()), port=free)
         if not out.as_json and not out.on_terminal:
             out.say("A scheduler and a worker on a SQLite file. import_orders will kill its own process half way.")
         if not out.as_json:
             out.say(f"Dashboard: {show.url}")
         await _run(show, url, seconds, api="may" if port is None else "must")
-        report = await audit_all(store)
-        hero = await store.jobs.get(show.hero_id)
-    finally:
-        await store.close()
+        report = await audit_all(opened.store)
+        hero = await opened.store.jobs.get(show.hero_id)
     if session.as_json:
         out.json(fields_of(report))
     else:
@@ -201,7 +193,7 @@ async def _run(show: DemoState, url: str, seconds: float | None, *, api: str) ->
     )
     first = [("import_orders", {}), *samples.AFTERWARDS]
     jobs = [samples.app.new_job(task, args, samples.app.tasks[task].defaults) for task, args in first]
-    show.hero_id = (await show.store.queue.enqueue(jobs))[0].id
+    show.hero_id = (await show.opened.store.queue.enqueue(jobs))[0].id
     stopping, quiet = asyncio.Event(), EventLog(lambda _: None, look="plain")
     with subscribed(show.hear):
         async with asyncio.TaskGroup() as group:
@@ -221,14 +213,14 @@ async def _present(show: DemoState, stopping: asyncio.Event, seconds: float | No
 
             screen = console()
             live = stack.enter_context(Live(console=screen, auto_refresh=False, vertical_overflow="crop"))
-        while not stopping.is_set() and (seconds is None or show.clock.monotonic() - show.began < seconds):
+        while not stopping.is_set() and (seconds is None or show.opened.clock.monotonic() - show.began < seconds):
             view = await show.look()
             if is_live:
                 size = screen.size
                 live.update(painted(frame(view, size.width, size.height - 1), screen.encoding), refresh=True)
             elif not show.out.as_json:
                 show.tell(view)
-            await show.clock.rest(FRAME_S, stopping)
+            await show.opened.clock.rest(FRAME_S, stopping)
 
 
 def _asked_port(flag: str | None) -> int | None:
@@ -242,11 +234,10 @@ def _asked_port(flag: str | None) -> int | None:
 def _free_port(asked: int | None) -> int:
     """Return the configured port, or fail when it is taken; by default the usual port, or any free one."""
     if asked is not None:
-        with bind(HOST_DEFAULT, asked) as listening:
-            return int(listening.getsockname()[1])
+        return free_port(HOST_DEFAULT, asked)
     for port in (PORT_DEFAULT, 0):
-        with contextlib.suppress(InvalidConfig), bind(HOST_DEFAULT, port) as listening:
-            return int(listening.getsockname()[1])
+        with contextlib.suppress(InvalidConfig):
+            return free_port(HOST_DEFAULT, port)
     return PORT_DEFAULT
 
 

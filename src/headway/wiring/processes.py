@@ -146,6 +146,14 @@ async def _work(
         await store.close()
 
 
+def free_port(host: str, port: int) -> int:
+    """Return a port that nothing listens on, this one or, for 0, any; fail when it is taken."""
+    from headway.server.http_server import bind
+
+    with bind(host, port) as listening:
+        return int(listening.getsockname()[1])
+
+
 async def run_api(settings: Settings, tasks: Mapping[str, Task[Any, Any]], log: ProcessLog) -> None:
     """Run the API, as a node that neither schedules nor works, until a signal ends it."""
     stopping = asyncio.Event()
