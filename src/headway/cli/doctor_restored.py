@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from headway.cli.session import AUTHOR, Session
+from headway.cli.session import Session
 from headway.cli.text import clean, count
+from headway.core.access import COMMAND_LINE
 from headway.core.errors import Conflict
 from headway.operations.audit_log import origin
 from headway.operations.job_context import alive
@@ -50,7 +51,7 @@ async def _refuse_while_nodes_live(opened: OpenStore) -> None:
 
 async def _record(opened: OpenStore, done: Mapping[str, int]) -> None:
     await opened.store.audit_log.record(
-        actor=AUTHOR,
+        actor=COMMAND_LINE,
         tenant="*",
         origin=origin(),
         action="store.restored",

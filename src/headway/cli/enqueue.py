@@ -8,8 +8,9 @@ import typer
 
 from headway.app import Headway
 from headway.cli.parsing import ArgOption, ArgsOption, TimeoutOption, read_args, read_timeout
-from headway.cli.session import AUTHOR, Session, new_command
+from headway.cli.session import Session, new_command
 from headway.cli.watch import stay, tell
+from headway.core.access import COMMAND_LINE
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, TaskNotFound
 from headway.core.instants import parse_duration, parse_start
@@ -97,7 +98,7 @@ async def _operations(session: Session, job: NewJob) -> "AsyncIterator[Operation
         return
     app, job.type = _resolve(session, job.type)
     async with app:
-        store, clock = await app.store(), Clock(node=AUTHOR)
+        store, clock = await app.store(), Clock(node=COMMAND_LINE)
         redis, latency_s = app.settings.redis, await read_time(store, clock)
         async with aclosing(OpenStore(store, clock, latency_s, redis, tasks=app.tasks)) as opened:
             yield opened.operations
@@ -110,7 +111,7 @@ def _resolve(session: Session, task: str) -> tuple[Headway, str]:
     if app is None and colon:
         session.app_path = f"{module}:app"
         app = session.app()
-    app = app or Headway(settings=session.settings(), name=AUTHOR)
+    app = app or Headway(settings=session.settings(), name=COMMAND_LINE)
     if colon and app.tasks and task not in app.tasks:
         task = name if name in app.tasks else _function_name(app, module, name)
     if app.tasks and task not in app.tasks:

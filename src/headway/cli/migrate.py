@@ -1,6 +1,7 @@
 """`headway migrate`: bring the store to the schema of this program."""
 
-from headway.cli.session import AUTHOR, Session, new_command
+from headway.cli.session import Session, new_command
+from headway.core.access import COMMAND_LINE
 from headway.core.settings import mask_url
 
 
@@ -12,7 +13,7 @@ async def migrate(session: Session) -> None:
     from headway.wiring.maintenance import migrate_store
 
     settings = session.settings()
-    before, after = await migrate_store(settings, AUTHOR)
+    before, after = await migrate_store(settings, COMMAND_LINE)
     if session.as_json:
         session.out.json({"store": mask_url(settings.store), "before": before, "after": after})
     elif before == after:

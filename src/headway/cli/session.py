@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from headway.wiring.local_operations import OpenStore
 
 PAGE: Final = 200
-AUTHOR: Final = "cli"  # The actor in the audit log.
 
 # What to do where an embedded store does not exist yet: say so, make it, or look into an empty one for a dry run.
 Missing: TypeAlias = Literal["refuse", "create", "imagine"]

@@ -10,6 +10,7 @@ from headway.core.json_values import JsonObject
 ROLES: Final = ("viewer", "operator", "admin")  # Each includes the rights of those before it.
 TOKEN_PREFIX: Final = "hw_"  # Lets people and secret scanners recognise a token.
 SECRET_BYTES: Final = 32
+COMMAND_LINE: Final = "cli"  # The actor in the audit log for commands on a store.
 
 
 def hash_secret(value: str) -> str:

@@ -6,9 +6,8 @@ import msgspec
 
 from headway.core import access as model
 from headway.core.instants import isoformat
-from headway.wire.base import Resource, Time, example
+from headway.wire.base import Resource, Time, example, stamp
 from headway.wire.masking import masked
-from headway.wire.shapes import stamp
 
 Role = Literal["viewer", "operator", "admin"]
 

@@ -1,7 +1,7 @@
-"""What the objects of the API look like, for its specification: the types of what `headway.wire.shapes` writes.
+"""Errors as JSON, and how the specification recognizes the resource that an example shows.
 
-An answer in a table of routes is an example. Where the names of an example are those of a shape here, the specification
-refers to the shape, so that a job is the same `Job` wherever it turns up.
+An answer in a table of routes is an example. Where its names are those of a resource, the specification refers to the
+resource, so that a job is the same `Job` wherever it turns up.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,8 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
+from headway.core.access import COMMAND_LINE
 from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import Instant
@@ -24,8 +24,6 @@ from headway.store.sqlite import path_of
 from headway.store.transaction import call
 from headway.wiring.engines import live_view_at, opened_store
 from headway.wiring.webhooks import OneOffSender
-
-AUTHOR: Final = "cli"  # The actor in the audit log.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class OpenStore:
     @property
     def operations(self) -> LocalOperations:
         """The operations on the store."""
-        who, jobs = Principal(AUTHOR, "*", "admin"), StoredJobs(self.store, self._with_live_progress)
+        who, jobs = Principal(COMMAND_LINE, "*", "admin"), StoredJobs(self.store, self._with_live_progress)
         tasks = TaskCatalogue(self.store, self.clock, self.tasks) if self.tasks else None
         return LocalOperations(Caller(who, origin(), self.store, self.clock, tasks, sender=self.sender, jobs=jobs))
 
@@ -69,7 +67,7 @@ class OpenStore:
 @asynccontextmanager
 async def open_local(settings: Settings) -> AsyncIterator[OpenStore]:
     """Open the store that the settings name, and read its time."""
-    clock = Clock(node=AUTHOR)
+    clock = Clock(node=COMMAND_LINE)
     async with opened_store(settings, clock) as store:
         sender = OneOffSender(store, settings, clock)
         opened = OpenStore(store, clock, await read_time(store, clock), settings.redis, sender)
