@@ -97,11 +97,19 @@ def test_conditions_say_whether_to_create_or_to_change(home: House) -> None:
     assert home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201  # Once more, after all.
 
 
+def assert_nobody_runs_it(warnings: list[str]) -> None:
+    """No worker of this module registers the task; one of another test may be alive, or have been."""
+    alive = {"no worker is alive", "no live worker knows the task 'report'"}
+    assert warnings, "nothing is said"
+    assert {*warnings} <= alive | {"unknown task 'report': no worker registers it; see `headway workers list`"}
+    assert alive & {*warnings}
+
+
 def test_a_dry_run_writes_nothing_and_says_what_would_come(home: House) -> None:
     url = "/api/schedules/planned?dry_run=1"
     plan = home.acme.put(url, json=DAILY).json()
     assert (plan["action"], plan["next"]["before"], len(plan["next"]["after"])) == ("create", [], 3)
-    assert plan["warnings"] == ["no worker is alive"]
+    assert_nobody_runs_it(plan["warnings"])
     assert home.acme.get("/api/schedules/planned").status_code == 404
     put(home.acme, "planned")
     assert home.acme.put(url, json=DAILY).json()["action"] == "nothing"
@@ -167,7 +175,7 @@ def test_many_schedules_are_put_at_once(home: House) -> None:
     first = made.json()["items"][0]
     assert (first["name"], first["tenant"], first["outcome"], first["before"]) == ("many-0", "acme", "created", None)
     assert (first["trigger"]["expr"], first["previous_trigger"], len(first["after"])) == ("0 6 * * *", None, 3)
-    assert first["warnings"] == ["no worker is alive"]
+    assert_nobody_runs_it(first["warnings"])
     found = home.acme.get("/api/schedules?q=many-").json()["items"]
     assert {(item["owner"], item["args"]["password"]) for item in found} == {("file:a.toml", "***")}
     again = {"schedules": [{"name": item["name"], **DAILY, "args": item["args"]} for item in found[:2]]}
