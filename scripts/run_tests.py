@@ -26,14 +26,16 @@ ROOT = Path(__file__).parents[1]
 INTEGRATION = "tests/integration"
 API = [f"{INTEGRATION}/test_{name}.py" for name in ("api_*", "cli_remote", "client", "dashboard", "webhooks")]
 SHOWN = [f"{INTEGRATION}/test_{name}.py" for name in ("bench", "bench_sizing", "demo", "docs", "examples")]
+CONFIGURATIONS = "tests/engines/test_configurations.py"
 NO_SERVER = ["-q", "-m", "not slow and not postgres"]
 
 # What takes longest comes first, and parts that compute stand beside parts that wait.
 ALL = {
     "api": API,
-    "engines": ["tests/engines"],
+    "engines": ["tests/engines", f"--ignore={CONFIGURATIONS}"],
     "processes": [INTEGRATION, *(f"--ignore-glob={pattern}" for pattern in (*API, *SHOWN))],
     "chaos": ["tests/chaos", "--ignore-glob=tests/chaos/test_workers*.py"],
+    "configurations": [CONFIGURATIONS],
     "check": ["make", "check"],
     "shown": SHOWN,
     "workers": ["tests/chaos/test_workers*.py"],
