@@ -170,17 +170,17 @@ def test_many_schedules_are_put_at_once(home: House) -> None:
     planned = home.acme.put("/api/schedules?dry_run=1", json=many).json()
     assert ([item["outcome"] for item in planned["items"]], planned["dry_run"]) == (["created"] * 3, True)
     assert home.acme.get("/api/schedules?q=many-").json()["items"] == []
-    made = home.acme.put("/api/schedules?owner=file:a.toml", json=many)
+    made = home.acme.put("/api/schedules?owner=file:many.toml", json=many)
     assert made.status_code == 200
     first = made.json()["items"][0]
     assert (first["name"], first["tenant"], first["outcome"], first["before"]) == ("many-0", "acme", "created", None)
     assert (first["trigger"]["expr"], first["previous_trigger"], len(first["after"])) == ("0 6 * * *", None, 3)
     assert_nobody_runs_it(first["warnings"])
     found = home.acme.get("/api/schedules?q=many-").json()["items"]
-    assert {(item["owner"], item["args"]["password"]) for item in found} == {("file:a.toml", "***")}
+    assert {(item["owner"], item["args"]["password"]) for item in found} == {("file:many.toml", "***")}
     again = {"schedules": [{"name": item["name"], **DAILY, "args": item["args"]} for item in found[:2]]}
     again["schedules"][1]["cron"] = "0 7 * * *"
-    second = home.acme.put("/api/schedules?owner=file:a.toml", json=again).json()["items"]
+    second = home.acme.put("/api/schedules?owner=file:many.toml", json=again).json()["items"]
     assert [item["outcome"] for item in second] == ["unchanged", "changed"]
     assert second[1]["previous_trigger"]["expr"] == "0 6 * * *"
     stored = home.on_store(lambda store: store.schedules.get("many-1", tenant="acme"))
