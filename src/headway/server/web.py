@@ -190,21 +190,6 @@ class Call(msgspec.Struct):
         caller: Caller = self.services.caller_of(self.principal, self.origin)
         return caller
 
-    @property
-    def store(self) -> Any:
-        """The store, for routes whose operations are not declared yet."""
-        return self.caller.store
-
-    def acting(self, deed: Any) -> Any:
-        """Return the store for one action: the audit log entry is written in the same transaction."""
-        return self.caller.acting(deed)
-
-
-def require_printable(text: str, what: str) -> None:
-    """Refuse control characters in what somebody says; it is shown to others."""
-    if not text.isprintable():
-        raise Refused(422, "invalid", f"{what} must have printable characters only")
-
 
 def convert(value: Any, kind: type[T]) -> T:
     """Make a value of this type; say which field is wrong, and how."""
